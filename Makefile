@@ -1,0 +1,70 @@
+# The commands: make run, make test. The others serve people who change the code.
+#   make run      set everything up and start the broker with its embedded defaults
+#   make test     set everything up and run all tests (T=path or K=word narrows, ARGS= passes through)
+#   make check    format, lint, types, architecture
+#   make bench    run the benchmarks, print the table, write bench/results.json (B=name narrows)
+#   make soak     the tests' long forms: more kills, more rounds
+#   make lock     compile the pinned requirements anew
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-header
+SHELL  := /bin/bash
+
+.PHONY: run test check bench soak lock fmt java clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+
+$(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/uv
+	@$(UV) pip install --quiet --require-hashes -r requirements/run.txt
+	@$(UV) pip install --quiet --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/uv
+	@$(UV) pip install --quiet --require-hashes -r requirements/dev.txt
+	@$(UV) pip install --quiet --no-deps -e .
+	@touch $@ $(VENV)/.run
+
+run: $(VENV)/.run
+	@exec $(BIN)/penstock serve $(ARGS)
+
+java:
+	@tools/java
+
+test: $(VENV)/.dev java
+	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
+
+soak: $(VENV)/.dev java
+	@PENSTOCK_SOAK=1 $(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff format --check --quiet . || { echo "Run 'make fmt' to format."; $(BIN)/ruff format --check .; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@echo "check: format, lint, types and architecture are fine"
+
+fmt: $(VENV)/.dev
+	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m bench $(B) $(ARGS)
+
+lock: $(BIN)/uv
+	@for set in "run" "dev --all-extras --group dev"; do set -- $$set; name=$$1; shift; \
+	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	    "$$@" pyproject.toml -o requirements/$$name.txt; done
+
+clean:
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,3 @@
+"""Penstock: queues on PostgreSQL, topics on disk, pipelines on Spark, in one broker."""
+
+__version__ = "0.1.0"

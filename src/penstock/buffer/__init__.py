@@ -1,0 +1,1 @@
+"""QoS 0 and failover files in front of the queues."""

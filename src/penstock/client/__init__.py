@@ -1,0 +1,1 @@
+"""The Python client: async first, with a sync facade."""

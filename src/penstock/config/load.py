@@ -1,0 +1,263 @@
+"""Builds the `Config` from its layers: defaults < YAML < environment < flags.
+
+Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and every value that was
+given is converted by its field's type. All mistakes of a load are collected, so that one start shows them all.
+"""
+
+import difflib
+import os
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from penstock.config.schema import Config
+from penstock.config.values import format_duration, format_size, parse_duration, parse_size
+from penstock.errors import ConfigError
+
+NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_TCP", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")  # read by the CLI and the tests
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value someone gave, and where."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The effective configuration, where each given value came from, and what was ignored."""
+
+    config: Config
+    origins: dict[str, str]
+    warnings: list[str]
+
+
+class _Wrong(Exception):
+    """A value that does not fit; the text says what was expected."""
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """The configuration from `file`, `environ` (default: the process's) and `flags` (dotted keys)."""
+    problems: list[str] = []
+    given: dict[str, Given] = {}
+    if file is not None:
+        given |= _from_yaml(file, problems)
+    from_environment, warnings = _from_environment(os.environ if environ is None else environ)
+    given |= from_environment
+    given |= {name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None}
+    given = {name: value for name, value in given.items() if _known(name, value, problems)}
+
+    config = _build(Config, "", given, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Loaded(config, {name: value.origin for name, value in given.items()}, warnings)
+
+
+def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every key as (dotted name, type, field), in order."""
+    hints = get_type_hints(kind, include_extras=True)
+    for item in fields(kind):
+        annotation = hints[item.name]
+        if is_dataclass(annotation):
+            yield from leaves(annotation, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+        else:
+            yield prefix + item.name, annotation, item
+
+
+def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
+    """Rows of `penstock config show`: key, value as one would write it, origin. Secrets are masked."""
+    for name, annotation, _ in leaves():
+        value: Any = loaded.config
+        for part in name.split("."):
+            value = getattr(value, part)
+        yield name, _display(value, annotation), loaded.origins.get(name, "default")
+
+
+def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: expected a mapping of keys at the top, got {type(tree).__name__}")
+    found: dict[str, Given] = {}
+    _flatten(tree, "", str(file), found, {name for name, _, _ in leaves()}, problems)
+    return found
+
+
+def _flatten(
+    tree: dict[Any, Any], prefix: str, origin: str, found: dict[str, Given], known: set[str], problems: list[str]
+) -> None:
+    for word, value in tree.items():
+        name = f"{prefix}{word}"
+        is_section = any(other.startswith(f"{name}.") for other in known)
+        if is_section and value is None:
+            continue  # `http_server:` with everything under it commented out
+        if is_section and not isinstance(value, dict):
+            problems.append(f"{name}: expected a section with keys, got {value!r} ({origin})")
+        elif is_section:
+            _flatten(value, f"{name}.", origin, found, known, problems)
+        else:
+            found[name] = Given(value, origin)
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
+    found: dict[str, Given] = {}
+    ours = set(NOT_OURS)
+    for name, _, item in leaves():
+        own = "PENSTOCK_" + name.upper().replace(".", "_")
+        for variable in (*item.metadata["env"], own):
+            ours.add(variable)
+            if variable in environ:
+                found[name] = Given(environ[variable], f"environment {variable}")
+    warnings = [
+        f"environment variable {variable} is not a setting{_suggest(variable, ours)}; ignored"
+        for variable in sorted(environ)
+        if variable.startswith("PENSTOCK_") and variable not in ours
+    ]
+    return found, warnings
+
+
+def _known(name: str, given: Given, problems: list[str]) -> bool:
+    known = [leaf for leaf, _, _ in leaves()]
+    if name in known:
+        return True
+    problems.append(f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}")
+    return False
+
+
+def _suggest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    if not close and "." not in word:
+        close = [name for name in known if name.rpartition(".")[2] == word][:1]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _build(kind: type, prefix: str, given: dict[str, Given], problems: list[str]) -> Any:
+    hints = get_type_hints(kind, include_extras=True)
+    values: dict[str, Any] = {}
+    for item in fields(kind):
+        annotation, name = hints[item.name], prefix + item.name
+        if is_dataclass(annotation):
+            values[item.name] = _build(annotation, f"{name}.", given, problems)  # type: ignore[arg-type]
+        elif name in given:
+            try:
+                values[item.name] = _convert(given[name].value, annotation)
+            except _Wrong as wrong:
+                shown = "***" if _is_secret(annotation) else repr(given[name].value)
+                problems.append(f"{name} = {shown}: expected {wrong} ({given[name].origin})")
+    return kind(**values)
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _convert_annotated(value, *get_args(annotation))
+    if origin is Literal:
+        choices = get_args(annotation)
+        word = str(value).lower() if not isinstance(value, bool) else value
+        if word == "warn" and "warning" in choices:
+            word = "warning"
+        if word not in choices:
+            close = difflib.get_close_matches(str(word), [str(choice) for choice in choices], n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise _Wrong("one of " + ", ".join(str(choice) or '""' for choice in choices) + hint)
+        return word
+    if origin in (Union, types.UnionType):
+        inner = next(part for part in get_args(annotation) if part is not type(None))
+        return None if value in (None, "") else _convert(value, inner)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _Wrong("a mapping of names to values")
+        return {str(name): str(inner) if get_args(annotation)[1] is str else inner for name, inner in value.items()}
+    return _convert_plain(value, annotation)
+
+
+def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
+    try:
+        if tag == "size":
+            return parse_size(value)
+        if tag == "duration":
+            return parse_duration(value)
+    except ValueError:
+        expected = "a size such as 4096, 256Ki or 1Gi" if tag == "size" else "a duration such as 5, 100ms or 5m"
+        raise _Wrong(expected) from None
+    if tag == "milliseconds" and isinstance(value, str) and not value.strip().isdigit():
+        try:
+            return int(parse_duration(value) * 1000)
+        except ValueError:
+            raise _Wrong("milliseconds, or a duration such as 100ms or 5m") from None
+    return _convert_plain(value, plain)
+
+
+def _convert_plain(value: Any, kind: type) -> Any:
+    if kind is bool:
+        word = str(value).lower()
+        if word not in _TRUE + _FALSE:
+            raise _Wrong("true or false")
+        return word in _TRUE
+    if kind is int:
+        try:
+            if isinstance(value, bool | float):
+                raise ValueError
+            number = int(value)
+        except (TypeError, ValueError):
+            raise _Wrong("a whole number") from None
+        if number < 0:
+            raise _Wrong("a whole number that is not negative")
+        return number
+    if kind is float:
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        except (TypeError, ValueError):
+            raise _Wrong("a number") from None
+    if kind is Path:
+        if not isinstance(value, str | Path) or not str(value):
+            raise _Wrong("a path")
+        return Path(value).expanduser()
+    if kind is str:
+        if value is None:
+            return ""
+        if not isinstance(value, str | int | float):
+            raise _Wrong("text")
+        return str(value)
+    raise TypeError(f"no conversion to {kind}")
+
+
+def _is_secret(annotation: Any) -> bool:
+    return get_origin(annotation) is Annotated and get_args(annotation)[1] == "secret"
+
+
+def _display(value: Any, annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        tag = get_args(annotation)[1]
+        if tag == "secret":
+            return "***" if value else '""'
+        if tag == "size":
+            return format_size(value)
+        if tag == "duration":
+            return format_duration(value)
+    if get_origin(annotation) is dict and get_args(annotation)[1] is str:
+        return "{" + ", ".join(f"{name}: ***" for name in value) + "}"
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if value != "" else '""'

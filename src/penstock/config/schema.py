@@ -1,0 +1,216 @@
+"""The one typed configuration object: every key, its type, its default and what it is for.
+
+A section is a frozen dataclass; the loader (`load.py`) walks the fields, so a key added here is at once a YAML key, an
+environment variable (`PENSTOCK_<SECTION>_<KEY>`), a `--set section.key=value` flag and a row in `penstock config show`.
+`env` in a field's metadata names further environment variables that set it (those of the seeds, and `DATABASE_URL`).
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+Size = Annotated[int, "size"]  # bytes: 4096, 256Ki, 1Gi
+Seconds = Annotated[float, "duration"]  # seconds: 5, 100ms, 1h30m
+Milliseconds = Annotated[int, "milliseconds"]  # the seeds' names that end in _ms: plain milliseconds
+Secret = Annotated[str, "secret"]  # masked wherever configuration is shown
+
+
+def key(default: Any, help: str, *env: str) -> Any:
+    """A field with its help text and the extra environment variables that set it."""
+    metadata = {"help": help, "env": env}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def section(kind: type, help: str) -> Any:
+    return field(default_factory=kind, metadata={"help": help, "env": ()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpServer:
+    enabled: bool = key(True, "serve the binary topic protocol")
+    host: str = key("127.0.0.1", "address to listen on")
+    port: int = key(12345, "port to listen on; 0 picks a free one")
+    max_frame: Size = key(64 << 20, "largest payload of one frame")
+    max_connections: int = key(10_000, "connections beyond this are closed at once")
+    idle_timeout: Seconds = key(0.0, "close connections that are silent this long; 0 = never")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpServer:
+    enabled: bool = key(True, "serve HTTP: queues, topics, status")
+    host: str = key("127.0.0.1", "address to listen on", "HOST")
+    port: int = key(6632, "port to listen on; 0 picks a free one", "PORT")
+    ssl_cert_path: Path | None = key(None, "certificate chain (PEM); with a key, HTTP becomes HTTPS")
+    ssl_key_path: Path | None = key(None, "private key (PEM)")
+    max_header: Size = key(64 << 10, "largest request line and headers; above it 431")
+    max_body: Size = key(64 << 20, "largest request body; above it 413")
+    max_connections: int = key(20_000, "connections beyond this get 503")
+    header_timeout: Seconds = key(10.0, "time for a request's headers to arrive; above it 408")
+    body_timeout: Seconds = key(30.0, "longest silence while a body arrives; above it 408")
+    idle_timeout: Seconds = key(75.0, "keep-alive connections without a request are closed after this")
+    cors_origin: str = key("*", "value of Access-Control-Allow-Origin; empty = no CORS headers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebsocketServer:
+    enabled: bool = key(True, "serve the WebSocket protocol of topics")
+    host: str = key("127.0.0.1", "address to listen on")
+    port: int = key(9090, "port to listen on; 0 picks a free one")
+    ssl_cert_path: Path | None = key(None, "certificate chain (PEM); default: the HTTP server's")
+    ssl_key_path: Path | None = key(None, "private key (PEM); default: the HTTP server's")
+    max_message: Size = key(64 << 20, "largest message accepted from a client")
+    max_connections: int = key(20_000, "connections beyond this are refused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    url: Secret = key("", "PostgreSQL 14 or later, several hosts allowed; empty = run the embedded one", "DATABASE_URL")
+    host: str = key("", "instead of url: host, or several with commas", "PG_HOST")
+    port: int = key(5432, "instead of url: port", "PG_PORT")
+    name: str = key("postgres", "instead of url: database", "PG_DB")
+    user: str = key("postgres", "instead of url: user", "PG_USER")
+    password: Secret = key("", "instead of url: password", "PG_PASSWORD")
+    db_schema: str = key("penstock", "schema that holds our tables and functions")
+    pool_size: int = key(8, "connections per broker process", "DB_POOL_SIZE")
+    acquire_timeout: Seconds = key(2.0, "a connection not had within this counts as the database being down")
+    statement_timeout: Seconds = key(30.0, "limit for one statement; 0 = none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    fsync: Literal["always", "group", "interval", "never"] = key("group", "when an append is answered")
+    fsync_interval: Seconds = key(0.1, "the most time between fsyncs under `interval`")
+    segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
+    segment_age: Seconds = key(0.0, "roll the active segment when it is this old; 0 = never")
+    retention_bytes: Size = key(0, "keep at most this much per topic, in whole segments; 0 = all")
+    retention_age: Seconds = key(0.0, "delete segments whose newest record is older than this; 0 = never")
+    retention_interval: Seconds = key(30.0, "how often retention and segment age are looked at")
+    max_record: Size = key(64 << 20, "largest payload of one record")
+    producer_expiry: Seconds = key(604800.0, "forget idempotent producers that were silent this long")
+    lease_time: Seconds = key(30.0, "how long a group member may hold a leased range")
+    free_space_reserve: Size = key(64 << 20, "refuse appends when the disk has less than this free")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    encryption_keys: dict[str, str] = key({}, "key id -> 64 hex digits (AES-256); the last one encrypts")
+    encryption_key: Secret = key("", "a single key, 64 hex digits", "PENSTOCK_ENCRYPTION_KEY", "QUEEN_ENCRYPTION_KEY")
+    default_batch: int = key(1, "messages per pop when the client names no batch", "DEFAULT_BATCH_SIZE")
+    default_timeout_ms: Milliseconds = key(30_000, "long-poll limit when the client names none", "DEFAULT_TIMEOUT")
+    default_subscription_mode: Literal["", "all", "new", "new-only"] = key(
+        "", "where a new group starts when the client does not say", "DEFAULT_SUBSCRIPTION_MODE"
+    )
+    max_batch: int = key(10_000, "most messages one pop may take")
+    merge_max: int = key(2000, "most items merged into one SQL call")
+    retention_interval_ms: Milliseconds = key(300_000, "how often retention runs", "RETENTION_INTERVAL")
+    eviction_interval_ms: Milliseconds = key(60_000, "how often eviction and ttl run", "EVICTION_INTERVAL")
+    partition_cleanup_days: int = key(30, "remove empty partitions idle this long", "PARTITION_CLEANUP_DAYS")
+    poll_interval: Seconds = key(1.0, "how often waiting pops look again when no notification arrives")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    dir: Path | None = key(None, "buffer files; default: under the data directory", "FILE_BUFFER_DIR")
+    flush_ms: Milliseconds = key(100, "flush, fsync and probe interval", "FILE_BUFFER_FLUSH_MS")
+    max_batch: int = key(100, "most events per insert", "FILE_BUFFER_MAX_BATCH")
+    events_per_file: int = key(10_000, "most events in one file", "FILE_BUFFER_EVENTS_PER_FILE")
+    retry_interval: Seconds = key(5.0, "retry failed files after this", "FILE_BUFFER_RETRY_INTERVAL")
+    startup_recovery_timeout: Seconds = key(
+        3600.0, "longest recovery before serving", "FILE_BUFFER_STARTUP_RECOVERY_TIMEOUT"
+    )
+    max_bytes: Size = key(10 << 30, "most bytes buffered; above it pushes are refused", "FILE_BUFFER_MAX_BYTES")
+    free_space_reserve: Size = key(64 << 20, "refuse to buffer when the disk has less than this free")
+    replay_rate: int = key(0, "most events replayed per second while live pushes run; 0 = no limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    enabled: bool = key(True, "wait longer after each failure in a row")
+    multiplier: float = key(2.0, "factor per failure")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitBreaker:
+    enabled: bool = key(True, "stop sending to a destination that is down")
+    threshold: int = key(5, "failures in a row that open it")
+    reset_timeout: Seconds = key(30.0, "time until a probe is let through")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSplit:
+    enabled: bool = key(False, "separate preparing (CPU) from sending (I/O)")
+    preparer_count: int = key(0, "0 = number of cores")
+    sender_count: int = key(0, "0 = twice the number of cores")
+    channel_size: int = key(256, "prepared batches waiting for a sender")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveWorkers:
+    enabled: bool = key(False, "scale workers with backlog and latency")
+    min_workers: int = key(1, "never fewer")
+    max_workers: int = key(0, "never more; 0 = four times the number of cores")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendQueue:
+    """The `exporter.queue` block of the seed: the defaults of every route."""
+
+    type: Literal["memory", "disk"] = key("disk", "where what does not fit in memory goes")
+    enabled: bool = key(True, "run routes")
+    path: Path | None = key(None, "directory of the routes' queues; default: under the data directory")
+    max_size: int = key(10_000, "most batches queued")
+    max_bytes: Size = key(1 << 30, "most bytes queued")
+    full_behavior: Literal["drop_oldest", "drop_newest", "block"] = key("drop_oldest", "what gives way when full")
+    block_timeout: Seconds = key(30.0, "longest wait under `block`")
+    inmemory_blocks: int = key(2048, "blocks held in memory before spilling")
+    chunk_size: Size = key(512 << 20, "size of one disk chunk")
+    meta_sync_interval: Seconds = key(1.0, "how often fastqueue.meta is written")
+    stale_flush: Seconds = key(30.0, "memory blocks go to disk after this much inactivity")
+    write_buffer_size: Size = key(256 << 10, "bytes coalesced into one write")
+    compression: Literal["none", "snappy", "zstd", "gzip"] = key("snappy", "compression of stored blocks")
+    always_queue: bool = key(True, "everything goes through the queue")
+    workers: int = key(0, "0 = twice the number of cores")
+    max_concurrent_sends: int = key(4, "sends in flight per sender")
+    global_send_limit: int = key(0, "sends in flight in all; 0 = eight times the number of cores")
+    retry_interval: Seconds = key(5.0, "first retry delay")
+    max_retry_delay: Seconds = key(300.0, "longest retry delay")
+    memory_percent: float = key(0.0, "size the queue as a share of memory; 0 = use max_bytes")
+    memory_limit_ratio: float = key(0.85, "share of the (cgroup) memory limit counted as ours")
+    adaptive_enabled: bool = key(True, "shrink the memory layer when memory is short")
+    target_utilization: float = key(0.85, "utilisation adaptive sizing aims at")
+    backoff: Backoff = section(Backoff, "exponential backoff")
+    circuit_breaker: CircuitBreaker = section(CircuitBreaker, "circuit breaker")
+    pipeline_split: PipelineSplit = section(PipelineSplit, "preparers and senders")
+    adaptive_workers: AdaptiveWorkers = section(AdaptiveWorkers, "worker scaling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exporter:
+    queue: SendQueue = section(SendQueue, "defaults of every route's send queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    server_name: str = key("penstock", "name shown in status and logs")
+    log_level: Literal["debug", "info", "warning", "error"] = key("info", "least severe log line written", "LOG_LEVEL")
+    log_format: Literal["auto", "text", "json"] = key("auto", "auto = text on a terminal, JSON lines otherwise")
+    data_directory: Path = key(Path("penstock-data"), "topics, buffers, send queues and the embedded database")
+    thread_pool_size: int = key(0, "threads for blocking work (fsync, compression); 0 = number of cores")
+    workers: int = key(1, "processes that share the HTTP port")
+    shutdown_timeout: Seconds = key(10.0, "time to finish what is in flight when stopping")
+    database: Database = section(Database, "PostgreSQL")
+    tcp_server: TcpServer = section(TcpServer, "binary protocol")
+    http_server: HttpServer = section(HttpServer, "HTTP")
+    websocket_server: WebsocketServer = section(WebsocketServer, "WebSocket")
+    topics: Topics = section(Topics, "topics")
+    queues: Queues = section(Queues, "queues")
+    buffer: Buffer = section(Buffer, "QoS 0 and failover files")
+    exporter: Exporter = section(Exporter, "export routes' defaults")
+    routes: dict[str, Any] = key({}, "named export routes")
+
+    @property
+    def private_directory(self) -> Path:
+        """What is ours in the data directory, beside the topics' directories (`.penstock` is no topic name)."""
+        return self.data_directory / ".penstock"

@@ -1,0 +1,57 @@
+"""Sizes and durations as people write them: `256Ki`, `1Gi`, `100ms`, `5m`."""
+
+import re
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|w)")
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_size(text: str | int | float) -> int:
+    """Bytes in `text`: a number, or one with Ki/Mi/Gi/Ti/Pi (1024) or K/M/G/T/P (1000)."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if text < 0 or text != int(text):
+            raise ValueError(text)
+        return int(text)
+    match = _SIZE.fullmatch(str(text).strip())
+    if not match:
+        raise ValueError(text)
+    number, unit = match.groups()
+    if unit is None:
+        return int(float(number))
+    base = 1024 if unit[1:].lower() == "i" else 1000
+    return int(float(number) * base ** ("KMGTP".index(unit[0].upper()) + 1))
+
+
+def parse_duration(text: str | int | float) -> float:
+    """Seconds in `text`: a number (seconds), or `100ms`, `5m`, `1h30m`."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if text < 0:
+            raise ValueError(text)
+        return float(text)
+    text = str(text).strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not text or _DURATION.sub("", text).strip():
+        raise ValueError(text)
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+
+
+def format_size(size: int) -> str:
+    """`size` with the largest unit that divides it, so that it reads back as the same number."""
+    for unit in ("Pi", "Ti", "Gi", "Mi", "Ki"):
+        factor = 1024 ** (["Ki", "Mi", "Gi", "Ti", "Pi"].index(unit) + 1)
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` in the largest unit that keeps it whole, else in seconds."""
+    if seconds and seconds < 1 and abs(seconds * 1000 - round(seconds * 1000)) < 1e-9:
+        return f"{round(seconds * 1000)}ms"
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{int(seconds // _SECONDS[unit])}{unit}"
+    return f"{seconds:g}s"

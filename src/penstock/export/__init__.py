@@ -1,0 +1,1 @@
+"""Routes: send queue, workers, breaker, backoff, destinations."""

@@ -1,0 +1,1 @@
+"""Where a route delivers to: one small class per kind."""

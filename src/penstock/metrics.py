@@ -1,0 +1,151 @@
+"""Numbers the broker keeps about itself, cheap to write and read only when someone asks.
+
+A part owns its instruments as plain attributes and adds to them per batch; nothing is locked (everything runs on the
+event loop) and nothing is formatted before a scrape. `prometheus_client` renders the text format: the registry here is
+one custom collector for it. A gauge may be a function, so that state which can be derived is not stored twice.
+
+    metrics = Metrics()
+    appended = metrics.counter("penstock_topic_records_total", "Records appended", "topic")
+    appended.add(1000, "orders")
+    metrics.gauge("penstock_topics", "Topics open", read=lambda: len(topics))
+    latency = metrics.histogram("penstock_push_seconds", "Time from request to answer of a push")
+    latency.observe(0.004)
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+Labels = tuple[str, ...]
+Instrument = TypeVar("Instrument", "Counter", "Gauge", "Histogram")
+
+
+class Counter:
+    """A sum that only grows, per combination of label values."""
+
+    __slots__ = ("help", "labels", "name", "values")
+
+    def __init__(self, name: str, help: str, labels: Labels) -> None:
+        self.name, self.help, self.labels = name, help, labels
+        self.values: dict[Labels, float] = {} if labels else {(): 0}
+
+    def add(self, amount: float = 1, *label_values: str) -> None:
+        self.values[label_values] = self.values.get(label_values, 0) + amount
+
+    def value(self, *label_values: str) -> float:
+        return self.values.get(label_values, 0)
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Gauge:
+    """A value that goes up and down: set by its owner, or read from a function at scrape time.
+
+    The function returns a number, or for a gauge with labels a mapping from label values to numbers.
+    """
+
+    __slots__ = ("help", "labels", "name", "read", "values")
+
+    def __init__(self, name: str, help: str, labels: Labels, read: Callable[[], Any] | None) -> None:
+        self.name, self.help, self.labels, self.read = name, help, labels, read
+        self.values: dict[Labels, float] = {}
+
+    def set(self, value: float, *label_values: str) -> None:
+        self.values[label_values] = value
+
+    def remove(self, *label_values: str) -> None:
+        self.values.pop(label_values, None)
+
+    def current(self) -> Mapping[Labels, float]:
+        if self.read is None:
+            return self.values
+        found = self.read()
+        return found if isinstance(found, Mapping) else {(): found}
+
+    def family(self) -> Metric:
+        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, value in self.current().items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """Observations counted in buckets, per combination of label values."""
+
+    __slots__ = ("bounds", "help", "labels", "name", "values")
+
+    def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
+        self.name, self.help, self.labels, self.bounds = name, help, labels, bounds
+        self.values: dict[Labels, list[float]] = {}  # counts per bucket, the overflow bucket, the sum
+
+    def observe(self, value: float, *label_values: str, count: int = 1) -> None:
+        row = self.values.get(label_values)
+        if row is None:
+            row = self.values[label_values] = [0.0] * (len(self.bounds) + 2)
+        row[bisect_left(self.bounds, value)] += count
+        row[-1] += value * count
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, row in self.values.items():
+            buckets, running = [], 0.0
+            for bound, counted in zip((*map(str, self.bounds), "+Inf"), row[:-1], strict=True):
+                running += counted
+                buckets.append((bound, running))
+            family.add_metric(labels, buckets, row[-1])
+        return family
+
+
+class Metrics:
+    """All instruments of one process."""
+
+    def __init__(self) -> None:
+        self._instruments: dict[str, Counter | Gauge | Histogram] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
+        return self._keep(Counter(name, help, labels))
+
+    def gauge(self, name: str, help: str, *labels: str, read: Callable[[], Any] | None = None) -> Gauge:
+        return self._keep(Gauge(name, help, labels, read))
+
+    def histogram(self, name: str, help: str, *labels: str, bounds: Iterable[float] = LATENCIES) -> Histogram:
+        return self._keep(Histogram(name, help, labels, tuple(bounds)))
+
+    def _keep(self, instrument: Instrument) -> Instrument:
+        if instrument.name in self._instruments:
+            raise ValueError(f"metric {instrument.name} is registered twice")
+        self._instruments[instrument.name] = instrument
+        return instrument
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client at each scrape."""
+        for instrument in list(self._instruments.values()):
+            yield instrument.family()
+
+    def text(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every sample as plain JSON: name, or name{label="value"}, to number."""
+        found: dict[str, Any] = {}
+        for family in self.collect():
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found

@@ -1,0 +1,1 @@
+"""Spark: data sources, sinks, built-in jobs and the runner."""

@@ -1,0 +1,1 @@
+"""Queues on PostgreSQL: push, pop, ack, leases, groups, dead letters, retention."""

@@ -1,0 +1,1 @@
+"""Append-only files: framing, segments, fsync policy, recovery, locks. Knows bytes, not brokers."""

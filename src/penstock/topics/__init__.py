@@ -1,0 +1,1 @@
+"""Offset-addressed logs on disk, their retention, and consumer groups on them."""

@@ -1,0 +1,1 @@
+"""Protocols as thin adapters: decode, call, encode. No logic lives here."""

@@ -1,0 +1,1 @@
+"""The HTTP server: a thin asyncio protocol on httptools."""
