@@ -1,0 +1,290 @@
+"""An HTTP/1.1 client that is thin enough to send a hundred thousand small requests: httptools over an asyncio Protocol.
+
+One `HttpClient` talks to one origin. It keeps up to `pool_size` connections; a request takes one, alone, and puts it
+back once the answer is whole, so there is no pipelining and a slow answer delays nobody else. The most recently used
+connection is taken first: under light load the others grow idle and the server closes them.
+
+A server may close an idle connection just as we write to it. Such a reset, on a connection that was used before and
+before any byte of an answer, is the one failure that is retried here, once and on a fresh connection, and only for a
+request the caller calls idempotent: everything else may have been acted upon, and only the caller knows what that
+means. What the caller sees is `Unavailable` (cannot connect, reset, answer cut short) or `TimeoutError`.
+"""
+
+import asyncio
+import base64
+import contextlib
+import re
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+import httptools
+
+from penstock.errors import InvalidRequest, TooLarge, Unavailable
+
+Headers = Iterable[tuple[str, str]]
+_UNSAFE_TARGET = re.compile(r"[\x00-\x20\x7f]")
+_UNSAFE_HEADER = re.compile(r"[\r\n\x00]")
+_JOIN_BELOW = 64 << 10  # copying a small body beside its headers is cheaper than a second system call
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    status: int
+    headers: dict[str, str]  # names in lower case; repeated ones joined with ", "
+    body: bytes
+
+
+class _Reset(Exception):
+    """The connection broke; `clean` when it had carried requests before and no byte of this answer arrived."""
+
+    def __init__(self, reason: str, *, clean: bool) -> None:
+        super().__init__(reason)
+        self.clean = clean
+
+
+class _Connection(asyncio.Protocol):
+    """One connection and at most one request on it. Also the callbacks of its httptools parser (`on_*`)."""
+
+    def __init__(self, client: "HttpClient") -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._answer: asyncio.Future[HttpAnswer] | None = None  # set while a request is under way
+        self._served = 0  # answers completed on this connection
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._length = 0
+        self._any_byte = False
+        self._until_close = False  # the answer's body ends where the connection does
+        self._no_body = False  # a HEAD request
+        self.reusable = True
+
+    def send(self, head: bytes, body: bytes, *, no_body: bool) -> "asyncio.Future[HttpAnswer]":
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise _Reset("the connection was closed", clean=self._served > 0)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._any_byte = self._until_close = False
+        self._no_body = no_body
+        if len(body) < _JOIN_BELOW:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+        return self._answer
+
+    def abort(self) -> None:
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._parser is None:
+            self.abort()  # nobody asked: an unsolicited answer would be taken for the next one
+            return
+        self._any_byte = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(Unavailable("the server switched protocols without being asked"))
+        except httptools.HttpParserError as error:
+            self._fail(Unavailable(f"the answer is no valid HTTP: {error}"))
+
+    def eof_received(self) -> None:
+        return None  # close the transport; connection_lost tells the rest
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.reusable = False
+        self._client._forget(self)
+        answer = self._answer
+        if answer is None:
+            return
+        if self._until_close and error is None:
+            self._complete()
+        elif self._any_byte:
+            self._fail(Unavailable("the connection broke in the middle of an answer"))
+        else:
+            reason = f"the connection was reset: {error}" if error else "the connection was closed without an answer"
+            self._fail(_Reset(reason, clean=self._served > 0))
+
+    # httptools.HttpResponseParser
+
+    def on_message_begin(self) -> None:
+        self._headers = {}
+        self._body = []
+        self._length = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        known = self._headers.get(key)
+        self._headers[key] = text if known is None else f"{known}, {text}"
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        if self._no_body and status >= 200:
+            self.reusable = False  # the parser would wait for the body that Content-Length names
+            self._complete()
+            return
+        framed = "content-length" in self._headers or "transfer-encoding" in self._headers
+        self._until_close = not framed and status >= 200 and status not in (204, 304)
+
+    def on_body(self, data: bytes) -> None:
+        self._length += len(data)
+        if self._length > self._client.max_answer:
+            self._fail(TooLarge(f"the answer is larger than {self._client.max_answer} bytes"))
+        else:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if self._answer is None or self._parser.get_status_code() < 200:
+            return  # 100 Continue and the like come before the answer
+        if not self._parser.should_keep_alive():
+            self.reusable = False
+        self._complete()
+
+    def _complete(self) -> None:
+        answer, self._answer = self._answer, None
+        assert self._parser is not None
+        if answer is None:
+            return
+        self._served += 1
+        if not answer.done():
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            answer.set_result(HttpAnswer(self._parser.get_status_code(), self._headers, body))
+        self._body = []
+
+    def _fail(self, error: Exception) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        self.abort()
+
+
+class HttpClient:
+    """Requests to one origin over a bounded pool of keep-alive connections. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        headers: Headers = (),
+        pool_size: int = 64,
+        connect_timeout: float = 5.0,
+        tls: ssl.SSLContext | None = None,
+        max_answer: int = 256 << 20,
+    ) -> None:
+        url = urlsplit(base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise InvalidRequest(f"not an HTTP address: {base_url!r}")
+        self._host = url.hostname
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
+        self._prefix = url.path.rstrip("/")
+        self._connect_timeout = connect_timeout
+        self.max_answer = max_answer
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        standard: list[tuple[str, str]] = [("Host", f"{host}:{url.port}" if url.port else host)]
+        if url.username is not None:
+            secret = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
+            standard.append(("Authorization", "Basic " + base64.b64encode(secret).decode()))
+        self._standard = _render((*standard, *headers))
+        self._slots = asyncio.Semaphore(pool_size)
+        self._idle: list[_Connection] = []  # the last one was used last
+        self._busy: set[_Connection] = set()
+        self._closed = False
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Headers = (),
+        timeout: float = 30.0,
+        idempotent: bool = False,
+    ) -> HttpAnswer:
+        """Send a request and wait for the whole answer, for at most `timeout` seconds in all."""
+        if _UNSAFE_TARGET.search(target) or not method.isalpha():
+            raise InvalidRequest(f"not a request line: {method} {target!r}")
+        length = b"" if not body and method in ("GET", "HEAD", "DELETE") else b"Content-Length: %d\r\n" % len(body)
+        line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
+        head = line + self._standard + _render(headers) + length + b"\r\n"
+        try:
+            async with asyncio.timeout(timeout), self._slots:
+                return await self._exchange(head, body, method == "HEAD", idempotent)
+        except TimeoutError:
+            raise TimeoutError(f"no answer from {self._host}:{self._port} within {timeout:g} s") from None
+
+    async def _exchange(self, head: bytes, body: bytes, no_body: bool, idempotent: bool) -> HttpAnswer:
+        fresh = False
+        while True:
+            if self._closed:
+                raise Unavailable("the client is closed")
+            connection = self._idle.pop() if self._idle and not fresh else await self._connect()
+            self._busy.add(connection)
+            try:
+                answer = await connection.send(head, body, no_body=no_body)
+            except _Reset as reset:
+                if reset.clean and idempotent and not fresh:
+                    fresh = True
+                    continue
+                raise Unavailable(f"{self._host}:{self._port}: {reset}") from reset
+            except BaseException:
+                connection.abort()  # time-out or cancellation: the answer may still arrive, to nobody
+                raise
+            finally:
+                self._busy.discard(connection)
+            if connection.reusable and not self._closed:
+                self._idle.append(connection)
+            else:
+                connection.abort()
+            return answer
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                )
+        except TimeoutError as error:
+            text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
+            raise Unavailable(text) from error
+        except OSError as error:  # ssl.SSLError is one
+            raise Unavailable(f"cannot connect to {self._host}:{self._port}: {error}") from error
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    async def close(self) -> None:
+        """Drop all connections; requests under way fail with `Unavailable`."""
+        self._closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.abort()
+        self._idle.clear()
+        await asyncio.sleep(0)  # lets the transports run their connection_lost
+
+
+def _render(headers: Headers) -> bytes:
+    lines = []
+    for name, value in headers:
+        if _UNSAFE_HEADER.search(name) or _UNSAFE_HEADER.search(value) or ":" in name:
+            raise InvalidRequest(f"not a header: {name!r}: {value!r}")
+        lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode("latin-1")
