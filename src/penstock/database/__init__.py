@@ -1,1 +1,5 @@
 """PostgreSQL: the embedded server, the connection pool and its health, schema migrations."""
+
+from penstock.database.database import Database
+
+__all__ = ["Database"]

@@ -1,0 +1,68 @@
+"""Fixtures that several test packages use: a real PostgreSQL, and a fresh database on it for each test."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from penstock.database.embedded import EmbeddedPostgres
+
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+
+
+@pytest.fixture(scope="session")
+def soak() -> bool:
+    """Whether the long form of a test is asked for (`make soak`)."""
+    return SOAK
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A private PostgreSQL 18 for the whole session, with durable settings; do not stop it (see `own_postgres`)."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL of this test alone, to be stopped, frozen or killed."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def database_url(postgres: EmbeddedPostgres) -> str:
+    """The URL of a fresh, empty database."""
+    return fresh_database(postgres)
+
+
+class running_postgres:  # noqa: N801
+    """A server in a directory of its own, gone with everything in it afterwards."""
+
+    def __enter__(self) -> EmbeddedPostgres:
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+        self.server = EmbeddedPostgres(self.directory)
+        self.server.start()
+        return self.server
+
+    def __exit__(self, *failure: object) -> None:
+        self.server.stop("immediate")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def fresh_database(server: EmbeddedPostgres) -> str:
+    name = f"t{uuid.uuid4().hex}"
+
+    async def create() -> None:
+        connection = await asyncpg.connect(server.url)
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+
+    asyncio.run(create())
+    return server.url.replace("/postgres?", f"/{name}?")

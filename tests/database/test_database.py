@@ -1,0 +1,147 @@
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.config import schema
+from penstock.database import Database
+from penstock.database.database import url_of
+from penstock.errors import Unavailable
+from penstock.metrics import Metrics
+from tests.support.wait import eventually
+
+
+@asynccontextmanager
+async def started(url: str, **settings):
+    database = Database(schema.Database(url=url, **settings), Path("unused"), Metrics())
+    await database.start()
+    try:
+        yield database
+    finally:
+        await database.stop()
+
+
+def test_a_fresh_database_is_migrated_and_answers(database_url):
+    async def body():
+        async with started(database_url) as database:
+            assert database.healthy
+            assert (await database.fetch("SELECT 40 + 2 AS answer"))[0]["answer"] == 42
+            rows = await database.fetch("SELECT to_regclass('schema_files') IS NOT NULL AS there")
+            assert rows[0]["there"]
+
+    asyncio.run(body())
+
+
+def test_several_brokers_may_migrate_at_once(database_url):
+    async def body():
+        databases = [Database(schema.Database(url=database_url), Path("unused"), Metrics()) for _ in range(4)]
+        await asyncio.gather(*(database.start() for database in databases))
+        assert all(database.healthy for database in databases)
+        await asyncio.gather(*(database.stop() for database in databases))
+
+    asyncio.run(body())
+
+
+def test_a_killed_connection_is_not_taken_for_a_dead_server(database_url):
+    async def body():
+        async with started(database_url) as database:
+            for _ in range(5):
+                with pytest.raises(Unavailable):
+                    await database.fetch("SELECT pg_terminate_backend(pg_backend_pid())")
+                assert database.healthy
+                assert await database.fetch("SELECT 1")
+
+    asyncio.run(body())
+
+
+def test_a_stopped_server_fails_calls_at_once_and_is_noticed_when_it_returns(own_postgres):
+    async def body():
+        changes = []
+        async with started(own_postgres.url) as database:
+            database.on_change(changes.append)
+            own_postgres.stop("immediate")
+            with pytest.raises(Unavailable):
+                await database.fetch("SELECT 1")
+            assert not database.healthy
+            began = time.monotonic()
+            for _ in range(100):
+                with pytest.raises(Unavailable):
+                    await database.fetch("SELECT 1")
+            assert time.monotonic() - began < 0.5
+            own_postgres.start()
+            await eventually(lambda: database.healthy)
+            assert await database.fetch("SELECT 1")
+        assert changes == [False, True]
+
+    asyncio.run(body())
+
+
+def test_a_frozen_server_is_found_by_the_watchdog(own_postgres):
+    async def body():
+        async with started(own_postgres.url, acquire_timeout=0.5) as database:
+            await database.fetch("SELECT 1")
+            stopped = processes_of(own_postgres.pid())
+            for process in stopped:
+                os.kill(process, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                with pytest.raises(Unavailable):
+                    await database.fetch("SELECT 1")
+                assert time.monotonic() - began < 3
+                assert not database.healthy
+            finally:
+                for process in stopped:
+                    os.kill(process, signal.SIGCONT)
+            await eventually(lambda: database.healthy)
+            assert await database.fetch("SELECT 1")
+
+    asyncio.run(body())
+
+
+def test_a_server_that_is_down_at_start_is_migrated_when_it_comes_up(own_postgres):
+    async def body():
+        own_postgres.stop()
+        async with started(own_postgres.url) as database:
+            assert not database.healthy
+            own_postgres.start()
+            await eventually(lambda: database.healthy)
+            assert await database.fetch("SELECT * FROM schema_files LIMIT 0") == []
+
+    asyncio.run(body())
+
+
+def test_a_listener_survives_the_loss_of_its_connection(database_url):
+    async def body():
+        heard = []
+        async with started(database_url) as database:
+            await database.listen("news", heard.append)
+            await eventually(lambda: heard == [None])
+            await database.fetch("SELECT pg_notify('news', 'first')")
+            await eventually(lambda: heard == [None, "first"])
+            await database.fetch(
+                """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                   WHERE query ILIKE 'listen%' AND datname = current_database()"""
+            )
+
+            async def heard_again():
+                await database.fetch("SELECT pg_notify('news', 'second')")
+                return "second" in heard
+
+            await eventually(heard_again, timeout=10)
+            assert heard.count(None) == 2
+
+    asyncio.run(body())
+
+
+def test_the_url_is_made_from_the_seeds_names_when_none_is_given():
+    settings = schema.Database(host="one, two:5433", port=5432, name="shop", user="me", password="p@ss")
+    assert url_of(settings) == "postgresql://me:p%40ss@one:5432,two:5433/shop"
+
+
+def processes_of(postmaster: int) -> list[int]:
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    return [postmaster, *map(int, children)]
