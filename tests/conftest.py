@@ -22,6 +22,17 @@ def soak() -> bool:
     return SOAK
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory that other users can pass through, as the embedded PostgreSQL must when we are root.
+
+    pytest's own `tmp_path` is closed to others, and each pytest that starts closes it again.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """A private PostgreSQL 18 for the whole session, with durable settings; do not stop it (see `own_postgres`)."""

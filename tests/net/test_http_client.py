@@ -11,10 +11,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.support.wait import eventually
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.net import HttpClient
+from tests.support.wait import eventually
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
