@@ -124,6 +124,7 @@ class EmbeddedPostgres:
             done = subprocess.run(
                 [str(BINARIES / program), *arguments, "-D", str(self.data)],
                 user=self._user,
+                group=pwd.getpwnam(self._user).pw_gid if self._user else None,
                 extra_groups=[] if self._user else None,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
