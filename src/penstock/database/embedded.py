@@ -20,6 +20,7 @@ import pwd
 import stat
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,6 +33,7 @@ BINARIES = Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL el
 SYSTEM_USER = "penstock"
 LONGEST_SOCKET_PATH = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
+LEFTOVERS_TIMEOUT = 10
 
 SETTINGS = {
     "listen_addresses": "",
@@ -57,6 +59,7 @@ class EmbeddedPostgres:
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
         self.directory = directory.absolute()
         self.data = self.directory / "data"
+        self._log = self.directory / "log"
         self.settings = SETTINGS | (settings or {})
         self._user: str | None = None
 
@@ -72,9 +75,34 @@ class EmbeddedPostgres:
             self._initialise()
         elif self.pid() is not None:
             return "taken over"
-        options = " ".join(f"-c {name}='{value}'" for name, value in self._start_settings().items())
-        self._run("pg_ctl", "start", "-w", "-t", str(START_TIMEOUT), "-l", str(self.directory / "log"), "-o", options)
+        self._start_server()
         return "created" if created else "started"
+
+    def _start_server(self) -> None:
+        """Start it; a server that was just killed may still hold its lock file or its memory for a moment."""
+        options = " ".join(f"-c {name}='{value}'" for name, value in self._start_settings().items())
+        deadline = time.monotonic() + LEFTOVERS_TIMEOUT
+        while True:
+            self._remove_lock_of_the_dead()
+            try:
+                self._run("pg_ctl", "start", "-w", "-t", str(START_TIMEOUT), "-l", str(self._log), "-o", options)
+            except Unavailable:
+                if self.pid() is not None or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def _remove_lock_of_the_dead(self) -> None:
+        """PostgreSQL takes a killed postmaster that nobody has reaped yet for a running one; we know better."""
+        lock = self.data / "postmaster.pid"
+        try:
+            pid = int(lock.read_text().splitlines()[0])
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, ValueError, IndexError):
+            return
+        if state == "Z":
+            lock.unlink(missing_ok=True)
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server and wait for it; nothing happens when it does not run."""
@@ -108,7 +136,7 @@ class EmbeddedPostgres:
         owner = (self.data if self.data.exists() else self.directory).stat().st_uid
         self._user = pwd.getpwuid(owner).pw_name if owner != 0 else _system_user()
         account = pwd.getpwnam(self._user)
-        for path in (self.directory, self.socket_directory, self.directory / "log"):
+        for path in (self.directory, self.socket_directory, self._log):
             if path.exists():
                 os.chown(path, account.pw_uid, account.pw_gid)
         _let_others_reach(BINARIES)
@@ -137,8 +165,7 @@ class EmbeddedPostgres:
                 return
             output.seek(0)
             said = output.read().strip()
-        logfile = self.directory / "log"
-        tail = "\n".join(logfile.read_text(errors="replace").splitlines()[-5:]) if logfile.exists() else ""
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-5:]) if self._log.exists() else ""
         raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
 
 
