@@ -1,7 +1,7 @@
 """One owner per directory: an advisory lock (flock) that the kernel drops when its process dies.
 
-The lock file is never removed: removing it would let two processes lock two different files of one name. Its content (the
-owner's process id) is only there for the error message.
+The lock file is never removed: removing it would let two processes lock two different files of one name. Its content
+(the owner's process id) is only there for the error message.
 """
 
 import fcntl
