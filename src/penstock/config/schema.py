@@ -50,6 +50,8 @@ class HttpServer:
     header_timeout: Seconds = key(10.0, "time for a request's headers to arrive; above it 408")
     body_timeout: Seconds = key(30.0, "longest silence while a body arrives; above it 408")
     idle_timeout: Seconds = key(75.0, "keep-alive connections without a request are closed after this")
+    send_timeout: Seconds = key(60.0, "a client that takes no byte of an answer for this long is cut off")
+    compress_from: Size = key(64 << 10, "gzip JSON and text answers of at least this size on request; 0 = never")
     cors_origin: str = key("*", "value of Access-Control-Allow-Origin; empty = no CORS headers")
 
 

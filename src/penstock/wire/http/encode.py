@@ -1,0 +1,77 @@
+"""Answers as bytes. The lines that repeat (status, date, content type, CORS) are joined once per second and kind."""
+
+from email.utils import formatdate
+from typing import cast
+
+from penstock.wire.http.head import Head
+from penstock.wire.http.messages import Headers, Response
+from penstock.wire.status import REASONS
+
+_BODILESS = frozenset((204, 304))
+_NAME = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class Encoder:
+    __slots__ = ("_cors", "_date", "_starts")
+
+    def __init__(self, cors_origin: str) -> None:
+        self._cors = header_lines((("Access-Control-Allow-Origin", cors_origin),)) if cors_origin else b""
+        self._date = b""
+        self._starts: dict[tuple[int, str], bytes] = {}
+        self.tick()
+
+    def tick(self) -> None:
+        """Called every second: the Date header moves on."""
+        self._date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
+        self._starts.clear()
+
+    def start(self, status: int, content_type: str) -> bytes:
+        """Status line and the lines every answer of this kind carries."""
+        start = self._starts.get((status, content_type))
+        if start is None:
+            line = f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n".encode()
+            kind = header_lines((("Content-Type", content_type),)) if content_type and status not in _BODILESS else b""
+            start = self._starts[(status, content_type)] = b"".join((line, self._date, self._cors, kind))
+        return start
+
+    def simple(self, response: Response) -> bytes:
+        """An answer without headers of its own, to a request that wants nothing special."""
+        start = self._starts.get((response.status, response.content_type)) or self.start(
+            response.status, response.content_type
+        )
+        if response.status in _BODILESS:
+            return start + b"\r\n"
+        return b"%bContent-Length: %d\r\n\r\n%b" % (start, len(response.body), cast(bytes, response.body))
+
+    def head(self, head: Head | None, response: Response, close: bool) -> bytes:
+        """Everything before the body, in the general case."""
+        parts = [self.start(response.status, response.content_type), header_lines(response.headers)]
+        if response.status not in _BODILESS:
+            parts.append(b"Content-Length: %d\r\n" % len(response.body))
+        parts.append(_connection(head, close))
+        return b"".join(parts)
+
+    def stream_head(self, head: Head, status: int, content_type: str, headers: Headers, close: bool) -> bytes:
+        parts = [self.start(status, content_type), header_lines(headers)]
+        if not head.http10:
+            parts.append(b"Transfer-Encoding: chunked\r\n")
+        parts.append(_connection(head, close))
+        return b"".join(parts)
+
+
+def _connection(head: Head | None, close: bool) -> bytes:
+    if close:
+        return b"Connection: close\r\n\r\n"
+    return b"Connection: keep-alive\r\n\r\n" if head is not None and head.http10 else b"\r\n"
+
+
+def header_lines(headers: Headers) -> bytes:
+    """Headers as lines; one that could break out of its line is a bug of the handler and is not sent."""
+    if not headers:
+        return b""
+    lines = []
+    for name, value in headers:
+        if not name or not _NAME.issuperset(name) or any(letter in value for letter in "\r\n\0"):
+            raise ValueError(f"not a header: {name!r}: {value!r}")
+        lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode("latin-1")

@@ -1,0 +1,197 @@
+"""The head of a request: request line and headers, parsed once per distinct byte sequence.
+
+Clients on a kept-alive connection send the same head over and over (a producer's POST, a consumer's long poll). So the
+unit of parsing is the whole head: llhttp (through httptools) parses and judges it the first time, the router finds its
+route, and the result is kept under the exact bytes. The next request with these bytes costs one dictionary lookup. A
+cached head was accepted by llhttp byte for byte, so the cache cannot be talked into a different reading of a request.
+
+Framing is decided here, strictly, since a disagreement about it is request smuggling. llhttp 9 refuses in its default
+mode: Content-Length together with Transfer-Encoding, repeated Content-Length, signs and lists in it, bare CR or LF,
+folded lines, blanks before the colon, control characters. We add: exactly one Host in HTTP/1.1, versions 1.0 and 1.1
+only, Transfer-Encoding is `chunked` and nothing else, and no fragment in the target.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+if TYPE_CHECKING:
+    from penstock.wire.http.routes import Endpoint
+
+CHUNKED = -1
+_LARGEST_CACHED = 2048
+_GENERATION = 2048
+
+
+class Refused(Exception):
+    """The request cannot be served as HTTP; it is answered with `status` and the connection is closed."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Head:
+    __slots__ = (
+        "_by_name", "accepts_gzip", "args", "endpoint", "expects_continue", "headers", "http10",
+        "keep_alive", "length", "method", "params", "path", "plain", "query", "target",
+    )  # fmt: skip
+
+    def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers  # names in lower case
+        self.path, _, self.query = origin_form(target).partition("?")
+        self.length = 0  # of the body; CHUNKED when only its end will tell
+        self.keep_alive = self.http10 = self.expects_continue = self.accepts_gzip = False
+        self.params: Mapping[str, str] = {}
+        self.endpoint: Endpoint
+        self.args: Any = None  # the decoded query, kept only when its type is frozen
+        self.plain = False  # HTTP/1.1, kept alive, not HEAD: the answer's head has no special lines
+        self._by_name: dict[str, str] | None = None
+
+    def header(self, name: str) -> str | None:
+        if self._by_name is None:
+            self._by_name = {}
+            for raw_name, raw_value in self.headers:
+                key, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+                known = self._by_name.get(key)
+                self._by_name[key] = value if known is None else f"{known}, {value}"
+        return self._by_name.get(name)
+
+
+class HeadCache:
+    """Heads by their bytes, in two generations: what was not asked for during a whole generation is forgotten."""
+
+    __slots__ = ("_find", "old", "young")
+
+    def __init__(self, find: Callable[[Head], None]) -> None:
+        self._find = find  # sets endpoint and params
+        self.young: dict[bytes, Head] = {}
+        self.old: dict[bytes, Head] = {}
+
+    def get(self, raw: bytes) -> Head:
+        head = self.young.get(raw)
+        if head is not None:
+            return head
+        head = self.old.get(raw)
+        if head is None:
+            head = parse(raw)
+            self._find(head)
+            if len(raw) > _LARGEST_CACHED:
+                return head
+        if len(self.young) >= _GENERATION:
+            self.old, self.young = self.young, {}
+        self.young[raw] = head
+        return head
+
+
+class _Collector:
+    """Receives llhttp's callbacks for one head."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parser = httptools.HttpRequestParser(self)
+        self.complete = 0
+        self.keep_alive = False
+        self.method = self.version = ""
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.complete += 1
+        self.keep_alive = self.parser.should_keep_alive()
+        self.version = self.parser.get_http_version()
+        self.method = self.parser.get_method().decode("ascii")
+
+
+class Partial:
+    """A head that is still arriving: llhttp sees each piece once, so nonsense is refused before its end arrives."""
+
+    __slots__ = ("_collector",)
+
+    def __init__(self) -> None:
+        self._collector = _Collector()
+
+    def feed(self, piece: bytes) -> None:
+        _feed(self._collector, piece)
+        if self._collector.complete:
+            raise Refused(400, "Malformed request: the headers must end with an empty line (CR LF)")
+
+
+def _feed(collector: _Collector, data: bytes) -> None:
+    try:
+        collector.parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        pass  # we offer no upgrade: the request is served as the plain request it also is
+    except httptools.HttpParserError as error:
+        raise Refused(400, f"Malformed request: {error}") from None
+
+
+def parse(raw: bytes) -> Head:
+    """Parse the bytes of one head, its empty line included."""
+    collector = _Collector()
+    _feed(collector, raw)
+    if collector.complete != 1:
+        raise Refused(400, "Malformed request: incomplete headers")
+    if collector.version not in ("1.1", "1.0"):
+        raise Refused(505, f"HTTP version {collector.version} is not supported, 1.1 is")
+    try:
+        target = collector.url.decode("ascii")
+    except UnicodeDecodeError:
+        raise Refused(400, "Malformed request: the target must be ASCII, percent-encode the rest") from None
+    if "#" in target:
+        raise Refused(400, "Malformed request: the target must not contain a fragment (#)")
+    head = Head(collector.method, target, collector.headers)
+    head.keep_alive = collector.keep_alive
+    head.http10 = collector.version == "1.0"
+    _read_headers(head)
+    head.plain = head.keep_alive and not head.http10 and head.method != "HEAD"
+    return head
+
+
+def _read_headers(head: Head) -> None:
+    hosts = 0
+    for name, value in head.headers:
+        if name == b"content-length":
+            head.length = int(value)
+        elif name == b"transfer-encoding":
+            if head.http10:
+                raise Refused(400, "Malformed request: Transfer-Encoding in HTTP/1.0")
+            if value.lower() != b"chunked":
+                raise Refused(501, f"Transfer-Encoding {value.decode('latin-1')!r} is not supported, 'chunked' is")
+            head.length = CHUNKED
+        elif name == b"host":
+            hosts += 1
+        elif name == b"expect":
+            if value.lower() != b"100-continue":
+                raise Refused(417, f"Expectation {value.decode('latin-1')!r} is not supported, '100-continue' is")
+            head.expects_continue = not head.http10
+        elif name == b"accept-encoding":
+            head.accepts_gzip = head.accepts_gzip or _names_gzip(value.decode("latin-1"))
+    if hosts > 1 or (hosts == 0 and not head.http10):
+        raise Refused(400, f"Malformed request: {'several Host headers' if hosts else 'no Host header'}")
+
+
+def _names_gzip(accept_encoding: str) -> bool:
+    for item in accept_encoding.lower().split(","):
+        coding, *parameters = (part.strip() for part in item.split(";"))
+        if coding == "gzip":
+            return not any(part.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000") for part in parameters)
+    return False
+
+
+def origin_form(target: str) -> str:
+    """The target as path and query: a proxy's absolute form loses its scheme and authority."""
+    if target.startswith("/") or "://" not in target:
+        return target
+    rest = target.split("://", 1)[1]
+    cut = min((place for place in (rest.find("/"), rest.find("?")) if place >= 0), default=len(rest))
+    path = rest[cut:]
+    return path if path.startswith("/") else "/" + path

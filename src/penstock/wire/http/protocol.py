@@ -1,0 +1,557 @@
+"""One HTTP connection: an asyncio Protocol that answers requests strictly one after the other.
+
+The states:
+
+    READY   between requests, or with a part of a head in `rest`
+    BODY    a head was read and its body is arriving
+    BUSY    a handler is at work (a coroutine, a future or a stream); what else arrives waits in `rest`
+    LINGER  an error was answered; what arrives is dropped until the client has read it and closes
+    CLOSED
+
+A plain handler is called and answered inside `data_received`: no task, no callback, one write. Pipelined requests are
+not run in parallel (a client that pipelines a push and a pop expects that order); those that wait are kept as the bytes
+they came in, and when these exceed `_MOST_WAITING` we stop reading. We also stop when the client does not read: the
+transport's buffer above its high-water mark holds the next request back, and a stream's `write` waits. So a connection
+costs at most one request, one answer and a bounded buffer.
+
+Time is looked at by one sweep over all connections (`sweep`, called by the server), never by a timer per request.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from io import BytesIO
+from typing import Any, cast
+
+from penstock.config.schema import HttpServer as Settings
+from penstock.errors import Unavailable
+from penstock.ids import uuid7
+from penstock.metrics import Metrics
+from penstock.wire.http.chunked import ChunkedBody
+from penstock.wire.http.compress import compressed, is_compressible
+from penstock.wire.http.encode import Encoder
+from penstock.wire.http.head import CHUNKED, Head, HeadCache, Partial, Refused
+from penstock.wire.http.messages import Answer, Request, Response, StreamResponse, error_response
+from penstock.wire.http.routes import Router
+from penstock.wire.status import is_expected, status_of
+
+log = logging.getLogger("penstock.http")
+
+READY, BODY, BUSY, LINGER, CLOSED = range(5)
+_MOST_WAITING = 64 << 10
+_HIGH_WATER = 256 << 10
+_JOINED = 64 << 10  # larger bodies are not copied behind their head
+_LINGER_TIME = 2.0
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Shared:
+    """What the connections of one server have in common."""
+
+    def __init__(self, router: Router, settings: Settings, metrics: Metrics, executor: Executor | None) -> None:
+        self.router = router
+        self.settings = settings
+        self.executor = executor
+        self.cache = HeadCache(self._route)
+        self.encoder = Encoder(settings.cors_origin)
+        self.simple_below = min(_JOINED, settings.compress_from or _JOINED)  # bytes of a body that needs no thought
+        self.connections: set[Connection] = set()
+        self.running: set[asyncio.Future[Any]] = set()
+        self.draining = False
+        self.drained: asyncio.Event = asyncio.Event()
+        self.now = 0.0  # the loop's time as of the last sweep
+        self.requests = metrics.counter("penstock_http_requests_total", "HTTP answers", "method", "route", "status")
+        self.refused = metrics.counter("penstock_http_refused_total", "Requests refused as HTTP", "status")
+        metrics.gauge("penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections))
+
+    def _route(self, head: Head) -> None:
+        if head.length > self.settings.max_body:
+            raise Refused(413, f"The body is larger than the limit of {self.settings.max_body} bytes")
+        self.router.find(head)
+
+    def count(self, head: Head, status: int) -> None:
+        labels = head.endpoint.labels.get(status)
+        if labels is None:
+            labels = head.endpoint.labels[status] = (head.endpoint.route.method, head.endpoint.name, str(status))
+        values = self.requests.values
+        values[labels] = values.get(labels, 0) + 1
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_address", "_body", "_drained", "_eof", "_fed", "_head", "_live", "_partial", "_paused", "_request", "_shared",
+        "_since", "_state", "_stream", "_stuck_since", "_transport", "_unsent", "_watchers", "_writable", "rest",
+        "seen",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set by connection_made
+        self._state = READY
+        self._writable = True
+        self._paused = False  # reading
+        self._eof = False  # the client will send no more
+        self.rest = b""  # bytes that wait: the start of a head, or pipelined requests
+        self._partial: Partial | None = None  # the head that is arriving, and how much of `rest` it has seen
+        self._fed = 0
+        self._head: Head | None = None  # the request whose body is arriving
+        self._body: BytesIO | ChunkedBody | None = None
+        self._request: Request | None = None  # the request a handler is working on
+        self._stream: asyncio.Task[None] | None = None
+        self._live = False  # the stream never ends by itself
+        self._watchers: list[Callable[[], None]] = []
+        self._drained: asyncio.Future[None] | None = None  # a stream waits for the client to read
+        self.seen = shared.now  # when bytes arrived last
+        self._since = 0.0  # when the head that is arriving began
+        self._unsent = 0
+        self._stuck_since = 0.0
+        self._address = ""
+
+    # From the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        shared = self._shared
+        if len(shared.connections) >= shared.settings.max_connections:
+            self._refuse(Refused(503, f"All {shared.settings.max_connections} connections are in use"))
+            self._close()
+            return
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        shared.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.seen = self._shared.now
+        state = self._state
+        if state == READY and self._writable:
+            if self.rest:
+                data = self.rest + data
+                self.rest = b""
+            self._serve(data)
+        elif state == BODY:
+            rest = self._take_body(data)
+            if rest is not None:
+                self._serve(rest)
+        elif state <= BUSY:
+            self.rest += data
+            if len(self.rest) > _MOST_WAITING and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        if self._state == BUSY:
+            self._tell_watchers()
+            if self._stream is not None:
+                self._transport.abort()
+        elif self._state == BODY:
+            self._refuse(Refused(400, "The connection ended within the body"))
+        elif self._state == READY and self.rest and self._writable:
+            self._refuse(Refused(400, "The connection ended within the headers"))
+        elif self._state != READY or not self.rest:
+            self._close()
+        return self._transport.can_write_eof()  # keep our half open until the answer is out; TLS cannot
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._state = CLOSED
+        self.rest = b""
+        self._head = self._body = self._partial = None
+        shared = self._shared
+        shared.connections.discard(self)
+        self._tell_watchers()
+        if self._stream is not None:
+            self._stream.cancel()
+        self._wake_stream()
+        if shared.draining and not shared.connections:
+            shared.drained.set()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._unsent, self._stuck_since = 0, self._shared.now
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._wake_stream()
+        if self._state == READY:
+            self._continue()
+
+    # Requests
+
+    def _serve(self, data: bytes) -> None:
+        """Answer the requests in `data`, which begins where a request begins; what cannot be answered yet waits."""
+        cache = self._shared.cache
+        start, size = 0, len(data)
+        while start < size:
+            end = data.find(b"\r\n\r\n", start) + 4
+            if end == 3:
+                self._wait_for_head(data[start:])
+                return
+            raw = data[start:end]
+            head = cache.young.get(raw)
+            if head is None:
+                if raw.startswith(b"\r\n"):  # RFC 9112: empty lines before a request are skipped
+                    start += 2
+                    continue
+                try:
+                    if len(raw) > self._shared.settings.max_header:
+                        raise self._header_too_large()
+                    head = cache.get(raw)
+                except Refused as refused:
+                    self._refuse(refused)
+                    return
+            if self._partial is not None:
+                self._partial = None
+            start = end + head.length
+            if head.length == 0:
+                body = b""
+            elif head.length > 0 and start <= size:
+                body = data[end:start]
+            else:
+                rest = self._begin_body(head, data[end:])
+                if rest is None:
+                    return
+                data, start, size = rest, 0, len(rest)
+                continue
+            if not self._call(head, body):
+                self.rest = data[start:] if self._state != CLOSED else b""
+                return
+        if self._eof:
+            self._close()
+
+    def _call(self, head: Head, body: bytes) -> bool:
+        """Run the handler; whether the next request may be served at once."""
+        request = Request(head, body, self)
+        try:
+            answer = head.endpoint.call(request)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes an answer and a log line
+            answer = failure(error, request)
+        if type(answer) is Response:
+            return self._send(head, answer)
+        self._wait_for(request, answer)
+        return self._state == READY and self._writable
+
+    def _wait_for_head(self, rest: bytes) -> None:
+        if rest in (b"\r", b"\r\n"):
+            self.rest = rest
+            self._since = self.seen
+            return
+        rest = rest.removeprefix(b"\r\n")
+        try:
+            if len(rest) > self._shared.settings.max_header:
+                raise self._header_too_large()
+            if self._partial is None:
+                self._partial, self._fed, self._since = Partial(), 0, self.seen
+            self._partial.feed(rest[self._fed :])
+        except Refused as refused:
+            self._refuse(refused)
+            return
+        self._fed = len(rest)
+        self.rest = rest
+        if self._eof:
+            self._refuse(Refused(400, "The connection ended within the headers"))
+
+    def _header_too_large(self) -> Refused:
+        return Refused(431, f"The headers are larger than the limit of {self._shared.settings.max_header} bytes")
+
+    def _begin_body(self, head: Head, data: bytes) -> bytes | None:
+        self._state, self._head = BODY, head
+        self._body = ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
+        if head.expects_continue and not data:
+            self._transport.write(_CONTINUE)
+        if self._eof:
+            self._refuse(Refused(400, "The connection ended within the body"))
+            return None
+        return self._take_body(data)
+
+    def _take_body(self, data: bytes) -> bytes | None:
+        """Add to the body; once it is whole and its request answered, what follows it and can be served now."""
+        head, body = self._head, self._body
+        assert head is not None
+        if isinstance(body, ChunkedBody):
+            try:
+                whole = body.feed(data)
+            except Refused as refused:
+                self._refuse(refused)
+                return None
+            if whole is None:
+                return None
+            rest = body.rest
+        else:
+            assert body is not None
+            missing = head.length - body.tell()
+            body.write(data[:missing] if len(data) > missing else data)
+            if len(data) < missing:
+                return None
+            whole, rest = body.getvalue(), data[missing:]
+        self._state, self._head, self._body = READY, None, None
+        if self._call(head, whole):
+            return rest
+        self.rest = rest if self._state != CLOSED else b""
+        return None
+
+    # Answers
+
+    def _send(self, head: Head, response: Response) -> bool:
+        """Write an answer; whether the next request may be served at once."""
+        shared = self._shared
+        try:
+            if head.plain and not response.headers and not shared.draining and len(response.body) < shared.simple_below:
+                self._transport.write(shared.encoder.simple(response))
+            elif self._wants_gzip(head, response):
+                self._compress_and_send(head, response)
+                return False
+            else:
+                self._send_general(head, response)
+        except (ValueError, UnicodeEncodeError) as error:  # headers or a content type that cannot be sent
+            response = failure(error, None)
+            self._send_general(head, response)
+        shared.count(head, response.status)
+        return self._writable and self._state == READY
+
+    def _send_general(self, head: Head, response: Response) -> None:
+        close = not head.keep_alive or self._shared.draining
+        start = self._shared.encoder.head(head, response, close)
+        if head.method == "HEAD" or response.status in (204, 304):
+            self._transport.write(start)
+        elif len(response.body) < _JOINED:
+            self._transport.write(start + response.body)
+        else:
+            self._transport.write(start)
+            self._transport.write(response.body)
+        if close:
+            self._close()
+
+    def _wants_gzip(self, head: Head, response: Response) -> bool:
+        least = self._shared.settings.compress_from
+        return (
+            head.accepts_gzip
+            and 0 < least <= len(response.body)
+            and head.endpoint.gzip
+            and is_compressible(response)
+            and head.method != "HEAD"
+        )
+
+    def _compress_and_send(self, head: Head, response: Response) -> None:
+        """Compress in the pool for blocking work: a megabyte takes long enough to be noticed by everyone else."""
+        loop = asyncio.get_running_loop()
+        request = Request(head, b"", self)
+        self._wait_for(request, loop.run_in_executor(self._shared.executor, compressed, response))
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer an error of the protocol itself. Where the next request begins is unknown, so this is the last one."""
+        if self._state >= LINGER:
+            return
+        response = error_response(refused.status, str(refused))
+        self._transport.write(self._shared.encoder.head(None, response, close=True) + cast(bytes, response.body))
+        self._shared.refused.add(1, str(refused.status))
+        self.rest = b""
+        self._head = self._body = self._partial = None
+        if self._eof:
+            self._close()
+            return
+        # Closing with unread bytes in the socket would reset the connection and might destroy the answer on its way.
+        self._state = LINGER
+        self.seen = self._shared.now
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._resume_reading()
+
+    def _close(self) -> None:
+        if self._state != CLOSED:
+            self._state = CLOSED
+            self._transport.close()
+
+    # Handlers that take their time
+
+    def _wait_for(self, request: Request, answer: Answer | Awaitable[Answer]) -> None:
+        self._state, self._request = BUSY, request
+        if isinstance(answer, StreamResponse):
+            self._start_stream(request, answer)
+            return
+        future = asyncio.ensure_future(cast(Awaitable[Answer], answer))
+        self._shared.running.add(future)
+        future.add_done_callback(self._answered)
+
+    def _answered(self, future: "asyncio.Future[Answer]") -> None:
+        self._shared.running.discard(future)
+        request = self._request
+        assert request is not None
+        try:
+            answer = future.result()
+        except asyncio.CancelledError:
+            answer = failure(Unavailable("The broker is stopping"), request)
+        except Exception as error:  # noqa: BLE001 - as for a plain handler
+            answer = failure(error, request)
+        self._watchers.clear()
+        if self._state != BUSY:
+            self._request = None
+            return
+        if isinstance(answer, StreamResponse):
+            self._start_stream(request, answer)
+            return
+        self._state, self._request = READY, None
+        if self._send(request.head, answer):
+            self._continue()
+
+    def _continue(self) -> None:
+        """Serve what has waited, then read on."""
+        rest, self.rest = self.rest, b""
+        if rest or self._eof:
+            self._serve(rest)
+        if len(self.rest) <= _MOST_WAITING:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self._paused and self._state != CLOSED:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _start_stream(self, request: Request, answer: StreamResponse) -> None:
+        head = request.head
+        close = not head.keep_alive or head.http10 or self._shared.draining
+        try:
+            start = self._shared.encoder.stream_head(head, answer.status, answer.content_type, answer.headers, close)
+        except (ValueError, UnicodeEncodeError) as error:
+            self._state, self._request = READY, None
+            if self._send(head, failure(error, request)):
+                self._continue()
+            return
+        self._transport.write(start)
+        self._shared.count(head, answer.status)
+        self._live = answer.live
+        self._stream = asyncio.get_running_loop().create_task(self._run_stream(head, answer, close))
+        self._shared.running.add(self._stream)
+        self._stream.add_done_callback(self._shared.running.discard)
+
+    async def _run_stream(self, head: Head, answer: StreamResponse, close: bool) -> None:
+        try:
+            if head.method != "HEAD":
+                await answer.run(_Pieces(self, chunked=not head.http10))
+        except asyncio.CancelledError:
+            pass  # by us: the client has gone, or a live stream ends because the server stops
+        except ConnectionError:
+            if self._state == BUSY:
+                log.exception("a stream failed: %s %s", head.method, head.path)
+                self._transport.abort()
+        except Exception:
+            log.exception("a stream failed: %s %s", head.method, head.path)
+            self._transport.abort()  # the missing last chunk tells the client that the answer is not whole
+            return
+        self._stream = self._request = None
+        self._watchers.clear()
+        if self._state != BUSY:
+            return
+        if head.method != "HEAD" and not head.http10:
+            self._transport.write(b"0\r\n\r\n")
+        self._state = READY
+        if close or self._shared.draining:
+            self._close()
+        elif self._writable:
+            self._continue()
+
+    async def write_piece(self, data: bytes, chunked: bool) -> None:
+        if self._state == BUSY:
+            transport = self._transport
+            if not chunked:
+                transport.write(data)
+            elif len(data) < _JOINED:
+                transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            else:
+                transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            if not self._writable:
+                self._drained = asyncio.get_running_loop().create_future()
+                await self._drained
+        if self._state != BUSY:
+            raise ConnectionResetError("the client has gone")
+
+    def _wake_stream(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        if self._state == CLOSED or self._eof:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._watchers.append(callback)
+
+    def _tell_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for callback in watchers:
+            try:
+                callback()
+            except Exception:
+                log.exception("a disconnect callback failed")
+
+    @property
+    def address(self) -> str:
+        if not self._address:
+            peer = self._transport.get_extra_info("peername")
+            self._address = str(peer[0]) if isinstance(peer, tuple) else "unix"
+        return self._address
+
+    # Time, and the end
+
+    def sweep(self, now: float, slack: float) -> None:
+        """Enforce the time limits; `slack` is how late `seen` and `since` may have been written down."""
+        settings = self._shared.settings
+        quiet = now - self.seen - slack
+        if not self._writable or self._state == CLOSED:
+            self._check_progress(now, settings.send_timeout)
+        elif self._state == READY:
+            if self.rest:
+                if now - self._since - slack > settings.header_timeout:
+                    self._refuse(Refused(408, f"The headers did not arrive within {settings.header_timeout:g} s"))
+            elif quiet > settings.idle_timeout:
+                self._close()
+        elif self._state == BODY:
+            if quiet > settings.body_timeout:
+                self._refuse(Refused(408, f"Nothing of the body arrived for {settings.body_timeout:g} s"))
+        elif self._state == LINGER and quiet > _LINGER_TIME:
+            self._transport.abort()
+
+    def _check_progress(self, now: float, limit: float) -> None:
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._stuck_since = unsent, now
+        elif now - self._stuck_since > limit:
+            log.info("cut a client that took no bytes for %g s with %d bytes unsent: %s", limit, unsent, self.address)
+            self._transport.abort()
+
+    def drain(self) -> None:
+        """The server stops: close now if nothing is under way, else after the answer."""
+        if self._state == LINGER or (self._state == READY and not self.rest and self._writable):
+            self._close()
+        elif self._stream is not None and self._live:
+            self._stream.cancel()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class _Pieces:
+    """The Stream a handler writes to."""
+
+    __slots__ = ("_chunked", "_connection")
+
+    def __init__(self, connection: Connection, chunked: bool) -> None:
+        self._connection = connection
+        self._chunked = chunked
+
+    async def write(self, data: bytes) -> None:
+        if data:  # an empty chunk would end the body
+            await self._connection.write_piece(data, self._chunked)
+
+
+def failure(error: BaseException, request: Request | None) -> Response:
+    """The answer to an error. What was not raised on purpose is logged under an id, and only the id is told."""
+    status = status_of(error).http
+    if is_expected(error):
+        wait = getattr(error, "retry_after", None)
+        headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        return error_response(status, str(error), headers)
+    number = str(uuid7())
+    what = f"{request.method} {request.path}" if request is not None else "an answer"
+    log.error("internal error %s at %s", number, what, exc_info=error)
+    return error_response(500, "internal error", id=number)

@@ -1,0 +1,301 @@
+"""Routes: which handler answers what, and what it wants decoded before it is called.
+
+A path is literal segments, parameters `{name}` (one whole segment, percent-decoded, never empty) and at its end
+possibly `{name...}`, which takes the rest of the path. Literal segments win over parameters, parameters over the rest;
+a path that matches but lacks the method falls through to the next candidate. Paths without parameters are found in one
+dictionary, the others in a tree of segments. What is found is kept with the cached head, so this runs once per
+distinct request head.
+
+Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls one.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from penstock.errors import InvalidRequest
+from penstock.wire.http.head import Head
+from penstock.wire.http.messages import Answer, Handler, Request, Response, error_response
+
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str  # GET, POST, ...; "*" for any
+    path: str
+    handler: Handler
+    _: KW_ONLY
+    query: type | None = None  # a msgspec Struct: one field per parameter
+    body: Any = None  # a type for msgspec, or bytes for the body as it is
+    body_optional: bool = False  # an empty body is None instead of an error
+    decode: bool = True  # False: query and body are documentation only (another process decodes them)
+    answer: Any = None  # type of the answer, for the OpenAPI document
+    answer_type: str = "application/json"
+    status: int = 200
+    summary: str = ""
+    tag: str = ""
+    gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
+    hidden: bool = False  # not in the OpenAPI document
+
+    @property
+    def segments(self) -> list[str]:
+        return self.path.split("/")[1:]
+
+    @property
+    def parameters(self) -> list[str]:
+        return [name for name in map(_parameter, self.segments) if name]
+
+
+class Endpoint:
+    """A route made ready to be called: decoders built, metric labels at hand."""
+
+    __slots__ = ("_args", "_cache_args", "_data", "call", "decodes", "gzip", "labels", "name", "route")
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.name = route.path
+        self.gzip = route.gzip
+        self.labels: dict[int, tuple[str, ...]] = {}  # status -> label values, filled by the server
+        query = route.query if route.decode else None
+        self._cache_args = query is not None and bool(query.__struct_config__.frozen)  # type: ignore[attr-defined]
+        self._args = _query_decoder(query) if query is not None else None
+        self._data = _body_decoder(route.body, route.body_optional) if route.decode and route.body is not None else None
+        self.decodes = self._args is not None or self._data is not None
+        self.call: Handler = self._decode_and_call if self.decodes else route.handler
+
+    def _decode_and_call(self, request: Request) -> Answer | Awaitable[Answer]:
+        if self._args is not None:
+            head = request.head
+            if head.args is not None:
+                request.args = head.args
+            else:
+                request.args = self._args(head.query)
+                if self._cache_args:
+                    head.args = request.args
+        if self._data is not None:
+            request.data = self._data(request.body)
+        return self.route.handler(request)
+
+
+def _query_decoder(kind: type) -> Callable[[str], Any]:
+    repeated = {
+        field.encode_name
+        for field, about in zip(msgspec.structs.fields(kind), msgspec.inspect.type_info(kind).fields, strict=True)  # type: ignore[attr-defined]
+        if _is_list(about.type)
+    }
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+
+    def decode(query: str) -> Any:
+        values: dict[str, Any] = {}
+        if query:
+            try:
+                pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+            except (UnicodeDecodeError, ValueError):
+                raise InvalidRequest("The query string is not UTF-8 after percent-decoding") from None
+            for name, value in pairs:
+                if name in repeated:
+                    values.setdefault(name, []).append(value)
+                elif name in known:
+                    values.setdefault(name, value)
+        try:
+            return msgspec.convert(values, kind, strict=False, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(_query_problem(str(error), values)) from None
+
+    return decode
+
+
+def _is_list(about: Any) -> bool:
+    kinds = about.types if isinstance(about, msgspec.inspect.UnionType) else (about,)
+    return any(isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.SetType) for kind in kinds)
+
+
+def _query_problem(text: str, values: dict[str, Any]) -> str:
+    problem, _, place = text.partition(" - at `$.")
+    if place:
+        name = place.rstrip("`").split("[")[0]
+        problem = problem[:1].lower() + problem[1:].replace(", got `str`", "")
+        return f"Query parameter `{name}`: {problem}, got {values.get(name)!r}"
+    return problem.replace("Object missing required field", "Missing query parameter")
+
+
+def _body_decoder(kind: Any, optional: bool) -> Callable[[bytes], Any]:
+    if kind is bytes:
+        return lambda body: body
+    decode = msgspec.json.Decoder(kind).decode
+
+    def decode_body(body: bytes) -> Any:
+        if not body:
+            if optional:
+                return None
+            raise InvalidRequest("Empty request body")
+        try:
+            return decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"Invalid body: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"Invalid JSON: {error}") from None
+        except RecursionError:
+            raise InvalidRequest("Invalid JSON: nested too deeply") from None
+
+    return decode_body
+
+
+def _parameter(segment: str) -> str:
+    return segment[1:-1].removesuffix("...") if segment.startswith("{") and segment.endswith("}") else ""
+
+
+class _Node:
+    __slots__ = ("literal", "methods", "one", "rest")
+
+    def __init__(self) -> None:
+        self.literal: dict[str, _Node] = {}
+        self.one: _Node | None = None
+        self.rest: _Node | None = None
+        self.methods: dict[str, Endpoint] = {}
+
+
+class Router:
+    def __init__(self, routes: Iterable[Route] = ()) -> None:
+        self._static: dict[str, dict[str, Endpoint]] = {}
+        self._root = _Node()
+        self._endpoints: list[Endpoint] = []
+        self._refusals: dict[str, Endpoint] = {}
+        self._not_found = Endpoint(Route(ANY, "(none)", _not_found))
+        for route in routes:
+            self.add(route)
+
+    def add(self, route: Route) -> None:
+        if not route.path.startswith("/"):
+            raise ValueError(f"a route's path starts with a slash: {route.path!r}")
+        node = self._root
+        for place, segment in enumerate(route.segments):
+            if segment.endswith("...}"):
+                if place + 1 != len(route.segments):
+                    raise ValueError(f"{segment} must be the last segment of {route.path}")
+                node.rest = node = node.rest or _Node()
+            elif _parameter(segment):
+                node.one = node = node.one or _Node()
+            else:
+                node = node.literal.setdefault(segment, _Node())
+        if route.method in node.methods:
+            raise ValueError(f"{route.method} {route.path} is routed twice")
+        endpoint = Endpoint(route)
+        node.methods[route.method] = endpoint
+        self._endpoints.append(endpoint)
+        if not route.parameters:
+            self._static[route.path] = node.methods
+
+    def extend(self, routes: Iterable[Route]) -> None:
+        for route in routes:
+            self.add(route)
+
+    @property
+    def routes(self) -> list[Route]:
+        return [endpoint.route for endpoint in self._endpoints]
+
+    def find(self, head: Head) -> None:
+        """Set the head's endpoint and parameters."""
+        method, path = head.method, head.path
+        methods = self._static.get(path)
+        if methods is not None:
+            endpoint = _pick(methods, method)
+            if endpoint is not None:
+                head.endpoint = endpoint
+                return
+        raw = path.split("/")[1:]
+        try:
+            segments = [_percent_decoded(segment) for segment in raw] if "%" in path else raw
+        except InvalidRequest as error:
+            head.endpoint = self._refusal(f"400 {error}", 400, str(error), ())
+            return
+        allowed: set[str] = set()
+        for methods, values in self._candidates(self._root, segments, 0, []):
+            endpoint = _pick(methods, method)
+            if endpoint is not None:
+                head.endpoint = endpoint
+                head.params = dict(zip(endpoint.route.parameters, values, strict=True))
+                return
+            allowed.update(methods)
+        if path == "*" and method == "OPTIONS":
+            allowed = {endpoint.route.method for endpoint in self._endpoints} - {ANY}
+        head.endpoint = self._without_route(method, allowed) if allowed else self._not_found
+
+    def _candidates(
+        self, node: _Node, segments: list[str], place: int, values: list[str]
+    ) -> Iterator[tuple[dict[str, Endpoint], list[str]]]:
+        """Every place in the tree that fits, best first."""
+        if place == len(segments):
+            if node.methods:
+                yield node.methods, values
+            return
+        segment = segments[place]
+        literal = node.literal.get(segment)
+        if literal is not None:
+            yield from self._candidates(literal, segments, place + 1, values)
+        if node.one is not None and segment:
+            yield from self._candidates(node.one, segments, place + 1, [*values, segment])
+        if node.rest is not None:
+            yield node.rest.methods, [*values, "/".join(segments[place:])]
+
+    def _without_route(self, method: str, allowed: set[str]) -> Endpoint:
+        if "GET" in allowed:
+            allowed.add("HEAD")
+        allow = ", ".join(sorted(allowed | {"OPTIONS"}))
+        if method == "OPTIONS":
+            return self._refusal(f"OPTIONS {allow}", 204, "", (("Allow", allow),))
+        return self._refusal(f"405 {allow}", 405, f"Method not allowed, try one of: {allow}", (("Allow", allow),))
+
+    def _refusal(self, key: str, status: int, text: str, headers: tuple[tuple[str, str], ...]) -> Endpoint:
+        """An endpoint that always gives this answer; there are only as many as there are sets of methods."""
+        if key not in self._refusals:
+            answer = _preflight(headers) if status == 204 else _constant(error_response(status, text, headers))
+            self._refusals[key] = Endpoint(Route(ANY, f"({status})", answer))
+        return self._refusals[key]
+
+
+def _pick(methods: dict[str, Endpoint], method: str) -> Endpoint | None:
+    return methods.get(method) or (methods.get("GET") if method == "HEAD" else None) or methods.get(ANY)
+
+
+def _percent_decoded(segment: str) -> str:
+    if "%" not in segment:
+        return segment
+    for place, letter in enumerate(segment):
+        if letter == "%" and not _is_hex(segment[place + 1 : place + 3]):
+            raise InvalidRequest("The path holds a percent sign without two hexadecimal digits")
+    try:
+        return unquote_to_bytes(segment).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("The path is not UTF-8 after percent-decoding") from None
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == 2 and all(letter in "0123456789abcdefABCDEF" for letter in text)
+
+
+def _constant(response: Response) -> Handler:
+    return lambda _: response
+
+
+def _not_found(request: Request) -> Response:
+    return error_response(404, f"Nothing at {request.path}")
+
+
+def _preflight(headers: tuple[tuple[str, str], ...]) -> Handler:
+    """OPTIONS: what the path allows, and leave for a browser of another origin to send the headers it asked about."""
+
+    def answer(request: Request) -> Response:
+        asked = request.header("access-control-request-headers") or "Content-Type, Authorization"
+        cors = (
+            ("Access-Control-Allow-Methods", headers[0][1]),
+            ("Access-Control-Allow-Headers", asked),
+            ("Access-Control-Max-Age", "600"),
+        )
+        return Response(204, headers=(*headers, *cors))
+
+    return answer

@@ -1,0 +1,162 @@
+"""The HTTP server: listens, sweeps, drains.
+
+One process may hold several (the public port and a Unix socket that other worker processes forward to); each has its
+own connections, limits and metrics. `stop` closes the listeners, lets what is in flight finish within the
+deadline, then cuts.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from concurrent.futures import Executor
+from pathlib import Path
+
+from penstock.config.schema import HttpServer as Settings
+from penstock.errors import ConfigError
+from penstock.metrics import Metrics
+from penstock.wire.http.protocol import Connection, Shared
+from penstock.wire.http.routes import Router
+
+log = logging.getLogger("penstock.http")
+
+_BACKLOG = 4096
+_LONGEST_SWEEP = 1.0  # the Date header is as old as this at most
+
+
+class HttpServer:
+    def __init__(
+        self,
+        router: Router,
+        settings: Settings,
+        *,
+        metrics: Metrics | None = None,
+        executor: Executor | None = None,
+        sock: socket.socket | None = None,
+        unix_path: Path | None = None,
+        reuse_port: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._sock = sock
+        self._unix_path = unix_path
+        self._reuse_port = reuse_port
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._ssl: ssl.SSLContext | None = None
+        self._shared = Shared(router, settings, metrics if metrics is not None else Metrics(), executor)
+        limits = (settings.header_timeout, settings.body_timeout, settings.idle_timeout, settings.send_timeout)
+        self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in limits if limit > 0))
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._shared.now = loop.time()
+        self._ssl = None if self._unix_path else tls_context(self._settings.ssl_cert_path, self._settings.ssl_key_path)
+        handshake = self._settings.header_timeout if self._ssl else None
+
+        def connection() -> Connection:
+            return Connection(self._shared)
+
+        if self._unix_path is not None:
+            self._unix_path.unlink(missing_ok=True)
+            self._server = await loop.create_unix_server(connection, str(self._unix_path), backlog=_BACKLOG)
+            self._unix_path.chmod(0o600)
+        elif self._sock is not None:
+            self._server = await loop.create_server(
+                connection, sock=self._sock, backlog=_BACKLOG, ssl=self._ssl, ssl_handshake_timeout=handshake
+            )
+        else:
+            self._server = await loop.create_server(
+                connection,
+                self._settings.host,
+                self._settings.port,
+                backlog=_BACKLOG,
+                reuse_port=self._reuse_port or None,
+                ssl=self._ssl,
+                ssl_handshake_timeout=handshake,
+            )
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on (0 for a Unix socket)."""
+        if self._server is None or self._unix_path is not None:
+            return 0
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"{'https' if self._ssl else 'http'}://{host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        return len(self._shared.connections)
+
+    def reload_certificate(self) -> None:
+        """Read certificate and key again; connections from now on see the new one."""
+        if self._ssl is not None:
+            _load_chain(self._ssl, self._settings.ssl_cert_path, self._settings.ssl_key_path)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        shared = self._shared
+        shared.now = now = loop.time()
+        shared.encoder.tick()
+        for connection in list(shared.connections):
+            connection.sweep(now, self._interval)
+        self._sweeper = loop.call_later(self._interval, self._sweep)
+
+    async def stop(self, deadline: float = 10.0) -> None:
+        """Accept no more, finish what is under way within `deadline` seconds, then cut the rest."""
+        if self._server is None:
+            return
+        self._server.close()
+        shared = self._shared
+        shared.draining = True
+        for connection in list(shared.connections):
+            connection.drain()
+        try:
+            async with asyncio.timeout(deadline):
+                if shared.connections:
+                    await shared.drained.wait()
+                while shared.running:  # handlers whose client has gone still finish what they began
+                    await asyncio.wait(shared.running)
+        except TimeoutError:
+            log.warning(
+                "cut at the end of the drain time of %g s: %d connections, %d handlers",
+                deadline,
+                len(shared.connections),
+                len(shared.running),
+            )
+        for connection in list(shared.connections):
+            connection.abort()
+        left = list(shared.running)
+        for future in left:
+            future.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        with contextlib.suppress(FileNotFoundError):
+            if self._unix_path is not None:
+                self._unix_path.unlink()
+        self._server = None
+
+
+def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if certificate is None and key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load_chain(context, certificate, key)
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, certificate: Path | None, key: Path | None) -> None:
+    if certificate is None:
+        raise ConfigError("ssl_key_path is set but ssl_cert_path is not")
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot load the certificate {certificate} with key {key}: {error}") from None

@@ -1,0 +1,117 @@
+"""Run an HttpServer inside a test, and talk to it over plain sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from penstock.config.schema import HttpServer as Settings
+from penstock.metrics import Metrics
+from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.server import HttpServer
+
+
+def run(
+    body: Callable[[], Awaitable[None]], limit: float = 30.0, loop: Callable[[], Any] = uvloop.new_event_loop
+) -> None:
+    """Run an async test body on the loop the broker runs on, with a limit."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(limit):
+            await body()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(limited())
+
+
+@asynccontextmanager
+async def serving(*routes: Route, metrics: Metrics | None = None, **settings: Any) -> AsyncIterator[HttpServer]:
+    settings = {"port": 0, **settings}
+    server = HttpServer(Router(routes), Settings(**settings), metrics=metrics)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(2.0)
+
+
+@dataclass(slots=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Wire:
+    """A raw client: what it sends is what the test says, byte for byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def reply(self, to: str = "GET") -> Reply:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(head[0].split(" ")[1])
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        if to == "HEAD" or status in (204, 304) or status < 200:
+            return Reply(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while True:
+                size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
+                piece = (await self.reader.readexactly(size + 2))[:-2]
+                body += piece
+                if size == 0:
+                    return Reply(status, headers, body)
+        if "content-length" in headers:
+            return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+        return Reply(status, headers, await self.reader.read())
+
+    async def ask(self, data: bytes) -> Reply:
+        self.send(data)
+        return await self.reply(data.split(b" ", 1)[0].decode("latin-1"))
+
+    async def ended(self) -> bytes:
+        """What still comes until the server closes."""
+        return await self.reader.read()
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+@asynccontextmanager
+async def connected(server: HttpServer) -> AsyncIterator[Wire]:
+    wire = Wire(*await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 24))
+    try:
+        yield wire
+    finally:
+        await wire.close()
+
+
+def get(path: str, *headers: str) -> bytes:
+    return request("GET", path, b"", *headers)
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    return request("POST", path, body, f"Content-Length: {len(body)}", *headers)
+
+
+def request(method: str, path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: test", *headers, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+@asynccontextmanager
+async def talking(*routes: Route, **settings: Any) -> AsyncIterator[tuple[HttpServer, Wire]]:
+    """A server and one connection to it."""
+    async with serving(*routes, **settings) as server, connected(server) as wire:
+        yield server, wire
