@@ -14,7 +14,7 @@ one custom collector for it. A gauge may be a function, so that state which can 
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -26,6 +26,7 @@ from prometheus_client.core import (
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 Labels = tuple[str, ...]
+Merge = Literal["sum", "max"]
 Instrument = TypeVar("Instrument", "Counter", "Gauge", "Histogram")
 
 
@@ -54,13 +55,14 @@ class Counter:
 class Gauge:
     """A value that goes up and down: set by its owner, or read from a function at scrape time.
 
-    The function returns a number, or for a gauge with labels a mapping from label values to numbers.
+    The function returns a number, or for a gauge with labels a mapping from label values to numbers. `merge` says how
+    the values of several worker processes become one: most are shares of a whole, some (up, uptime) are not.
     """
 
-    __slots__ = ("help", "labels", "name", "read", "values")
+    __slots__ = ("help", "labels", "merge", "name", "read", "values")
 
-    def __init__(self, name: str, help: str, labels: Labels, read: Callable[[], Any] | None) -> None:
-        self.name, self.help, self.labels, self.read = name, help, labels, read
+    def __init__(self, name: str, help: str, labels: Labels, read: Callable[[], Any] | None, merge: Merge) -> None:
+        self.name, self.help, self.labels, self.read, self.merge = name, help, labels, read, merge
         self.values: dict[Labels, float] = {}
 
     def set(self, value: float, *label_values: str) -> None:
@@ -114,14 +116,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self._instruments: dict[str, Counter | Gauge | Histogram] = {}
+        self._others: list[State] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
         return self._keep(Counter(name, help, labels))
 
-    def gauge(self, name: str, help: str, *labels: str, read: Callable[[], Any] | None = None) -> Gauge:
-        return self._keep(Gauge(name, help, labels, read))
+    def gauge(
+        self, name: str, help: str, *labels: str, read: Callable[[], Any] | None = None, merge: Merge = "sum"
+    ) -> Gauge:
+        return self._keep(Gauge(name, help, labels, read, merge))
 
     def histogram(self, name: str, help: str, *labels: str, bounds: Iterable[float] = LATENCIES) -> Histogram:
         return self._keep(Histogram(name, help, labels, tuple(bounds)))
@@ -134,18 +139,64 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client at each scrape."""
-        for instrument in list(self._instruments.values()):
+        merged = Metrics()
+        merged.absorb(self.state())
+        for other in self._others:
+            merged.absorb(other)
+        for instrument in merged._instruments.values():
             yield instrument.family()
 
-    def text(self) -> bytes:
-        """The Prometheus text format."""
+    def state(self) -> "State":
+        """Everything as plain data, to be sent to the process that answers the scrape."""
+        found: State = {}
+        for one in self._instruments.values():
+            if isinstance(one, Histogram):
+                rows = [(list(labels), list(row)) for labels, row in one.values.items()]
+                found[one.name] = ("histogram", one.help, list(one.labels), rows, list(one.bounds))
+            elif isinstance(one, Gauge):
+                rows = [(list(labels), [float(value)]) for labels, value in one.current().items()]
+                found[one.name] = (f"gauge {one.merge}", one.help, list(one.labels), rows, [])
+            else:
+                rows = [(list(labels), [value]) for labels, value in one.values.items()]
+                found[one.name] = ("counter", one.help, list(one.labels), rows, [])
+        return found
+
+    def absorb(self, state: "State") -> None:
+        """Add another process's numbers to these."""
+        for name, (kind, text, labels, rows, bounds) in state.items():
+            one = self._instruments.get(name)
+            if one is None:
+                if kind == "counter":
+                    one = self.counter(name, text, *labels)
+                elif kind == "histogram":
+                    one = self.histogram(name, text, *labels, bounds=bounds)
+                else:
+                    one = self.gauge(name, text, *labels, merge="max" if kind == "gauge max" else "sum")
+            for row_labels, values in rows:
+                key = tuple(row_labels)
+                if isinstance(one, Histogram):
+                    mine = one.values.setdefault(key, [0.0] * len(values))
+                    one.values[key] = [a + b for a, b in zip(mine, values, strict=True)]
+                elif isinstance(one, Gauge) and one.merge == "max":
+                    one.values[key] = max(one.values.get(key, values[0]), values[0])
+                else:
+                    one.values[key] = one.values.get(key, 0) + values[0]
+
+    def text(self, others: Iterable["State"] = ()) -> bytes:
+        """The Prometheus text format of this process and of `others`."""
+        self._others = list(others)
         return generate_latest(self._registry)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, others: Iterable["State"] = ()) -> dict[str, Any]:
         """Every sample as plain JSON: name, or name{label="value"}, to number."""
+        self._others = list(others)
         found: dict[str, Any] = {}
         for family in self.collect():
             for sample in family.samples:
                 labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
                 found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return found
+
+
+# name -> (kind, help, label names, rows of (label values, numbers), histogram bounds)
+State = dict[str, tuple[str, str, list[str], list[tuple[list[str], list[float]]], list[float]]]

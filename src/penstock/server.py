@@ -1,1 +1,70 @@
-"""Puts the parts of one broker process together, and starts and stops them in order."""
+"""Puts the parts of one broker process together, and starts and stops them in order.
+
+One process, the owner, holds the lock on the data directory and everything that has a single writer: topic logs, routes
+and the embedded database. With `workers: N` it has N - 1 further processes beside it that serve the queue API from
+PostgreSQL and pass every other request on to the owner (see `penstock.wire.listeners`).
+
+Start: lock, database and schema, recovery, then the listeners (which are not ours: the wire is above us). Stop is the
+same backwards. A part that fails to start stops those before it again.
+"""
+
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from penstock import __version__
+from penstock.config import Config
+from penstock.database import Database
+from penstock.metrics import Metrics
+from penstock.storage.lock import DirectoryLock
+
+log = logging.getLogger("penstock.server")
+
+
+class Part(Protocol):
+    """What the broker is made of."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Broker:
+    """The parts of one process, from `start` to `stop`."""
+
+    def __init__(self, config: Config, *, owner: bool = True) -> None:
+        self.config = config
+        self.owner = owner
+        self.metrics = Metrics()
+        self.started_at = time.time()
+        self._began = time.monotonic()
+        self.pool = ThreadPoolExecutor(config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock")
+        self.database = Database(config.database, config.private_directory, self.metrics)
+        self._running = AsyncExitStack()
+        self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")
+        self.metrics.gauge("penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max")
+
+    @property
+    def uptime(self) -> float:
+        return time.monotonic() - self._began
+
+    async def start(self) -> None:
+        async with AsyncExitStack() as starting:
+            if self.owner:
+                starting.enter_context(DirectoryLock(self.config.private_directory, "data directory"))
+            starting.callback(self.pool.shutdown)
+            for part in self._parts():
+                await part.start()
+                starting.push_async_callback(part.stop)
+            self._running = starting.pop_all()
+
+    def _parts(self) -> list[Part]:
+        """In the order of their start."""
+        return [self.database]
+
+    async def stop(self) -> None:
+        """Stop every part, the last started first."""
+        await self._running.aclose()

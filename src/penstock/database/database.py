@@ -68,7 +68,7 @@ class Database:
         self._probing: asyncio.Task[bool] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._down_since: float | None = None
-        metrics.gauge("penstock_database_up", "1 while PostgreSQL answers", read=lambda: int(self.healthy))
+        metrics.gauge("penstock_database_up", "1 while PostgreSQL answers", read=lambda: int(self.healthy), merge="max")
         metrics.gauge("penstock_database_pool_size", "Open connections", read=lambda: self.pool_size)
         metrics.gauge("penstock_database_in_flight", "Calls being executed", read=lambda: len(self._in_flight))
         self._outages = metrics.counter("penstock_database_outages_total", "Times PostgreSQL was found down")
