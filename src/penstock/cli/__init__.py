@@ -1,6 +1,11 @@
 """The `penstock` command: one module per group of commands, put together here."""
 
+import importlib
+from typing import Annotated
+
 import typer
+
+from penstock import __version__
 
 app = typer.Typer(
     name="penstock",
@@ -8,8 +13,22 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+GROUPS = ("serve", "config")
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 def main() -> None:
+    for group in GROUPS:
+        importlib.import_module(f"penstock.cli.{group}")
     app()

@@ -40,8 +40,8 @@ class TcpServer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
     enabled: bool = key(True, "serve HTTP: queues, topics, status")
-    host: str = key("127.0.0.1", "address to listen on", "HOST")
-    port: int = key(6632, "port to listen on; 0 picks a free one", "PORT")
+    host: str = key("127.0.0.1", "address to listen on")
+    port: int = key(6632, "port to listen on; 0 picks a free one")
     ssl_cert_path: Path | None = key(None, "certificate chain (PEM); with a key, HTTP becomes HTTPS")
     ssl_key_path: Path | None = key(None, "private key (PEM)")
     max_header: Size = key(64 << 10, "largest request line and headers; above it 431")

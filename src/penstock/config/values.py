@@ -54,4 +54,4 @@ def format_duration(seconds: float) -> str:
     for unit in ("d", "h", "m"):
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{int(seconds // _SECONDS[unit])}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"

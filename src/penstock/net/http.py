@@ -17,6 +17,7 @@ import re
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httptools
@@ -183,7 +184,9 @@ class HttpClient:
         connect_timeout: float = 5.0,
         tls: ssl.SSLContext | None = None,
         max_answer: int = 256 << 20,
+        unix_path: Path | None = None,
     ) -> None:
+        """`unix_path`: connect to this socket instead of to the host in `base_url`."""
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise InvalidRequest(f"not an HTTP address: {base_url!r}")
@@ -192,6 +195,7 @@ class HttpClient:
         self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
         self._prefix = url.path.rstrip("/")
         self._connect_timeout = connect_timeout
+        self._unix_path = unix_path
         self.max_answer = max_answer
         host = f"[{self._host}]" if ":" in self._host else self._host
         standard: list[tuple[str, str]] = [("Host", f"{host}:{url.port}" if url.port else host)]
@@ -254,6 +258,9 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
+                if self._unix_path:
+                    _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(self._unix_path))
+                    return connection
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self),
                     self._host,

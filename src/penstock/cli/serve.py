@@ -1,0 +1,172 @@
+"""`penstock serve`: one broker from its first log line to its exit code.
+
+Exit codes: 0 stopped as asked, 1 an unexpected failure, 2 wrong usage or configuration, 3 the data directory is in use,
+4 the embedded database cannot be started, 5 an address cannot be listened on, 130 stopped at once by a second signal.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from penstock import __version__, logs
+from penstock.cli import app
+from penstock.cli.workers import Workers
+from penstock.config import Config, Loaded, load
+from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
+from penstock.server import Broker
+from penstock.wire.listeners import Listeners
+
+log = logging.getLogger("penstock.server")
+
+USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
+DEFAULT_FILES = ("penstock.yaml", "config.yaml")
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="YAML file; default: penstock.yaml or config.yaml, if there is one."),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
+    tcp_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve TCP on this port.")] = None,
+    http_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve HTTP on this port.")] = None,
+    ws_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve WebSocket on this port.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="PostgreSQL 14 or later; default: a private one in the data directory.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that share the HTTP port.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated.")
+    ] = None,
+) -> None:
+    """Start a broker.
+
+    With no options it runs on its embedded PostgreSQL and keeps everything in ./penstock-data:
+
+        penstock serve
+
+    On a PostgreSQL of yours, with larger topic segments:
+
+        penstock serve --database-url postgresql://me@db/app --set topics.segment_bytes=4Gi
+    """
+    flags: dict[str, Any] = {
+        "data_directory": data_dir,
+        "database.url": database_url,
+        "workers": workers,
+        "log_level": log_level,
+    }
+    for name, port in (("tcp_server", tcp_port), ("http_server", http_port), ("websocket_server", ws_port)):
+        if port is not None:
+            flags |= {f"{name}.port": port, f"{name}.enabled": True}
+    try:
+        flags |= parse_settings(settings or [])
+        loaded = load(config or default_file(), flags=flags)
+    except ConfigError as error:
+        typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
+        raise typer.Exit(USAGE) from None
+    raise typer.Exit(run(loaded))
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always")
+        found[name.strip()] = value
+    return found
+
+
+def default_file() -> Path | None:
+    named = os.environ.get("PENSTOCK_CONFIG")
+    if named:
+        return Path(named)
+    return next((Path(name) for name in DEFAULT_FILES if Path(name).is_file()), None)
+
+
+def run(loaded: Loaded) -> int:
+    """Serve until a signal says stop; the exit code."""
+    config = loaded.config
+    logs.set_up(config.log_level, config.log_format)
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    try:
+        uvloop.run(_serve(config))
+    except ConfigError as error:
+        return _failed(USAGE, error)
+    except Locked as error:
+        return _failed(IN_USE, error)
+    except Unavailable as error:
+        return _failed(NO_DATABASE, error)
+    except OSError as error:
+        return _failed(NO_ADDRESS, error)
+    except PenstockError as error:
+        return _failed(1, error)
+    return 0
+
+
+def _failed(code: int, error: BaseException) -> int:
+    log.error("%s", error)
+    return code
+
+
+async def _serve(config: Config) -> None:
+    began = time.monotonic()
+    stop = _on_signals()
+    log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
+    broker = Broker(config)
+    await broker.start()
+    listeners = Listeners(broker)
+    workers = Workers(config, broker, listeners)
+    try:
+        await listeners.start()
+        await workers.start()
+        log.info("ready in %.1f s", time.monotonic() - began)
+        _welcome(config, listeners.addresses)
+        await stop.wait()
+        log.info("stopping: up to %.0f s for what is in flight", config.shutdown_timeout)
+    finally:
+        stopping = time.monotonic()
+        await asyncio.gather(workers.stop(), listeners.stop(config.shutdown_timeout))
+        await broker.stop()
+        log.info("stopped in %.1f s", time.monotonic() - stopping)
+
+
+def _on_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one ends the process there and then."""
+    asked = asyncio.Event()
+
+    def on_signal() -> None:
+        if asked.is_set():
+            log.warning("stopped at once by a second signal")
+            os._exit(AT_ONCE)
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return asked
+
+
+def _welcome(config: Config, addresses: dict[str, str]) -> None:
+    lines = [f"Penstock {__version__} is ready."]
+    lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
+    lines.append(f"  {'data':<10} {config.data_directory.absolute()}")
+    http = addresses.get("HTTP")
+    if http:
+        lines += [
+            "Try this in another terminal:",
+            f"""  curl -X POST {http}/api/v1/push -d '{{"items":[{{"queue":"hello","payload":{{"to":"world"}}}}]}}'""",
+            f"  curl '{http}/api/v1/pop/queue/hello?autoAck=true'",
+            f"and read {http}/docs",
+        ]
+    print("\n".join(lines), file=sys.stdout, flush=True)

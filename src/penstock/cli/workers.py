@@ -1,0 +1,113 @@
+"""The processes beside the owner when `workers` is more than one.
+
+Each is started with the owner's effective configuration on its standard input (the real port and database address filled
+in), and ends when that input ends: a killed owner leaves no worker behind. A worker that dies is started again.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import pickle
+import signal
+import struct
+import sys
+
+import uvloop
+
+from penstock import logs
+from penstock.config import Config
+from penstock.server import Broker
+from penstock.wire.listeners import Listeners, Rendezvous
+
+log = logging.getLogger("penstock.workers")
+
+RESTART_PAUSES = (0.1, 0.5, 1.0, 5.0)
+
+
+class Workers:
+    """Keeps `workers - 1` processes running from `start` to `stop`."""
+
+    def __init__(self, config: Config, broker: Broker, listeners: Listeners) -> None:
+        self._count = config.workers - 1
+        self._config = config
+        self._broker = broker
+        self._listeners = listeners
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        if self._count < 1:
+            return
+        database = dataclasses.replace(self._config.database, url=self._broker.database.url)
+        http = dataclasses.replace(self._config.http_server, port=self._listeners.http_port)
+        config = dataclasses.replace(self._config, database=database, http_server=http)
+        ready = [asyncio.Event() for _ in range(self._count)]
+        for number, event in enumerate(ready, start=1):
+            order = pickle.dumps((config, number, self._listeners.rendezvous))
+            self._keepers.append(asyncio.create_task(self._keep_running(number, order, event)))
+        await asyncio.gather(*(event.wait() for event in ready))
+
+    async def stop(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep_running(self, number: int, order: bytes, ready: asyncio.Event) -> None:
+        failures = 0
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", "from penstock.cli.workers import main; main()"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C on the terminal reaches the owner, and the owner tells us
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(struct.pack(">I", len(order)) + order)
+                if await process.stdout.readline():
+                    ready.set()
+                    failures = 0
+                    log.info("worker %d is ready (process %d)", number, process.pid)
+                await process.wait()
+            except asyncio.CancelledError:
+                await _end(process, self._config.shutdown_timeout + 5)
+                raise
+            pause = RESTART_PAUSES[min(failures, len(RESTART_PAUSES) - 1)]
+            failures += 1
+            log.error("worker %d ended with code %s; starting it again in %.1f s", number, process.returncode, pause)
+            await asyncio.sleep(pause)
+
+
+async def _end(process: asyncio.subprocess.Process, patience: float) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), patience)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def main() -> None:
+    """A worker process."""
+    (length,) = struct.unpack(">I", sys.stdin.buffer.read(4))
+    config, number, rendezvous = pickle.loads(sys.stdin.buffer.read(length))
+    logs.set_up(config.log_level, config.log_format)
+    uvloop.run(_work(config, number, rendezvous))
+
+
+async def _work(config: Config, number: int, rendezvous: Rendezvous) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_reader(sys.stdin.fileno(), stop.set)  # readable means ended: the owner is gone
+    broker = Broker(config, owner=False)
+    await broker.start()
+    listeners = Listeners(broker, worker=number, rendezvous=rendezvous)
+    try:
+        await listeners.start()
+        print("ready", flush=True)
+        await stop.wait()
+    finally:
+        await listeners.stop(config.shutdown_timeout)
+        await broker.stop()

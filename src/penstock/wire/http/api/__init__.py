@@ -1,0 +1,1 @@
+"""The HTTP API, one module per capability, each a list of routes over its part."""

@@ -1,0 +1,120 @@
+"""Health, metrics and what this server is."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.errors import PenstockError
+from penstock.metrics import State
+from penstock.net import HttpClient
+from penstock.server import Broker
+from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.routes import Route
+
+log = logging.getLogger("penstock.wire")
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+WORKER_STATE = "/internal/metrics"
+
+
+class Health(msgspec.Struct):
+    status: str
+    database: str
+    server: str
+    version: str
+    uptime: float
+    listeners: dict[str, str]
+
+
+class Welcome(msgspec.Struct):
+    name: str
+    version: str
+    docs: str
+    openapi: str
+    health: str
+
+
+def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Sequence[Path] = ()) -> list[Route]:
+    """`workers` are the Unix sockets of the processes whose numbers belong to ours."""
+
+    def health(_: Request) -> Response:
+        up = broker.database.healthy
+        found = Health(
+            status="healthy" if up else "unhealthy",
+            database="connected" if up else "disconnected",
+            server=broker.config.server_name,
+            version=__version__,
+            uptime=round(broker.uptime, 3),
+            listeners=addresses(),
+        )
+        return json_response(found, 200 if up else 503)
+
+    def live(_: Request) -> Response:
+        return json_response({"status": "alive"})
+
+    async def others() -> list[State]:
+        return [state for state in await asyncio.gather(*map(_state_of, workers)) if state]
+
+    async def metrics(request: Request) -> Response:
+        if "application/json" in (request.header("accept") or ""):
+            return await metrics_json(request)
+        return Response(200, broker.metrics.text(await others()), PROMETHEUS)
+
+    async def metrics_json(_: Request) -> Response:
+        return json_response({"uptime": round(broker.uptime, 3), "metrics": broker.metrics.snapshot(await others())})
+
+    async def prometheus(_: Request) -> Response:
+        return Response(200, broker.metrics.text(await others()), PROMETHEUS)
+
+    def welcome(_: Request) -> Response:
+        found = Welcome(broker.config.server_name, __version__, "/docs", "/openapi.json", "/health")
+        return json_response(found)
+
+    return [
+        Route("GET", "/", welcome, answer=Welcome, summary="What this is", tag="system"),
+        Route(
+            "GET", "/health", health, answer=Health, summary="200 while the database answers, else 503", tag="system"
+        ),
+        Route("GET", "/health/live", live, answer=dict[str, str], summary="200 while the process serves", tag="system"),
+        Route(
+            "GET",
+            "/metrics",
+            metrics,
+            answer_type=PROMETHEUS,
+            answer=str,
+            summary="Prometheus text, or JSON when the Accept header asks for it",
+            tag="system",
+        ),
+        Route("GET", "/metrics.json", metrics_json, answer=dict[str, Any], summary="Metrics as JSON", tag="system"),
+        Route(
+            "GET",
+            "/metrics/prometheus",
+            prometheus,
+            answer_type=PROMETHEUS,
+            answer=str,
+            summary="Metrics",
+            tag="system",
+        ),
+    ]
+
+
+def worker_routes(broker: Broker) -> list[Route]:
+    """What a worker process answers to its owner only."""
+    return [Route("GET", WORKER_STATE, lambda _: json_response(broker.metrics.state()), hidden=True)]
+
+
+async def _state_of(socket: Path) -> State | None:
+    client = HttpClient("http://worker", unix_path=socket, pool_size=1, connect_timeout=1.0)
+    try:
+        answer = await client.request("GET", WORKER_STATE, timeout=2.0)
+        return msgspec.json.decode(answer.body, type=State)
+    except (PenstockError, TimeoutError) as error:
+        log.warning("a worker's metrics are missing from this scrape: %s", error)
+        return None
+    finally:
+        await client.close()
