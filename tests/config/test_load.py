@@ -150,7 +150,7 @@ def test_all_mistakes_are_told_at_once(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the configuration file .*nowhere.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the configuration file .*nowhere\.yaml: No such file"):
         load(tmp_path / "nowhere.yaml", environ={})
 
 

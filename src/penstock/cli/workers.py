@@ -1,7 +1,7 @@
 """The processes beside the owner when `workers` is more than one.
 
-Each is started with the owner's effective configuration on its standard input (the real port and database address filled
-in), and ends when that input ends: a killed owner leaves no worker behind. A worker that dies is started again.
+Each is started with the owner's effective configuration on its standard input (the real port and database address
+filled in), and ends when that input ends: a killed owner leaves no worker behind. One that dies is started again.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Sizes and durations as people write them: `256Ki`, `1Gi`, `100ms`, `5m`."""
 
 import re
+from decimal import Decimal
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|w)")
@@ -19,9 +20,9 @@ def parse_size(text: str | int | float) -> int:
         raise ValueError(text)
     number, unit = match.groups()
     if unit is None:
-        return int(float(number))
+        return int(Decimal(number))
     base = 1024 if unit[1:].lower() == "i" else 1000
-    return int(float(number) * base ** ("KMGTP".index(unit[0].upper()) + 1))
+    return int(Decimal(number) * base ** ("KMGTP".index(unit[0].upper()) + 1))
 
 
 def parse_duration(text: str | int | float) -> float:
