@@ -19,13 +19,19 @@ app = typer.Typer(
 GROUPS = ("serve", "config")
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options of every command."""
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from penstock.server import Broker
 from penstock.wire.http.api import system
-from penstock.wire.http.forward import forward_to
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
 
@@ -68,7 +67,11 @@ class Listeners:
         if config.http_server.enabled:
             router = Router(self._worker_routes() if self._worker else self._owner_routes())
             self._http = HttpServer(
-                router, config.http_server, metrics=self._broker.metrics, reuse_port=config.workers > 1
+                router,
+                config.http_server,
+                metrics=self._broker.metrics,
+                executor=self._broker.pool,
+                reuse_port=config.workers > 1,
             )
             await self._http.start()
             if self.rendezvous:
@@ -99,9 +102,7 @@ class Listeners:
         return [*system.routes(self._broker, lambda: self.addresses, workers), *self._queue_routes()]
 
     def _worker_routes(self) -> list[Route]:
-        assert self.rendezvous is not None
-        rest = forward_to(self.rendezvous.owner)
-        return [*self._queue_routes(), Route("*", "/{rest...}", rest, hidden=True)]
+        return self._queue_routes()
 
     def _queue_routes(self) -> list[Route]:
         return []

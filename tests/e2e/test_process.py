@@ -1,0 +1,113 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.support.broker import BrokerProcess
+from tests.support.wait import until
+
+
+def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_stops_cleanly(scratch):
+    broker = BrokerProcess(scratch / "data")
+    with broker:
+        health = httpx.get(f"{broker.url}/health")
+        assert health.status_code == 200
+        found = health.json()
+        assert (found["status"], found["database"]) == ("healthy", "connected")
+        assert found["listeners"]["HTTP"] == broker.url
+        assert found["uptime"] > 0
+        assert "Try this in another terminal" in broker.log
+        assert broker.stop() == 0
+    assert "stopped in" in broker.log
+    assert not (scratch / "data/.penstock/postgres/data/postmaster.pid").exists()
+
+
+def test_kill_9_leaves_a_database_that_the_next_start_takes_over(scratch):
+    broker = BrokerProcess(scratch / "data")
+    with broker:
+        broker.kill()
+        broker.start()
+        assert httpx.get(f"{broker.url}/health").status_code == 200
+        assert "embedded PostgreSQL taken over" in broker.log
+
+
+def test_a_second_broker_on_the_directory_is_refused_with_a_code_of_its_own(tmp_path, database_url):
+    with BrokerProcess(tmp_path, database_url=database_url) as first:
+        second = BrokerProcess(tmp_path, database_url=database_url).start(wait=False)
+        assert second.process.wait(30) == 3
+        until(lambda: f"is in use by process {first.process.pid}" in second.log)
+
+
+def test_a_port_in_use_is_said_with_its_own_exit_code(tmp_path, database_url):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        arguments = ["--http-port", str(taken.getsockname()[1]), "--data-dir", str(tmp_path)]
+        done = run("serve", *arguments, "--database-url", database_url)
+    assert done.returncode == 5
+    assert "address already in use" in done.stderr
+
+
+def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
+    file = tmp_path / "penstock.yaml"
+    file.write_text("htp_server: {}\nlog_level: loud\n")
+    done = run("serve", "-c", str(file))
+    assert done.returncode == 2
+    assert "did you mean http_server" in done.stderr
+    assert "expected one of debug, info, warning, error" in done.stderr
+    checked = run("config", "check", str(file))
+    assert checked.returncode == 2
+    assert "log_level = 'loud'" in checked.stderr
+
+
+def test_a_database_that_is_down_does_not_keep_the_broker_from_starting(tmp_path):
+    with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
+        health = httpx.get(f"{broker.url}/health")
+        assert health.status_code == 503
+        assert health.json()["database"] == "disconnected"
+        assert httpx.get(f"{broker.url}/health/live").status_code == 200
+        assert broker.stop() == 0
+
+
+def test_a_second_signal_stops_at_once(tmp_path, database_url):
+    with BrokerProcess(tmp_path, database_url=database_url) as broker:
+        address = ("127.0.0.1", int(broker.url.rpartition(":")[2]))
+        with socket.create_connection(address) as slow:
+            slow.sendall(b"POST /api/v1/push HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n")
+            assert slow.recv(100).startswith(b"HTTP/1.1 ")  # it is being served, and its body never comes
+            os.kill(broker.process.pid, signal.SIGTERM)
+            until(lambda: "stopping" in broker.log)
+            os.kill(broker.process.pid, signal.SIGINT)
+            assert broker.process.wait(5) == 130
+
+
+def test_logs_are_json_lines_away_from_a_terminal_and_honour_the_level(tmp_path, database_url):
+    with BrokerProcess(tmp_path, database_url=database_url, log_level="error") as broker:
+        broker.stop()
+        assert '"level":"info"' not in broker.log
+    with BrokerProcess(tmp_path, database_url=database_url, log_format="text") as broker:
+        broker.stop()
+        assert " info    server    ready in " in broker.log
+
+
+def test_config_show_names_each_values_origin():
+    done = run("config", "show", env={**os.environ, "PENSTOCK_HTTP_SERVER_PORT": "7777"})
+    assert "http_server.port\t7777\tenvironment PENSTOCK_HTTP_SERVER_PORT" in done.stdout
+    assert "tcp_server.port\t12345\tdefault" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("serve", "--help"), ("config", "--help"), ("--version",)])
+def test_help_is_there(arguments):
+    done = run(*arguments)
+    assert done.returncode == 0
+    assert done.stdout
+
+
+def run(*arguments: str, env=None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
