@@ -1,6 +1,7 @@
 """The `penstock` command: one module per group of commands, put together here."""
 
 import importlib
+import sys
 from typing import Annotated
 
 import typer
@@ -35,6 +36,7 @@ def options(
 
 
 def main() -> None:
-    for group in GROUPS:
+    asked = sys.argv[1:2]
+    for group in asked if asked and asked[0] in GROUPS else GROUPS:  # the others need not be imported
         importlib.import_module(f"penstock.cli.{group}")
     app()
