@@ -62,7 +62,14 @@ class StorageFailed(PenstockError):
 
 
 class Damaged(PenstockError):
-    """Stored bytes do not match their checksum or their framing; the text names the file and the place."""
+    """Stored bytes do not match their checksum or their framing; the text names the file and the place.
+
+    `resume` is the next offset that can be read again, where there is one.
+    """
+
+    def __init__(self, message: str, resume: int | None = None) -> None:
+        super().__init__(message)
+        self.resume = resume
 
 
 class Locked(PenstockError):

@@ -64,7 +64,8 @@ class Fs(Protocol):
 
     def rename(self, source: Path, target: Path) -> None: ...
 
-    def remove(self, path: Path) -> None: ...
+    def remove(self, path: Path) -> None:
+        """Fine if it is not there; so is `remove_tree`."""
 
     def remove_tree(self, path: Path) -> None: ...
 
@@ -103,8 +104,8 @@ class DiskFile:
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self.path = path
-        self.size = os.fstat(fd).st_size
         self._poisoned: str | None = None
+        self.size = os.fstat(fd).st_size
 
     def append(self, chunks: Sequence[Bytes]) -> int:
         if self._poisoned:
@@ -130,17 +131,20 @@ class DiskFile:
             self._poisoned = f"a torn write could not be cut off ({error.strerror})"
 
     def read_at(self, position: int, length: int) -> bytes:
-        data = os.pread(self._fd, length, position)
-        if len(data) == length or position + len(data) >= self.size:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < length:
-            more = os.pread(self._fd, length - got, position + got)
-            if not more:
-                break
-            parts.append(more)
-            got += len(more)
+        try:
+            data = os.pread(self._fd, length, position)
+            if len(data) == length or position + len(data) >= self.size:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < length:
+                more = os.pread(self._fd, length - got, position + got)
+                if not more:
+                    break
+                parts.append(more)
+                got += len(more)
+        except OSError as error:
+            raise storage_error(error, "reading", self.path) from error
         return b"".join(parts)
 
     def truncate(self, size: int) -> None:
@@ -164,6 +168,9 @@ class DiskFile:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        self.close()  # whoever lets go of a file last closes it: a transfer outlives the cache that opened it
+
     def fileno(self) -> int:
         return self._fd
 
@@ -181,7 +188,12 @@ class Disk:
             raise storage_error(error, "opening", path) from error
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error(error, "reading", path) from error
 
     def replace(self, path: Path, data: Bytes, *, sync: bool = True) -> None:
         beside = path.with_name(path.name + ".new")
@@ -209,10 +221,18 @@ class Disk:
             raise storage_error(error, "renaming", source) from error
 
     def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(error, "removing", path) from error
 
     def remove_tree(self, path: Path) -> None:
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(error, "removing", path) from error
 
     def make_dir(self, path: Path) -> None:
         try:
@@ -225,6 +245,8 @@ class Disk:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise storage_error(error, "listing", path) from error
 
     def exists(self, path: Path) -> bool:
         return path.exists()

@@ -1,0 +1,77 @@
+"""Laying out a batch: record headers, payloads and index rows are put in place by numpy, not record by record.
+
+Three ways to interleave headers with payloads, by shape: equal lengths are one strided copy; small unequal ones a
+masked copy (about 1.3 ns a byte); for large unequal ones a copy per record is cheaper than a mask over every byte.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.storage.fs import Bytes
+from penstock.topics.layout import HEADER_SIZE, HEADER_TYPE, INDEX_ROW, INDEX_TYPE, RECORD_HEADER
+
+FEW = 4  # up to here struct beats numpy
+MASKED_UP_TO = 256  # mean payload size above which one copy per record is cheaper than the mask
+
+_IN_HEADER = np.arange(HEADER_SIZE)
+
+
+@dataclass(slots=True)
+class Frame:
+    """A laid-out batch: the bytes for data.log, the bytes for index.idx."""
+
+    data: Bytes
+    index: Bytes
+    count: int
+
+
+def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Frame:
+    if len(payloads) <= FEW:
+        parts: list[Bytes] = []
+        rows = []
+        offset = first
+        for payload in payloads:
+            size = len(payload)
+            parts += (RECORD_HEADER.pack(offset, size), payload)
+            rows.append(INDEX_ROW.pack(offset, position))
+            offset += 1
+            position += HEADER_SIZE + size
+        return Frame(b"".join(parts), b"".join(rows), len(payloads))
+    lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+    return frame_arrays(lengths, memoryview(b"".join(payloads)), first, position)
+
+
+def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position: int) -> Frame:
+    """`lengths` is int64 and adds up to the size of `payloads`."""
+    count = len(lengths)
+    headers = np.empty(count, HEADER_TYPE)
+    headers["offset"] = np.arange(first, first + count, dtype=np.uint64)
+    headers["length"] = lengths
+    ends = np.cumsum(lengths + HEADER_SIZE)
+    starts = ends - lengths - HEADER_SIZE
+    index = np.empty(count, INDEX_TYPE)
+    index["offset"] = headers["offset"]
+    index["position"] = starts + position
+    source = np.frombuffer(payloads, np.uint8)
+    out = np.empty(int(ends[-1]), np.uint8)
+    head = headers.view(np.uint8).reshape(count, HEADER_SIZE)
+    size = int(lengths[0])
+    if size * count == len(source) and bool((lengths == size).all()):
+        table = out.reshape(count, HEADER_SIZE + size)
+        table[:, :HEADER_SIZE] = head
+        table[:, HEADER_SIZE:] = source.reshape(count, size)
+    else:
+        places = starts[:, None] + _IN_HEADER
+        out[places] = head
+        if len(source) <= MASKED_UP_TO * count:
+            mask = np.ones(len(out), np.bool_)
+            mask[places] = False
+            out[mask] = source
+        else:
+            at = 0
+            for start, end in zip((starts + HEADER_SIZE).tolist(), ends.tolist(), strict=True):
+                out[start:end] = source[at : at + end - start]
+                at += end - start
+    return Frame(memoryview(out.data), memoryview(index.view(np.uint8).data), count)

@@ -1,0 +1,50 @@
+"""Retention: whole sealed segments go, oldest first, by age and by size; the active one never does.
+
+A topic that is archived (it has an `archived` mark) keeps what was not archived yet. The data file is removed last, so
+a data file that is missing while its index is there is always damage and never an interrupted removal.
+"""
+
+import logging
+
+from penstock.topics.context import Context
+from penstock.topics.segment import Segment
+from penstock.topics.topic import Topic
+
+log = logging.getLogger("penstock.topics")
+
+
+async def retain(topic: Topic, context: Context) -> int:
+    """Roll the active segment if it is old enough, delete segments that may go; how many went."""
+    settings = context.settings
+    active = topic.segments[-1]
+    if settings.segment_age and active.rows:
+        first = active.batch_rows(0, 1)
+        begun = int(first["time"][0]) if len(first) else active.newest
+        if context.now() - begun >= settings.segment_age * 1e6:
+            await topic.seal()
+    if not (settings.retention_age or settings.retention_bytes) or topic.deleted:
+        return 0
+    async with topic.maintenance:
+        going = surplus(topic, context)
+        if not going:
+            return 0
+        await topic.drop(going)
+    context.instruments.deleted.add(len(going))
+    log.info("topic %s: retention deleted %d segments, up to offset %d", topic.name, len(going), going[-1].end)
+    return len(going)
+
+
+def surplus(topic: Topic, context: Context) -> list[Segment]:
+    """The oldest segments that age or size condemn."""
+    settings = context.settings
+    oldest = context.now() - settings.retention_age * 1e6
+    total = topic.size_bytes
+    going: list[Segment] = []
+    for segment in topic.segments[:-1]:
+        aged = bool(settings.retention_age) and segment.newest < oldest
+        too_much = bool(settings.retention_bytes) and total > settings.retention_bytes
+        if not (aged or too_much) or (topic.archived_offset is not None and segment.end > topic.archived_offset):
+            break
+        going.append(segment)
+        total -= segment.size
+    return going

@@ -1,0 +1,55 @@
+"""A topic store in a test: real files, a pool, a clock that the test moves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.config.schema import Topics
+from penstock.metrics import Metrics
+from penstock.storage.fs import DISK, Fs
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Topic
+
+
+class Clock:
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, *, fs: Fs = DISK, clock: Callable[[], float] | None = None, **settings: Any
+) -> AsyncIterator[TopicStore]:
+    """A started store, stopped at the end."""
+    settings.setdefault("free_space_reserve", 0)
+    with ThreadPoolExecutor(2) as pool:
+        given = {} if clock is None else {"clock": clock}
+        store = TopicStore(directory, Topics(**settings), fs=fs, pool=pool, metrics=Metrics(), **given)
+        await store.start()
+        try:
+            yield store
+        finally:
+            await store.stop()
+
+
+def run(body: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(body)
+
+
+def everything(topic: Topic, at: int | None = None, max_records: int = 500) -> list[tuple[int, bytes]]:
+    """All visible records, read batch by batch."""
+    found: list[tuple[int, bytes]] = []
+    at = topic.first_offset if at is None else at
+    while at < topic.next_offset:
+        batch = topic.read(at, max_records, 1 << 20)
+        if not batch.count:
+            break
+        found += [(offset, bytes(payload)) for offset, payload in batch]
+        at = batch.next_offset
+    return found
