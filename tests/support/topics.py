@@ -53,3 +53,13 @@ def everything(topic: Topic, at: int | None = None, max_records: int = 500) -> l
         found += [(offset, bytes(payload)) for offset, payload in batch]
         at = batch.next_offset
     return found
+
+
+def castagnoli(data: bytes) -> int:
+    """CRC32C bit by bit, independent of the library that the broker uses."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
