@@ -1,0 +1,247 @@
+"""One TCP connection to a broker: requests are pipelined, answers resolve them in order.
+
+A `BufferedProtocol`: the kernel writes straight into our memory. Small answers are parsed out of one reused buffer and
+copied; the body of an answer that does not fit into it gets memory of its own, into which the rest is received, so a
+FETCH of a megabyte is copied once. When the connection ends, every unanswered request fails with `ConnectionLost`: what
+became of it is unknown to us, and only the caller knows whether it may be sent again.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from penstock.errors import (
+    InvalidOffset,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    TooLarge,
+    Unavailable,
+)
+from penstock.wire import frames
+from penstock.wire.frames import ANSWER, Bytes
+from penstock.wire.status import TcpStatus
+
+BUFFER = 256 << 10
+Address = tuple[str, int]
+
+
+class ConnectionLost(Unavailable):
+    """The connection ended before the answer came; the request may or may not have been done."""
+
+
+_ERRORS: dict[int, Callable[[str], PenstockError]] = {
+    TcpStatus.TOPIC_NOT_FOUND: NotFound,
+    TcpStatus.INVALID_OFFSET: InvalidOffset,
+    TcpStatus.SERIALIZATION: InvalidRequest,
+    TcpStatus.PRODUCE_FAILED: Unavailable,
+    TcpStatus.INTERNAL: Unavailable,
+    TcpStatus.INVALID_REQUEST: InvalidRequest,
+    TcpStatus.PAYLOAD_TOO_LARGE: TooLarge,
+    TcpStatus.UNKNOWN_COMMAND: InvalidRequest,
+}
+
+
+def error_of(status: int, message: str) -> PenstockError:
+    return _ERRORS.get(status, Unavailable)(message)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made by `connect`. `request` may be called at any time; nothing is resent here."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[tuple[asyncio.Future[memoryview], Callable[[memoryview], None] | None]] = deque()
+        self._buffer = memoryview(bytearray(BUFFER))
+        self._filled = 0
+        self._body: memoryview | None = None  # an answer too large for the buffer, being received into its own memory
+        self._body_filled = 0
+        self._body_head: tuple[int, int] = (0, 0)  # its command and status
+        self._writable: asyncio.Future[None] | None = None
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def request(
+        self, pieces: Bytes | Sequence[Bytes], started: Callable[[memoryview], None] | None = None
+    ) -> asyncio.Future[memoryview]:
+        """Send a frame; the future gives the answer's body, or raises what the status means.
+
+        `started` is called with the beginning of a large answer before the rest has arrived.
+        """
+        future: asyncio.Future[memoryview] = self._loop.create_future()
+        if not self.alive or self._transport is None:
+            future.set_exception(ConnectionLost("the connection to the broker is closed"))
+            return future
+        self._waiting.append((future, started))
+        if isinstance(pieces, list | tuple):
+            self._transport.write(b"".join(pieces))
+        else:
+            self._transport.write(pieces)  # type: ignore[arg-type]
+        return future
+
+    async def drained(self) -> None:
+        """Wait until the send buffer has room again."""
+        if self._writable is not None:
+            await asyncio.shield(self._writable)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- what asyncio calls -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reason = f"the broker closed the connection{f': {error}' if error else ''}"
+        waiting, self._waiting = self._waiting, deque()
+        for future, _ in waiting:
+            if not future.done():
+                future.set_exception(ConnectionLost(reason))
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    def get_buffer(self, _: int) -> memoryview:
+        return self._buffer[self._filled :] if self._body is None else self._body[self._body_filled :]
+
+    def buffer_updated(self, received: int) -> None:
+        if self._body is not None:
+            self._body_filled += received
+            if self._body_filled == len(self._body):
+                body, self._body = self._body, None
+                self._answer(*self._body_head, body)
+            return
+        self._filled += received
+        self._parse()
+
+    def _parse(self) -> None:
+        buffer, at, end = self._buffer, 0, self._filled
+        while end - at >= ANSWER.size:
+            command, status, length = ANSWER.unpack_from(buffer, at)
+            start = at + ANSWER.size
+            if end - start >= length:
+                self._answer(command, status, memoryview(bytes(buffer[start : start + length])))
+                at = start + length
+                continue
+            if length > len(buffer) - ANSWER.size:
+                body = memoryview(bytearray(length))
+                have = end - start
+                body[:have] = buffer[start:end]
+                self._body, self._body_filled, self._body_head = body, have, (command, status)
+                at = end
+                if self._waiting and (started := self._waiting[0][1]) and status == TcpStatus.SUCCESS:
+                    started(body[:have])
+            break
+        if at:
+            left = end - at
+            buffer[:left] = bytes(buffer[at:end])
+            self._filled = left
+
+    def _answer(self, command: int, status: int, body: memoryview) -> None:
+        if not self._waiting:
+            if command == frames.ERROR and self._transport is not None:  # said before it closes: too many connections
+                self._transport.abort()
+            return
+        future, _ = self._waiting.popleft()
+        if future.done():
+            return
+        if command == frames.ERROR or status != TcpStatus.SUCCESS:
+            future.set_exception(error_of(status, frames.read_error(body)))
+        else:
+            future.set_result(body)
+
+
+def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
+    """`"a:1,b:2"`, `["a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
+    parts: Sequence[str | Address] = addresses.split(",") if isinstance(addresses, str) else addresses
+    found: list[Address] = []
+    for part in parts:
+        if isinstance(part, tuple):
+            found.append(part)
+            continue
+        host, colon, port = part.strip().rpartition(":")
+        if not colon or port.endswith("]"):
+            host, port = part.strip(), "12345"
+        if not host or not port.isdecimal():
+            raise InvalidRequest(f"{part!r} is no broker address: write host:port")
+        found.append((host.strip("[]"), int(port)))
+    if not found:
+        raise InvalidRequest("no broker address given")
+    return found
+
+
+class Backoff:
+    """Delays that double from `first` to `most` less a random share, so that clients do not return in step."""
+
+    def __init__(self, first: float = 0.05, most: float = 2.0) -> None:
+        self._first, self._most, self._next = first, most, first
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    def delay(self) -> float:
+        delay, self._next = self._next, min(self._next * 2, self._most)
+        return delay * random.uniform(0.5, 1.0)
+
+
+class Link:
+    """Keeps one connection to the first of several addresses that answers, made when needed and made anew when lost."""
+
+    def __init__(self, addresses: Sequence[Address], connect_timeout: float = 5.0) -> None:
+        self._addresses = list(addresses)
+        self._connect_timeout = connect_timeout
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+        self._closed = False
+
+    async def connection(self, deadline: float) -> Connection:
+        """A live connection; `Unavailable` when none can be had by `deadline` (the loop's clock)."""
+        if self._connection is not None and self._connection.alive:
+            return self._connection
+        async with self._lock:
+            if self._connection is not None and self._connection.alive:
+                return self._connection
+            self._connection = await self._connect(deadline)
+            return self._connection
+
+    async def _connect(self, deadline: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff()
+        while True:
+            failures = []
+            for position, (host, port) in enumerate(self._addresses):
+                if self._closed:
+                    raise Unavailable("the client is closed")
+                try:
+                    async with asyncio.timeout(self._connect_timeout):
+                        _, connection = await loop.create_connection(Connection, host, port)
+                except (OSError, TimeoutError) as error:
+                    failures.append(f"{host}:{port}: {error or 'no answer'}")
+                    continue
+                # The one that answered goes first next time: reconnecting does not begin with the dead one.
+                self._addresses.insert(0, self._addresses.pop(position))
+                return connection
+            delay = backoff.delay()
+            if loop.time() + delay > deadline:
+                raise Unavailable(f"no broker answers ({'; '.join(failures)})")
+            await asyncio.sleep(delay)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()

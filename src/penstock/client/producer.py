@@ -1,0 +1,299 @@
+"""A producer that gathers records into batches, keeps their order, and sends each batch until it is answered.
+
+`send` adds to the open batch and returns at once; it waits only while the buffer is full, which is how a slow broker
+slows its producers down. A batch is closed when it is large enough, when `linger` has passed since its first record, or
+by `flush`. One task sends closed batches in order, several in flight on one connection.
+
+Every batch carries the producer's id and a sequence number. After a lost connection or a failure that may pass, all
+unanswered batches are sent again from the oldest on, with the same numbers: the broker answers those it already has
+with their first answer, stores the others, and refuses one that comes before its turn, so each record is stored once
+and in the order it was sent.
+
+A batch that is refused for good (too large) fails alone, and the ones behind it go on under a new id, since the broker
+waits in vain for the missing number under the old one. When the oldest batch has got no answer within `timeout`, what
+became of it and of those sent behind it is unknown: all of them fail. Whoever awaits one of their records gets the
+error, and `flush` and `close` raise it, so it cannot be lost in silence.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Generator, Iterable
+from types import TracebackType
+from typing import Self
+
+from penstock.client.connection import Backoff, Connection, ConnectionLost, Link
+from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.wire import frames
+from penstock.wire.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes
+
+RECORD_OVERHEAD = 64  # what one buffered record costs besides its payload, roughly
+MAX_RECORDS = 100_000
+
+
+class _Batch:
+    __slots__ = ("bytes", "deadline", "first_offset", "payloads", "sent", "sequence")
+
+    def __init__(self, first_offset: "asyncio.Future[int]") -> None:
+        self.payloads: list[Bytes] = []
+        self.bytes = 0
+        self.sequence = 0
+        self.deadline = 0.0
+        self.sent = False  # at least once: the broker may have it
+        self.first_offset = first_offset
+
+
+class Delivery:
+    """The promise of one record's offset: `await` it to know that the record is stored."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: _Batch, index: int) -> None:
+        self._batch, self._index = batch, index
+
+    def __await__(self) -> Generator[object, None, int]:
+        first = yield from asyncio.shield(self._batch.first_offset).__await__()
+        return first + self._index
+
+    def done(self) -> bool:
+        return self._batch.first_offset.done()
+
+
+class Producer:
+    """Made by `TopicClient.producer`. Use it as `async with`, or call `close`, so that the last batch is sent."""
+
+    def __init__(
+        self,
+        link: Link,
+        topic: str,
+        *,
+        linger: float = 0.005,
+        max_batch_bytes: int = 1 << 20,
+        max_batch_records: int = 10_000,
+        buffer_bytes: int = 64 << 20,
+        in_flight: int = 4,
+        timeout: float = 120.0,
+        idempotent: bool = True,
+    ) -> None:
+        if not 1 <= max_batch_records <= MAX_RECORDS or not 1 <= max_batch_bytes <= MAX_FRAME // 2 or in_flight < 1:
+            raise InvalidRequest(
+                f"a batch has 1 to {MAX_RECORDS} records and 1 to {MAX_FRAME // 2} bytes, with 1 or more in flight"
+            )
+        self.topic = topic
+        self.records = 0  # answered so far
+        self.id = os.urandom(16) if idempotent else None
+        self._link = link
+        self._linger, self._timeout = linger, timeout
+        self._max_bytes, self._max_records = max_batch_bytes, max_batch_records
+        self._buffer_bytes = buffer_bytes
+        self._in_flight = in_flight
+        self._loop = asyncio.get_running_loop()
+        self._open: _Batch | None = None
+        self._queue: deque[_Batch] = deque()  # closed and unanswered, oldest first; the first ones are in flight
+        self._buffered = 0  # bytes in `_open` and `_queue`
+        self._sequence = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()  # a batch was closed, or we are closing
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._failure: PenstockError | None = None  # the first one not yet raised by flush or close
+        self._closing = False
+        self._sender = self._loop.create_task(self._run(), name=f"producer of {topic}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(self, payload: Bytes) -> Delivery:
+        """Add one record. Waits only while the buffer is full; await the returned delivery for the offset."""
+        if self._buffered >= self._buffer_bytes or self._room:
+            await self._wait_for_room()
+        return self._add(payload)
+
+    async def send_many(self, payloads: Iterable[Bytes]) -> Delivery | None:
+        """Add many records in order; the delivery is the last one's (None if there were none)."""
+        delivery = None
+        for payload in payloads:
+            if self._buffered >= self._buffer_bytes or self._room:
+                await self._wait_for_room()
+            delivery = self._add(payload)
+        return delivery
+
+    async def flush(self) -> None:
+        """Send what is waiting now and return when it is answered; raises the first failure since the last flush."""
+        self._close_batch()
+        pending = [batch.first_offset for batch in self._queue]
+        if pending:
+            await asyncio.wait(pending)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    async def close(self) -> None:
+        """Flush, then stop. Safe to call twice."""
+        try:
+            await self.flush()
+        finally:
+            self._closing = True
+            self._changed.set()
+            if not self._queue:
+                await self._sender
+            else:  # interrupted (cancelled) while batches were unanswered
+                self._sender.cancel()
+                self._fail_all(Unavailable("the producer was closed before this record was answered"))
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    def _add(self, payload: Bytes) -> Delivery:
+        if self._closing:
+            raise InvalidRequest("the producer is closed")
+        size = len(payload)
+        if size > MAX_FRAME - 1024:
+            raise TooLarge(f"a payload of {size} bytes is larger than one frame may be ({MAX_FRAME} bytes)")
+        batch = self._open
+        if batch is not None and batch.bytes + size > self._max_bytes:
+            self._close_batch()
+            batch = None
+        if batch is None:
+            batch = self._open = _Batch(self._loop.create_future())
+            batch.deadline = self._loop.time() + self._timeout
+            self._timer = self._loop.call_later(self._linger, self._close_batch) if self._linger else None
+        batch.payloads.append(payload)
+        batch.bytes += size
+        self._buffered += size + RECORD_OVERHEAD
+        delivery = Delivery(batch, len(batch.payloads) - 1)
+        if len(batch.payloads) >= self._max_records or batch.bytes >= self._max_bytes:
+            self._close_batch()
+        elif not self._linger:
+            self._changed.set()  # without linger the sender takes the batch as soon as it gets to run
+        return delivery
+
+    def _close_batch(self) -> None:
+        batch, self._open = self._open, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if batch is not None:
+            batch.sequence = self._sequence
+            self._sequence += 1
+            self._queue.append(batch)
+            self._changed.set()
+
+    async def _wait_for_room(self) -> None:
+        while self._buffered >= self._buffer_bytes:
+            self._close_batch()  # waiting for the linger would wait for nothing
+            waiter = self._loop.create_future()
+            self._room.append(waiter)
+            await waiter
+
+    def _settle(self, batch: _Batch) -> None:
+        """Take an answered or failed batch (always the oldest) out of the buffer."""
+        self._queue.popleft()
+        self._buffered -= batch.bytes + RECORD_OVERHEAD * len(batch.payloads)
+        while self._room and self._buffered < self._buffer_bytes:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break
+
+    def _fail(self, batch: _Batch, error: PenstockError) -> None:
+        self._settle(batch)
+        if not batch.first_offset.done():
+            batch.first_offset.set_exception(error)
+            batch.first_offset.exception()  # seen: `flush` raises it, so a delivery nobody awaits is no loss
+        self._failure = self._failure or error
+
+    def _fail_all(self, error: PenstockError) -> None:
+        while self._queue:
+            self._fail(self._queue[0], error)
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while not (self._closing and not self._queue):
+            if not self._queue:
+                if not self._linger and self._open is not None:
+                    self._close_batch()
+                    continue
+                self._changed.clear()
+                if not self._closing:
+                    await self._changed.wait()
+                continue
+            oldest = self._queue[0]
+            try:
+                connection = await self._link.connection(oldest.deadline)
+                await self._pump(connection)
+                backoff.reset()
+            except Unavailable as error:
+                # Nothing unanswered is taken out of the queue: the next round sends it again, oldest first.
+                unknown = self.id is None and isinstance(error, ConnectionLost)
+                if unknown or self._loop.time() >= oldest.deadline:
+                    self._give_up(error)
+                else:
+                    await asyncio.sleep(min(backoff.delay(), max(0.0, oldest.deadline - self._loop.time())))
+
+    def _give_up(self, error: PenstockError) -> None:
+        """Fail the oldest batch and all behind it that the broker may have."""
+        self._fail(self._queue[0], error)
+        while self._queue and self._queue[0].sent:
+            self._fail(self._queue[0], error)
+        self._renew_id()
+
+    def _renew_id(self) -> None:
+        if self.id is not None:
+            self.id = os.urandom(16)
+
+    async def _pump(self, connection: Connection) -> None:
+        """Send batches in order and settle their answers in order, until the queue is empty or something fails."""
+        answers: deque[asyncio.Future[memoryview]] = deque()
+        refused = False  # a batch failed for good: those sent behind it under the same id are refused, too
+        try:
+            while self._queue:
+                while not refused and len(answers) < min(self._in_flight, len(self._queue)):
+                    batch = self._queue[len(answers)]
+                    batch.sent = True
+                    producer = (self.id, batch.sequence) if self.id is not None else None
+                    answers.append(connection.request(frames.produce_batch(self.topic, batch.payloads, producer)))
+                if not answers:
+                    return
+                oldest = self._queue[0]
+                try:
+                    async with asyncio.timeout_at(oldest.deadline):
+                        body = await answers[0]
+                except TimeoutError:
+                    connection.close()  # its answers can no longer be told apart from what we send next
+                    raise Unavailable(f"no answer from the broker within {self._timeout:g} s") from None
+                except Unavailable:
+                    raise
+                except PenstockError as error:
+                    if refused:
+                        return  # sent again under the new id, in its turn
+                    answers.popleft()
+                    self._fail(oldest, error)
+                    self._renew_id()
+                    refused = self.id is not None
+                    continue
+                answers.popleft()
+                first, count = Body(body).take(BATCH_ANSWER)
+                self._settle(oldest)
+                self.records += count
+                if not oldest.first_offset.done():
+                    oldest.first_offset.set_result(first)
+                if not self._linger and self._open is not None:
+                    self._close_batch()
+        finally:
+            # What is still in flight will be sent again: its answers are read (the order on the connection must hold)
+            # and dropped; the broker knows the batches by their numbers.
+            for answer in answers:
+                answer.add_done_callback(_drop)
+            if answers and (await asyncio.wait(answers, timeout=self._timeout))[1]:
+                connection.close()
+
+
+def _drop(answer: "asyncio.Future[memoryview]") -> None:
+    if not answer.cancelled():
+        answer.exception()

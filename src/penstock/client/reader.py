@@ -1,0 +1,270 @@
+"""Reading a topic: batch after batch from an offset on, or the ranges a consumer group leases to this member.
+
+A reader has a connection of its own, since a waiting FETCH holds back the answers behind it. While the caller works on
+one batch the next is already being received: the FETCH for it goes out as soon as the head of the current answer has
+arrived. A lost connection is made anew and reading goes on at the position reached, so nothing is skipped or repeated.
+A topic that was deleted and created anew in between is another topic: `Conflict`, not silence.
+
+With a group, members lease ranges of offsets and read only those. A range counts as done when the caller asks for
+what comes after it, so records are repeated, never lost, when a member stops in the middle (at least once).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, Self
+
+from penstock.client.connection import Backoff, Connection, Link
+from penstock.client.decode import Batch, Record
+from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, Unavailable
+from penstock.wire import frames
+from penstock.wire.frames import (
+    FETCH_ANSWER,
+    INFO_ANSWER,
+    LEASE_ANSWER,
+    LEASE_REQUEST,
+    TIMESTAMP,
+    U32,
+    U64,
+    Body,
+    Command,
+    Fetched,
+)
+
+log = logging.getLogger("penstock.client")
+
+Start = int | datetime | Literal["earliest", "latest"]
+
+
+class Reader:
+    """Made by `TopicClient.reader`; iterate over it for records, over `batches()` for batches."""
+
+    def __init__(
+        self,
+        link: Link,
+        topic: str,
+        start: Start = "earliest",
+        *,
+        group: str | None = None,
+        member: str | None = None,
+        max_bytes: int = 1 << 20,
+        max_records: int = 10_000,
+        wait: float = 10.0,
+        follow: bool = True,
+        on_lost: Literal["fail", "earliest"] = "fail",
+        timeout: float = 60.0,
+    ) -> None:
+        if isinstance(start, int) and start < 0:
+            raise InvalidRequest(f"an offset is 0 or more, not {start}")
+        self.topic, self.group = topic, group
+        self.member = member or f"{os.getpid()}-{os.urandom(4).hex()}"
+        self.position: int | None = None  # the next offset to be handed out; None before the first batch
+        self.log_end: int | None = None  # as of the last answer
+        self.incarnation: bytes | None = None
+        self._link = link
+        self._lease: frames.Lease | None = None
+        self._start = start
+        self._max_bytes, self._max_records = max_bytes, max_records
+        self._wait, self._follow, self._on_lost, self._timeout = wait, follow, on_lost, timeout
+        self._ahead: tuple[Connection, int, asyncio.Future[memoryview]] | None = (
+            None  # the FETCH already sent, and from where
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give leased ranges back and close the connection."""
+        self._forget_ahead()
+        if self.group is not None:
+            with contextlib.suppress(Unavailable, NotFound):  # the broker takes the leases back when their time is up
+                await self._ask(Command.GROUP_LEAVE, *self._names(), frames.name(self.member), timeout=1.0)
+        self._link.close()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        async for batch in self.batches():
+            for record in batch:
+                yield record
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches in order; ends at the end of the log unless the reader follows it."""
+        source = self._owned() if self.group is None else self._leased()
+        async for batch in source:
+            yield batch
+
+    # -- alone ------------------------------------------------------------------------------------------------------
+
+    async def _owned(self) -> AsyncIterator[Batch]:
+        if self.position is None:
+            self.position = await self._first_position()
+        while True:
+            batch = await self._next(self.position, self._follow)
+            if batch.count:
+                self.position = batch.next_offset
+                yield batch
+            elif not self._follow:
+                return
+
+    async def _first_position(self) -> int:
+        start = self._start
+        if isinstance(start, int):
+            return start
+        if isinstance(start, datetime):
+            milliseconds = round(start.timestamp() * 1000)
+            return int(
+                Body(await self._ask(Command.OFFSET_AT, frames.name(self.topic), TIMESTAMP.pack(milliseconds))).take(
+                    U64
+                )[0]
+            )
+        info = frames.Info(*Body(await self._ask(Command.TOPIC_INFO, frames.name(self.topic))).take(INFO_ANSWER))
+        return info.first_offset if start == "earliest" else info.next_offset
+
+    async def _next(self, offset: int, wait: bool, limit: int | None = None) -> Batch:
+        """One FETCH answer from `offset` on; empty at the end. Retries what may pass, until `timeout`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        backoff = Backoff()
+        while True:
+            try:
+                fetched = await self._fetch(offset, self._wait if wait else 0.0, deadline, limit)
+                break
+            except InvalidOffset:
+                if self._on_lost == "fail":
+                    raise
+                offset = await self._earliest_after(offset)
+            except Unavailable:
+                delay = backoff.delay()
+                if loop.time() + delay > deadline:
+                    raise
+                await asyncio.sleep(delay)
+        if self.incarnation is None:
+            self.incarnation = fetched.incarnation
+        elif self.incarnation != fetched.incarnation:
+            raise Conflict(f"topic {self.topic!r} was deleted and created anew while it was read")
+        self.log_end = fetched.log_end
+        return Batch(self.topic, fetched.first_offset, fetched.raw, fetched.lengths)
+
+    async def _earliest_after(self, offset: int) -> int:
+        body = await self._ask(Command.TOPIC_INFO, frames.name(self.topic))
+        info = frames.Info(*Body(body).take(INFO_ANSWER))
+        if offset > info.next_offset:
+            raise InvalidOffset(f"offset {offset} of topic {self.topic!r} lies past its end, {info.next_offset}")
+        return info.first_offset
+
+    async def _fetch(self, offset: int, wait: float, deadline: float, limit: int | None) -> Fetched:
+        connection = await self._link.connection(deadline)
+        if self._ahead is not None and self._ahead[:2] == (connection, offset):
+            answer = self._ahead[2]
+        else:
+            self._forget_ahead()
+            answer = self._send(connection, offset, wait, limit)
+        self._ahead = None
+        try:
+            async with asyncio.timeout(wait + self._timeout):
+                body = await answer
+        except TimeoutError:
+            connection.close()
+            raise Unavailable(f"no answer from the broker within {wait + self._timeout:g} s") from None
+        return frames.read_fetched(body, with_lengths=True)
+
+    def _send(
+        self, connection: Connection, offset: int, wait: float, limit: int | None
+    ) -> "asyncio.Future[memoryview]":
+        def started(head: memoryview) -> None:
+            if len(head) < FETCH_ANSWER.size:
+                return
+            _, _, following, end, _ = FETCH_ANSWER.unpack_from(head)
+            if following < (end if limit is None else min(end, limit)) and connection.alive:
+                self._ahead = (connection, following, self._send(connection, following, 0.0, limit))
+
+        frame = frames.fetch(self.topic, offset, self._max_bytes, round(wait * 1000), frames.LENGTHS)
+        return connection.request(frame, started)
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead[2].add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+            self._ahead = None
+
+    # -- in a group -------------------------------------------------------------------------------------------------
+
+    async def _leased(self) -> AsyncIterator[Batch]:
+        while True:
+            lease = self._lease = await self._next_lease()
+            if lease.start == lease.end:
+                if not self._follow:
+                    return
+                continue
+            half = time.monotonic() + lease.expires_in / 2
+            at = self.position = lease.start
+            try:
+                while at < lease.end:
+                    batch = (await self._next(at, wait=False, limit=lease.end)).until(lease.end)
+                    if not batch.count:
+                        break  # the rest of the range aged out
+                    at = self.position = batch.next_offset
+                    yield batch
+                    if at < lease.end and time.monotonic() > half:
+                        half = time.monotonic() + await self._renew(lease) / 2
+                self.position = lease.end
+                await self.complete()
+            except (Conflict, InvalidRequest) as error:
+                log.warning(
+                    "group %s: offsets %d to %d were lost to another member: %s", self.group, *lease[1:3], error
+                )
+
+    async def complete(self) -> None:
+        """Count the leased range as done if all of it was handed out; asking for the next batch does it, too."""
+        lease, self._lease = self._lease, None
+        if lease is not None and self.position is not None and lease.start < lease.end <= self.position:
+            await self._ask(Command.GROUP_COMPLETE, *self._names(), lease.id)
+
+    async def _renew(self, lease: frames.Lease) -> float:
+        body = await self._ask(Command.GROUP_RENEW, *self._names(), lease.id)
+        return float(Body(body).take(U32)[0]) / 1000
+
+    async def _next_lease(self) -> frames.Lease:
+        wait = self._wait if self._follow else 0.0
+        limits = LEASE_REQUEST.pack(self._max_records, round(wait * 1000))
+        body = await self._ask(
+            Command.GROUP_LEASE, *self._names(), frames.name(self.member), limits, timeout=self._timeout + wait
+        )
+        found, start, end, milliseconds = Body(body).take(LEASE_ANSWER)
+        return frames.Lease(bytes(found), start, end, milliseconds / 1000)
+
+    def _names(self) -> tuple[bytes, bytes]:
+        return frames.name(self.topic), frames.name(self.group or "")
+
+    async def _ask(self, command: Command, *parts: bytes, timeout: float | None = None) -> memoryview:
+        return await ask(self._link, frames.request(command, *parts), timeout or self._timeout)
+
+
+async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
+    """Send a request that may safely be sent twice, until it is answered or `timeout` has passed."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    backoff = Backoff()
+    while True:
+        connection: Connection | None = None
+        try:
+            connection = await link.connection(deadline)
+            async with asyncio.timeout_at(deadline):
+                return await connection.request(frame)
+        except TimeoutError:
+            if connection is not None:
+                connection.close()
+            raise Unavailable(f"no answer from the broker within {timeout:g} s") from None
+        except Unavailable:
+            delay = backoff.delay()
+            if loop.time() + delay > deadline:
+                raise
+            await asyncio.sleep(delay)

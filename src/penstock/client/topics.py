@@ -1,0 +1,126 @@
+"""The client of topics, over the binary protocol.
+
+    async with TopicClient("127.0.0.1:12345") as client:
+        async with client.producer("orders") as producer:
+            await producer.send(b"one")
+        async for record in client.reader("orders", "earliest", follow=False):
+            print(record.offset, record.payload)
+
+Several addresses may be given; the first that answers is used, and the next one when it is lost. Requests that may be
+sent twice are sent again after a lost connection until `timeout`; `produce` carries a producer id, so that includes it.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.client.connection import Address, Link, parse_addresses
+from penstock.client.decode import Record
+from penstock.client.producer import Producer
+from penstock.client.reader import Reader, Start, ask
+from penstock.errors import InvalidRequest
+from penstock.wire import frames
+from penstock.wire.frames import BATCH_ANSWER, FETCHED_ANSWER, INFO_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Info
+
+
+class TopicClient:
+    """One broker's topics. Connects when first used; close it, or use it as `async with`."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str | Address] = "127.0.0.1:12345",
+        *,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+    ) -> None:
+        self._addresses = parse_addresses(addresses)
+        self._timeout, self._connect_timeout = timeout, connect_timeout
+        self._link = self._new_link()
+        self._producer_id = os.urandom(16)
+        self._sequences: dict[str, int] = {}
+        self._order: dict[str, asyncio.Lock] = {}
+
+    def _new_link(self) -> Link:
+        return Link(self._addresses, self._connect_timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the shared connection. Producers and readers have their own: close them first."""
+        self._link.close()
+
+    # -- topics -----------------------------------------------------------------------------------------------------
+
+    async def create(self, topic: str) -> None:
+        """Make the topic; fine if it exists."""
+        await self._ask(Command.CREATE_TOPIC, frames.name(topic))
+
+    async def delete(self, topic: str) -> None:
+        """Delete the topic and its records for good; `NotFound` if it does not exist."""
+        await self._ask(Command.DELETE_TOPIC, frames.name(topic))
+
+    async def names(self) -> list[str]:
+        return frames.read_names(await self._ask(Command.LIST_TOPICS))
+
+    async def info(self, topic: str) -> Info:
+        """First and next offset, bytes, segments, incarnation; `NotFound` if it does not exist."""
+        return Info(*Body(await self._ask(Command.TOPIC_INFO, frames.name(topic))).take(INFO_ANSWER))
+
+    async def next_offset(self, topic: str) -> int:
+        """The offset the next record will get; 0 for a topic that does not exist."""
+        return int(Body(await self._ask(Command.NEXT_OFFSET, frames.name(topic))).take(U64)[0])
+
+    async def offset_at(self, topic: str, at: datetime) -> int:
+        """The first record appended at or after `at`; the next offset if there is none."""
+        milliseconds = TIMESTAMP.pack(round(at.timestamp() * 1000))
+        return int(Body(await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)).take(U64)[0])
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    async def produce(self, topic: str, *payloads: Bytes) -> int:
+        """Append the payloads as one batch, all or none, stored once; the first one's offset."""
+        if not payloads:
+            raise InvalidRequest("nothing to produce")
+        # One at a time per topic: a retried batch must not be overtaken by a later one of the same producer.
+        async with self._order.setdefault(topic, asyncio.Lock()):
+            sequence = self._sequences.get(topic, 0)
+            self._sequences[topic] = sequence + 1
+            pieces = frames.produce_batch(topic, payloads, (self._producer_id, sequence))
+            return int(Body(await ask(self._link, b"".join(pieces), self._timeout)).take(BATCH_ANSWER)[0])
+
+    async def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
+        """Up to `max_records` records from `start` on; empty at the end, or when there is no such topic."""
+        body = await ask(self._link, frames.consume(topic, start, max_records), self._timeout)
+        return [Record(*found) for found in frames.read_consumed(body)]
+
+    def producer(self, topic: str, **options: Any) -> Producer:
+        """A batching producer with a connection of its own; the options are those of `Producer`."""
+        return Producer(self._new_link(), topic, **options)
+
+    def reader(self, topic: str, start: Start = "earliest", **options: Any) -> Reader:
+        """A reader with a connection of its own, from an offset, a time, "earliest" or "latest", or of a `group`."""
+        return Reader(self._new_link(), topic, start, **options)
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    async def commit(self, topic: str, group: str, offset: int) -> None:
+        """Set the group's position: everything before `offset` counts as read."""
+        await self._ask(Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset))
+
+    async def committed(self, topic: str, group: str) -> tuple[int, int]:
+        """The group's committed offset and its lag in records."""
+        body = await self._ask(Command.GROUP_FETCH, frames.name(topic), frames.name(group))
+        offset, lag = Body(body).take(FETCHED_ANSWER)
+        return offset, lag
+
+    async def _ask(self, command: Command, *parts: bytes) -> memoryview:
+        return await ask(self._link, frames.request(command, *parts), self._timeout)

@@ -1,0 +1,148 @@
+"""The binary protocol's bytes, written out: whoever changes these breaks every client there is."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.client.decode import Batch, walk
+from penstock.errors import Damaged, InvalidRequest
+from penstock.wire import frames
+from penstock.wire.frames import Body, Command, Malformed
+from penstock.wire.status import TcpStatus
+
+ID = bytes(range(16))
+
+
+def hexed(text: str) -> bytes:
+    return bytes.fromhex(text.replace(" ", ""))
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (frames.produce("ab", b"hey"), "01 0000000b 0002 6162 00000003 686579"),
+        (frames.consume("ab", 7, 100), "02 00000010 0002 6162 0000000000000007 00000064"),
+        (frames.request(Command.NEXT_OFFSET, frames.name("ab")), "03 00000004 0002 6162"),
+        (frames.request(Command.CREATE_TOPIC, frames.name("ab")), "04 00000004 0002 6162"),
+        (frames.request(Command.LIST_TOPICS), "05 00000000"),
+        (
+            b"".join(frames.produce_batch("ab", [b"x", b"", b"yz"])),
+            "06 00000018 0002 6162 00 00000003 00000001 00000000 00000002 78 797a",
+        ),
+        (
+            b"".join(frames.produce_batch("a", [b"x"], (ID, 5))),
+            "06 00000025 0001 61 01 000102030405060708090a0b0c0d0e0f 0000000000000005 00000001 00000001 78",
+        ),
+        (frames.fetch("a", 9, 65536, 250), "07 00000013 0001 61 0000000000000009 00010000 000000fa"),
+        (frames.fetch("a", 9, 65536, 0, frames.LENGTHS), "07 00000014 0001 61 0000000000000009 00010000 00000000 01"),
+    ],
+)
+def test_requests_have_exactly_these_bytes(frame: bytes, expected: str) -> None:
+    assert frame == hexed(expected)
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (frames.produced(258, 1), "81 00 00000008 0000000000000102"),
+        (
+            frames.produced(255, 3),
+            "81 00 00000008 00000000000000ff 81 00 00000008 0000000000000100 81 00 00000008 0000000000000101",
+        ),
+        (
+            frames.consumed([3, 4], [b"x", b""]),
+            "82 00 0000001d 00000002 0000000000000003 00000001 78 0000000000000004 00000000",
+        ),
+        (frames.answer(Command.NEXT_OFFSET, frames.U64.pack(4)), "83 00 00000008 0000000000000004"),
+        (frames.answer(Command.CREATE_TOPIC), "84 00 00000000"),
+        (frames.names(["a", "bc"]), "85 00 0000000b 00000002 0001 61 0002 6263"),
+        (frames.failure(TcpStatus.TOPIC_NOT_FOUND, "no"), "ff 01 00000006 00000002 6e6f"),
+    ],
+)
+def test_answers_have_exactly_these_bytes(frame: bytes, expected: str) -> None:
+    assert frame == hexed(expected)
+
+
+def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:
+    assert [*range(1, 6)] == [
+        Command.PRODUCE,
+        Command.CONSUME,
+        Command.NEXT_OFFSET,
+        Command.CREATE_TOPIC,
+        Command.LIST_TOPICS,
+    ]
+    assert [status.name for status in TcpStatus] == [
+        "SUCCESS", "TOPIC_NOT_FOUND", "INVALID_OFFSET", "SERIALIZATION", "PRODUCE_FAILED", "INTERNAL",
+        "INVALID_REQUEST", "PAYLOAD_TOO_LARGE", "UNKNOWN_COMMAND",
+    ]  # fmt: skip
+    assert [*TcpStatus] == [*range(9)]
+
+
+@given(st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1))
+def test_a_batch_reads_back_as_it_was_written(topic: str, payloads: list[bytes], sequence: int) -> None:
+    frame = b"".join(frames.produce_batch(topic, payloads, (ID, sequence)))
+    command, length = frames.REQUEST.unpack_from(frame)
+    request = frames.read_batch(memoryview(frame)[5:])
+    assert (command, length) == (6, len(frame) - 5)
+    assert (request.topic, request.producer) == (topic, (ID, sequence))
+    assert request.lengths.tolist() == [len(payload) for payload in payloads]
+    assert bytes(request.payloads) == b"".join(payloads)
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_make_the_batch_parser_fail_in_another_way_than_refusing(body: bytes) -> None:
+    try:
+        request = frames.read_batch(memoryview(body))
+    except InvalidRequest:
+        return
+    assert int(request.lengths.sum()) == len(request.payloads)
+
+
+def test_a_body_that_is_cut_short_anywhere_is_malformed() -> None:
+    body = b"".join(frames.produce_batch("ab", [b"one", b"two"], (ID, 1)))[5:]
+    for cut in range(len(body)):
+        with pytest.raises(Malformed):
+            frames.read_batch(memoryview(body)[:cut])
+
+
+def test_bytes_behind_the_last_field_are_malformed() -> None:
+    body = Body(memoryview(frames.name("a") + b"!"))
+    body.name()
+    with pytest.raises(Malformed):
+        body.end()
+
+
+def raw_log(first: int, payloads: list[bytes], step: int = 1) -> bytes:
+    parts = []
+    for place, payload in enumerate(payloads):
+        parts.append((first + place * step).to_bytes(8, "little") + len(payload).to_bytes(4, "little") + payload)
+    return b"".join(parts)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1 << 40), st.lists(st.binary(max_size=50), min_size=1, max_size=40), st.integers(1, 3))
+def test_a_raw_log_becomes_columns_with_the_same_records(first: int, payloads: list[bytes], step: int) -> None:
+    raw = raw_log(first, payloads, step)
+    lengths = np.array([len(payload) for payload in payloads], ">u4")
+    batch = Batch("t", first, raw, lengths)
+    offsets = [first + place * step for place in range(len(payloads))]
+    columns = batch.to_arrow()
+    assert columns["offset"].to_pylist() == offsets
+    assert columns["payload"].to_pylist() == payloads
+    assert [*batch] == [*zip(offsets, payloads, strict=True)]
+    assert walk(raw).tolist() == lengths.tolist()
+    assert batch.next_offset == offsets[-1] + 1
+    middle = offsets[len(offsets) // 2]
+    assert batch.until(middle).payloads() == payloads[: len(payloads) // 2]
+    assert batch.until(offsets[-1] + 1) is batch
+
+
+def test_a_raw_log_that_does_not_fit_its_lengths_is_damaged() -> None:
+    raw = raw_log(5, [b"one", b"two"])
+    with pytest.raises(Damaged):
+        Batch("t", 5, raw, np.array([3, 4], np.uint32))
+    with pytest.raises(Damaged):
+        Batch("t", 6, raw, np.array([3, 3], np.uint32))
+    with pytest.raises(Damaged):
+        walk(raw[:-1])
