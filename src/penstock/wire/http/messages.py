@@ -78,6 +78,12 @@ class Stream(Protocol):
     async def write(self, data: bytes) -> None:
         """Send a piece; returns when the client has taken enough of what came before."""
 
+    def write_now(self, data: bytes) -> bool:
+        """Send a piece without waiting; False: nothing more before `drained` (nor ever, once the client is gone)."""
+
+    async def drained(self) -> None:
+        """Return when the client has taken enough; ConnectionResetError when it is gone."""
+
 
 class StreamResponse(msgspec.Struct, eq=False):
     """An answer of unknown length: `run` writes it piece by piece.

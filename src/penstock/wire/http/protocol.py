@@ -450,7 +450,8 @@ class Connection(asyncio.Protocol):
         elif self._writable:
             self._continue()
 
-    async def write_piece(self, data: bytes, chunked: bool) -> None:
+    def write_piece(self, data: bytes, chunked: bool) -> bool:
+        """Write it; whether more may be written."""
         if self._state == BUSY:
             transport = self._transport
             if not chunked:
@@ -459,9 +460,13 @@ class Connection(asyncio.Protocol):
                 transport.write(b"%x\r\n%b\r\n" % (len(data), data))
             else:
                 transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
-            if not self._writable:
-                self._drained = asyncio.get_running_loop().create_future()
-                await self._drained
+        return self._writable and self._state == BUSY
+
+    async def drained(self) -> None:
+        """Wait until more may be written."""
+        if self._state == BUSY and not self._writable:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
         if self._state != BUSY:
             raise ConnectionResetError("the client has gone")
 
@@ -540,8 +545,15 @@ class _Pieces:
         self._chunked = chunked
 
     async def write(self, data: bytes) -> None:
-        if data:  # an empty chunk would end the body
-            await self._connection.write_piece(data, self._chunked)
+        if not self.write_now(data):
+            await self._connection.drained()
+
+    def write_now(self, data: bytes) -> bool:
+        # An empty chunk would end the body.
+        return self._connection.write_piece(data, self._chunked) if data else True
+
+    async def drained(self) -> None:
+        await self._connection.drained()
 
 
 def failure(error: BaseException, request: Request | None) -> Response:
