@@ -1,0 +1,242 @@
+"""Pushing a topic's records to many subscribers (SSE, WebSocket) as they are appended.
+
+A topic that someone watches has one feed. It reads each record once, formats it once (`Chunk`), and hands the same
+bytes to every subscriber at the head of the log. A subscriber that cannot take more (its socket is full) leaves the
+head and costs nothing more than its position; when its socket has room again it reads on from there by itself, at its
+own pace, until it is back at the head. So a slow one holds back only itself, misses nothing, and its memory is
+bounded.
+
+Pacing: after a delivery the feed rests as long as the delivery took (at most `REST`), and what was appended meanwhile
+goes out together. With few subscribers that is nothing; with many it keeps the fan-out from taking more than half of
+the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+import msgspec
+
+from penstock.errors import Damaged
+from penstock.topics.segment import Batch
+from penstock.topics.topic import Topic
+from penstock.wire.records import Message, messages
+
+MAX_RECORDS = 500  # per chunk
+MAX_BYTES = 256 << 10
+REST = 0.004  # seconds
+
+log = logging.getLogger("penstock.feed")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Notification(msgspec.Struct):
+    topic: str
+    messages: list[Message]
+    command: str = "message_batch_notification"
+
+
+class Problem(msgspec.Struct):
+    topic: str
+    error_message: str
+    command: str = "error_response"
+
+
+class Chunk:
+    """Some consecutive records, formatted when first asked for and then shared."""
+
+    def __init__(self, topic: str, batch: Batch) -> None:
+        self.topic = topic
+        self.next_offset = batch.next_offset
+        self._batch = batch
+
+    @cached_property
+    def _messages(self) -> list[Message]:
+        return messages(self.topic, self._batch.offsets.tolist(), self._batch.payloads())
+
+    @cached_property
+    def sse(self) -> bytes:
+        return b"".join(
+            b"id: %d\nevent: message\ndata: %b\n\n" % (message.offset, _encode(message)) for message in self._messages
+        )
+
+    @cached_property
+    def notification(self) -> bytes:
+        """The WebSocket's message_batch_notification."""
+        return _encode(Notification(self.topic, self._messages))
+
+
+class Lost(Chunk):
+    """Records that cannot be read any more: subscribers are told, then get what follows."""
+
+    def __init__(self, topic: str, error: str, next_offset: int) -> None:
+        self.topic = topic
+        self.next_offset = next_offset
+        self._error = error
+
+    @cached_property
+    def sse(self) -> bytes:
+        return b"event: error\ndata: %b\n\n" % _encode({"topic": self.topic, "error": self._error})
+
+    @cached_property
+    def notification(self) -> bytes:
+        return _encode(Problem(self.topic, self._error))
+
+
+class Subscriber(Protocol):
+    def deliver(self, chunk: Chunk) -> bool:
+        """Take the chunk (always); False when no more can be taken until `Subscription.resume` is called."""
+
+    def ended(self) -> None:
+        """The topic was deleted; nothing more will come."""
+
+
+class Subscription:
+    """One subscriber's place in a topic."""
+
+    __slots__ = ("_feed", "closed", "position", "subscriber")
+
+    def __init__(self, feed: "Feed", subscriber: Subscriber, position: int) -> None:
+        self._feed = feed
+        self.subscriber = subscriber
+        self.position = position
+        self.closed = False
+
+    def resume(self) -> None:
+        """The subscriber can take more."""
+        self._feed.catch_up(self)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._feed.remove(self)
+
+
+class Feed:
+    def __init__(self, topic: Topic, empty: Callable[["Feed"], None]) -> None:
+        self.topic = topic
+        self._empty = empty
+        self._loop = asyncio.get_running_loop()
+        self._head = topic.next_offset
+        self._live: dict[Subscription, None] = {}  # at the head, in order of arrival
+        self._all: set[Subscription] = set()
+        self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._rest_until = 0.0
+        self._unsubscribe = topic.subscribe(self._appended)
+
+    def add(self, subscriber: Subscriber, position: int) -> Subscription:
+        """Start the subscriber at `position`; records that are there already follow at once."""
+        subscription = Subscription(self, subscriber, position)
+        self._all.add(subscription)
+        self._loop.call_soon(self.catch_up, subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        self._all.discard(subscription)
+        self._live.pop(subscription, None)
+        if not self._all:
+            self.close()
+            self._empty(self)
+
+    def close(self) -> None:
+        self._unsubscribe()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+
+    def end(self) -> None:
+        """The topic is gone: tell everyone."""
+        for subscription in list(self._all):
+            subscription.closed = True
+            subscription.subscriber.ended()
+        self._all.clear()
+        self._live.clear()
+        self.close()
+        self._empty(self)
+
+    def catch_up(self, subscription: Subscription) -> None:
+        """Send a lagging subscriber what it lacks, a chunk per turn of the loop, until it is at the head or full."""
+        if subscription.closed or subscription in self._live:
+            return
+        if subscription.position >= self._head:
+            self._live[subscription] = None
+            return
+        chunk = self._read(subscription.position)
+        if chunk is None:
+            return
+        subscription.position = chunk.next_offset
+        if subscription.subscriber.deliver(chunk):
+            self._loop.call_soon(self.catch_up, subscription)
+
+    def _appended(self) -> None:
+        if self.topic.deleted:
+            self.end()
+            return
+        if self._scheduled is not None:
+            return
+        if not self._live:
+            self._head = self.topic.next_offset
+            return
+        now = self._loop.time()
+        if now >= self._rest_until:
+            self._scheduled = self._loop.call_soon(self._deliver)
+        else:
+            self._scheduled = self._loop.call_at(self._rest_until, self._deliver)
+
+    def _deliver(self) -> None:
+        self._scheduled = None
+        started = self._loop.time()
+        if self._head < self.topic.next_offset:
+            chunk = self._read(self._head)
+            if chunk is None:
+                return
+            self._head = following = chunk.next_offset
+            full = []
+            for subscription in self._live:
+                if subscription.position >= following:
+                    continue  # it asked to start further on than the log reaches
+                subscription.position = following
+                if not subscription.subscriber.deliver(chunk):
+                    full.append(subscription)
+            for subscription in full:
+                self._live.pop(subscription, None)
+        self._rest_until = time_now = self._loop.time()
+        self._rest_until += min(time_now - started, REST)
+        if self._head < self.topic.next_offset:
+            self._appended()
+
+    def _read(self, position: int) -> Chunk | None:
+        """The next records from `position` on, or from the first that is still kept."""
+        topic = self.topic
+        if topic.deleted:
+            self.end()
+            return None
+        try:
+            batch = topic.read(position, MAX_RECORDS, MAX_BYTES)
+        except Damaged as error:
+            log.error("topic %s: a subscriber at offset %d meets damage: %s", topic.name, position, error)
+            return Lost(topic.name, str(error), error.resume if error.resume is not None else topic.next_offset)
+        return Chunk(topic.name, batch) if batch.count else None
+
+
+class Feeds:
+    """The feeds of the topics that are watched; made with the first subscriber, gone with the last."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[Topic, Feed] = {}
+
+    def subscribe(self, topic: Topic, subscriber: Subscriber, position: int) -> Subscription:
+        feed = self._feeds.get(topic)
+        if feed is None:
+            feed = self._feeds[topic] = Feed(topic, self._forget)
+        return feed.add(subscriber, position)
+
+    def _forget(self, feed: Feed) -> None:
+        self._feeds.pop(feed.topic, None)
+
+    @property
+    def subscribers(self) -> int:
+        return sum(len(feed._all) for feed in self._feeds.values())

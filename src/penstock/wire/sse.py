@@ -1,0 +1,69 @@
+"""Server-sent events: `GET /topics/{topic}/stream` as a subscriber of the topic's feed.
+
+Records are written to the socket from the feed's delivery itself; the request's task only sleeps until the socket is
+full, waits for room, and lets the feed go on. The shared timer writes a comment every fifteen seconds.
+"""
+
+import asyncio
+
+from penstock.topics.topic import Topic
+from penstock.wire.feed import Chunk, Feeds
+from penstock.wire.http.messages import Stream, StreamResponse
+from penstock.wire.keepalive import KeepAlive
+
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+
+
+class EventStream:
+    """One client of `/stream`."""
+
+    __slots__ = ("_full", "_over", "_stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._over = False  # the topic is gone
+
+    async def run(self, feeds: Feeds, topic: Topic, position: int) -> None:
+        subscription = feeds.subscribe(topic, self, position)
+        try:
+            while True:
+                await self._full
+                if self._over:
+                    return
+                await self._stream.drained()
+                self._full = asyncio.get_running_loop().create_future()
+                subscription.resume()
+        finally:
+            subscription.close()
+
+    def deliver(self, chunk: Chunk) -> bool:
+        more = self._stream.write_now(chunk.sse)
+        if not more:
+            self._wake()
+        return more
+
+    def ended(self) -> None:
+        self._over = True
+        self._wake()
+
+    def keep_alive(self) -> None:
+        if not self._full.done():
+            self._stream.write_now(KEEP_ALIVE)
+
+    def _wake(self) -> None:
+        if not self._full.done():
+            self._full.set_result(None)
+
+
+def stream_response(feeds: Feeds, keep_alive: KeepAlive, topic: Topic, position: int) -> StreamResponse:
+    async def run(stream: Stream) -> None:
+        events = EventStream(stream)
+        stop = keep_alive.add(events)
+        try:
+            await events.run(feeds, topic, position)
+        finally:
+            stop()
+
+    return StreamResponse(run, content_type="text/event-stream", headers=HEADERS, live=True)

@@ -1,0 +1,5 @@
+"""The binary protocol of topics, served. The bytes are described in `penstock.wire.frames`."""
+
+from penstock.wire.tcp.server import TcpServer
+
+__all__ = ["TcpServer"]

@@ -1,0 +1,391 @@
+"""What each command of the binary protocol does: decode the body, call topics or groups, encode the answer.
+
+A command gives its answer as pieces of bytes, or an awaitable of them when it has to wait (the connection then looks at
+nothing behind it), or None when it has taken its place in the connection's order by itself (the appends).
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import numpy as np
+
+from penstock.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.metrics import Metrics
+from penstock.topics.groups import Groups, Range
+from penstock.topics.names import check_name
+from penstock.topics.producers import Producer
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Appended, Topic
+from penstock.wire import frames
+from penstock.wire.frames import (
+    ANSWER,
+    CONSUME_REQUEST,
+    FETCH_ANSWER,
+    FETCH_REQUEST,
+    FETCHED_ANSWER,
+    INFO_ANSWER,
+    LEASE_ANSWER,
+    LEASE_REQUEST,
+    REQUEST,
+    TIMESTAMP,
+    U16,
+    U32,
+    U64,
+    Body,
+    Bytes,
+    Command,
+)
+from penstock.wire.status import TcpStatus
+from penstock.wire.tcp.connection import Connection, Slot, failure
+
+Pieces = list[Bytes]
+Answer = Pieces | Awaitable[Pieces] | None
+Handler = Callable[[Body], Pieces | Awaitable[Pieces]]
+
+CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
+FETCH_BYTES = 1 << 20  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
+MAX_WAIT = 60.0  # seconds a request may wait for records
+UNIFORM = 12  # from this many PRODUCEs on it pays to look at them with numpy
+RECORDS = 1 << 20
+EMPTY = bytes(16)
+
+
+class Commands:
+    def __init__(self, topics: TopicStore, groups: Groups, metrics: Metrics, max_frame: int) -> None:
+        self.max_frame = max_frame
+        self._topics = topics
+        self._groups = groups
+        self._handlers: dict[int, Handler] = {
+            Command.CONSUME: self._consume,
+            Command.NEXT_OFFSET: self._next_offset,
+            Command.CREATE_TOPIC: self._create,
+            Command.LIST_TOPICS: self._list,
+            Command.FETCH: self._fetch,
+            Command.OFFSET_AT: self._offset_at,
+            Command.TOPIC_INFO: self._info,
+            Command.DELETE_TOPIC: self._delete,
+            Command.GROUP_LEASE: self._lease,
+            Command.GROUP_COMPLETE: self._complete,
+            Command.GROUP_COMMIT: self._commit,
+            Command.GROUP_FETCH: self._committed,
+            Command.GROUP_LEAVE: self._leave,
+            Command.GROUP_RENEW: self._renew,
+        }
+        requests = metrics.counter("penstock_tcp_requests_total", "Requests over TCP, by command", "command")
+        self._count = requests.add
+
+    def run(self, connection: Connection, command: int, body: memoryview) -> Answer:
+        if command == Command.PRODUCE_BATCH:
+            self._count(1, "produce_batch")
+            self._produce_batch(connection, body)
+            return None
+        handler = self._handlers.get(command)
+        if handler is None:
+            raise frames.UnknownCommand(f"unknown command {command:#04x}")
+        self._count(1, Command(command).name.lower())
+        return handler(Body(body))
+
+    # -- appends ----------------------------------------------------------------------------------------------------
+
+    def produce(self, connection: Connection, data: bytes | bytearray, at: int, end: int) -> int:
+        """Append the PRODUCE at `at` and those right behind it to the same topic, as one batch; where they end."""
+        stop: int = at + REQUEST.size + REQUEST.unpack_from(data, at)[1]
+        try:
+            topic_end, length = _produce_head(data, at, stop)
+            name = _text(data[at + 7 : topic_end])
+            topic = self._topics.get(name)
+            if topic is None:
+                self._count(1, "produce")
+                payload = bytes(data[topic_end + 4 : stop])
+                self._create_and_append(connection, name, lambda created: created.append([payload]), _produced_one)
+                return stop
+        except Exception as error:  # noqa: BLE001 - answered; the connection goes on
+            self._count(1, "produce")
+            connection.answer(failure(error))
+            return stop
+        size = stop - at
+        count = (end - at) // size
+        if count >= UNIFORM:
+            # Requests of one shape: one comparison of all heads with the first tells how many there are.
+            head = topic_end + 4 - at
+            grid = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
+            same = (grid[:, :head] == grid[0, :head]).all(axis=1)
+            count = count if same.all() else int(same.argmin())
+            if count >= UNIFORM:
+                payloads = np.ascontiguousarray(grid[:count, head:]).data.cast("B")
+                lengths = np.full(count, length, np.int64)
+                try:
+                    self._append(connection, lambda: topic.append_arrays(lengths, payloads), count, count * size)
+                except TooLarge as error:
+                    connection.answer(*[failure(error)] * count)
+                return at + count * size
+        start = at
+        prefix = bytes(data[at + 5 : topic_end])
+        skip = REQUEST.size + len(prefix)
+        found: list[Bytes] = []
+        unpack_request, unpack_length = REQUEST.unpack_from, U32.unpack_from
+        while end - at >= REQUEST.size:
+            command, size = unpack_request(data, at)
+            stop = at + REQUEST.size + size
+            if stop > end or command != Command.PRODUCE or not data.startswith(prefix, at + REQUEST.size):
+                break
+            first = at + skip + 4
+            if first > stop or unpack_length(data, at + skip)[0] != stop - first:
+                break  # malformed: the next round answers it
+            found.append(data[first:stop])
+            at = stop
+        try:
+            self._append(connection, lambda: topic.append(found), len(found), at - start)
+        except TooLarge:  # one of them: the others are appended all the same
+            for each in found:
+                self._append_one(connection, topic, each)
+        return at
+
+    def _append_one(self, connection: Connection, topic: Topic, payload: Bytes) -> None:
+        try:
+            self._append(connection, lambda: topic.append([payload]), 1, len(payload))
+        except TooLarge as error:
+            connection.answer(failure(error))
+
+    def _append(
+        self, connection: Connection, append: "Callable[[], asyncio.Future[Appended]]", count: int, weight: int
+    ) -> None:
+        """Append what `count` PRODUCEs bring; TooLarge is the caller's, other refusals are answered."""
+        self._count(count, "produce")
+        try:
+            future = append()
+        except TooLarge:
+            raise
+        except PenstockError as error:
+            connection.answer(*[failure(error, produce=True)] * count)
+        else:
+            future.add_done_callback(partial(_fill, connection, connection.promise(weight), count))
+
+    def _produce_batch(self, connection: Connection, body: memoryview) -> None:
+        request = frames.read_batch(body)
+        lengths, payloads = request.lengths, request.payloads
+        producer = Producer(*request.producer) if request.producer is not None else None
+        if not len(lengths):
+            raise InvalidRequest("a batch has at least one record")
+        topic = self._topics.get(request.topic)
+        if topic is None:
+            self._create_and_append(
+                connection,
+                request.topic,
+                lambda created: created.append_arrays(lengths, payloads, producer),
+                _produced_batch,
+            )
+            return
+        future = topic.append_arrays(lengths, payloads, producer)
+        future.add_done_callback(partial(_fill, connection, connection.promise(len(body)), 0))
+
+    def _create_and_append(
+        self,
+        connection: Connection,
+        name: str,
+        append: "Callable[[Topic], asyncio.Future[Appended]]",
+        encode: Callable[[Appended], bytes],
+    ) -> None:
+        """The first record of a topic makes the topic; the requests behind this one wait for it."""
+
+        async def work() -> Pieces:
+            return [encode(await append(await self._topics.create(name)))]
+
+        slot = connection.promise(1)
+        connection.hold_for(
+            work(), lambda found: connection.fill(slot, *found), lambda error: connection.fill(slot, failure(error))
+        )
+
+    # -- reads ------------------------------------------------------------------------------------------------------
+
+    def _consume(self, body: Body) -> Pieces:
+        topic = self._find(body.name())
+        start, most = body.take(CONSUME_REQUEST)
+        body.end()
+        if topic is None or most == 0 or start >= topic.next_offset:
+            return [frames.consumed([], [])]
+        batch = topic.read(start, most, CONSUME_BYTES)
+        return [frames.consumed(batch.offsets.tolist(), batch.payloads())]
+
+    def _fetch(self, body: Body) -> Pieces | Awaitable[Pieces]:
+        topic = self._topics.require(body.name())
+        start, most, wait_ms = body.take(FETCH_REQUEST)
+        flags = body.rest()
+        if len(flags) > 1 or (flags and flags[0] & ~frames.LENGTHS):
+            raise frames.Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
+        with_lengths = bool(flags and flags[0] & frames.LENGTHS)
+        if start < topic.next_offset or not wait_ms:
+            return _fetched(topic, start, most, with_lengths)
+        return self._wait_and_fetch(topic, start, most, with_lengths, min(wait_ms / 1000, MAX_WAIT))
+
+    async def _wait_and_fetch(self, topic: Topic, start: int, most: int, with_lengths: bool, wait: float) -> Pieces:
+        await topic.wait_for(start, wait)
+        return _fetched(topic, start, most, with_lengths)
+
+    def _next_offset(self, body: Body) -> Pieces:
+        topic = self._find(body.name())
+        body.end()
+        return [frames.answer(Command.NEXT_OFFSET, U64.pack(topic.next_offset if topic is not None else 0))]
+
+    def _offset_at(self, body: Body) -> Pieces:
+        topic = self._topics.require(body.name())
+        (milliseconds,) = body.take(TIMESTAMP)
+        body.end()
+        return [frames.answer(Command.OFFSET_AT, U64.pack(topic.offset_at(milliseconds / 1000)))]
+
+    def _info(self, body: Body) -> Pieces:
+        topic = self._topics.require(body.name())
+        body.end()
+        found = topic.details()
+        return [
+            frames.answer(
+                Command.TOPIC_INFO,
+                INFO_ANSWER.pack(
+                    bytes.fromhex(topic.incarnation),
+                    topic.first_offset,
+                    topic.next_offset,
+                    found["bytes"],
+                    len(found["segments"]),
+                ),
+            )
+        ]
+
+    def _find(self, name: str) -> Topic | None:
+        """The topic if there is one; a name that can be nobody's is refused."""
+        topic = self._topics.get(name)
+        if topic is None:
+            check_name(name)
+        return topic
+
+    # -- topics -----------------------------------------------------------------------------------------------------
+
+    def _list(self, body: Body) -> Pieces:
+        body.end()
+        return [frames.names(sorted(self._topics.names()))]
+
+    async def _create(self, body: Body) -> Pieces:
+        name = body.name()
+        body.end()
+        await self._topics.create(name)
+        return [frames.answer(Command.CREATE_TOPIC)]
+
+    async def _delete(self, body: Body) -> Pieces:
+        name = body.name()
+        body.end()
+        await self._topics.delete(name)
+        return [frames.answer(Command.DELETE_TOPIC)]
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    async def _lease(self, body: Body) -> Pieces:
+        topic, group, member = self._topics.require(body.name()), body.name("group"), body.name("member")
+        most, wait_ms = body.take(LEASE_REQUEST)
+        body.end()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_ms / 1000, MAX_WAIT)
+        while True:
+            lease = self._groups.lease(group, topic.name, member, most)
+            if lease is not None:
+                lease_id = bytes.fromhex(lease.lease_id)
+                packed = LEASE_ANSWER.pack(lease_id, lease.start, lease.end, _milliseconds_left(lease))
+                return [frames.answer(Command.GROUP_LEASE, packed)]
+            if loop.time() >= deadline:
+                return [frames.answer(Command.GROUP_LEASE, LEASE_ANSWER.pack(EMPTY, 0, 0, 0))]
+            await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
+
+    async def _complete(self, body: Body) -> Pieces:
+        committed = await self._groups.complete(self._lease_id(body))
+        return [frames.answer(Command.GROUP_COMPLETE, U64.pack(committed))]
+
+    def _renew(self, body: Body) -> Pieces:
+        lease = self._groups.renew(self._lease_id(body))
+        return [frames.answer(Command.GROUP_RENEW, U32.pack(_milliseconds_left(lease)))]
+
+    def _lease_id(self, body: Body) -> str:
+        self._topics.require(body.name())
+        body.name("group")
+        found = body.bytes(16, "lease").hex()
+        body.end()
+        return found
+
+    async def _commit(self, body: Body) -> Pieces:
+        topic, group = self._topics.require(body.name()), body.name("group")
+        (offset,) = body.take(U64)
+        body.end()
+        await self._groups.commit(group, topic.name, offset)
+        return [frames.answer(Command.GROUP_COMMIT)]
+
+    def _committed(self, body: Body) -> Pieces:
+        topic, group = self._topics.require(body.name()), body.name("group")
+        body.end()
+        committed = self._groups.committed(group, topic.name)
+        position = topic.first_offset if committed is None else committed
+        packed = FETCHED_ANSWER.pack(position, self._groups.lag(group, topic.name))
+        return [frames.answer(Command.GROUP_FETCH, packed)]
+
+    def _leave(self, body: Body) -> Pieces:
+        topic, group, member = self._topics.require(body.name()), body.name("group"), body.name("member")
+        body.end()
+        return [frames.answer(Command.GROUP_LEAVE, U32.pack(self._groups.leave(group, topic.name, member)))]
+
+
+def _milliseconds_left(lease: Range) -> int:
+    return max(0, round((lease.expires - time.monotonic()) * 1000))
+
+
+def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int]:
+    """Where the topic name of the PRODUCE at `at` ends, and the payload's length."""
+    if stop - at < 11:
+        raise frames.Malformed("a PRODUCE body has at least 6 bytes")
+    topic_end: int = at + 7 + U16.unpack_from(data, at + 5)[0]
+    if topic_end + 4 > stop:
+        raise frames.Malformed("the topic name runs past the body")
+    (length,) = U32.unpack_from(data, topic_end)
+    if topic_end + 4 + length != stop:
+        raise frames.Malformed(f"a payload of {length} bytes is announced, {stop - topic_end - 4} are there")
+    return topic_end, length
+
+
+def _text(raw: bytes | bytearray) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("the topic name is not valid UTF-8") from None
+
+
+def _fetched(topic: Topic, start: int, most: int, with_lengths: bool) -> Pieces:
+    most = min(most, FETCH_BYTES)
+    raw: Bytes
+    if with_lengths:
+        batch = topic.read(start, RECORDS, most, strict=True)
+        count, first, following = batch.count, batch.first_offset, batch.next_offset
+        raw = memoryview(batch.buffer)[: int(batch.ends[-1])] if count else b""
+        lengths = (batch.ends - batch.starts).astype(">u4").tobytes()
+    else:
+        found = topic.raw(start, most, strict=True)
+        count, first, following = found.count, found.first_offset, found.next_offset
+        raw, lengths = found.read(), b""
+    size = FETCH_ANSWER.size + len(lengths) + len(raw)
+    head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
+    incarnation = bytes.fromhex(topic.incarnation)
+    return [head + FETCH_ANSWER.pack(incarnation, first, following, topic.next_offset, count), lengths, raw]
+
+
+def _produced_one(appended: Appended) -> bytes:
+    return frames.produced(appended.first_offset, 1)
+
+
+def _produced_batch(appended: Appended) -> bytes:
+    return frames.answer(Command.PRODUCE_BATCH, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count))
+
+
+def _fill(connection: Connection, slot: Slot, count: int, future: "asyncio.Future[Appended]") -> None:
+    error = future.exception()
+    if error is not None:
+        connection.fill(slot, *[failure(error, produce=True)] * (count or 1))
+    elif count:
+        connection.fill(slot, frames.produced(future.result().first_offset, count))
+    else:
+        connection.fill(slot, _produced_batch(future.result()))

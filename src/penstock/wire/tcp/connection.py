@@ -1,0 +1,335 @@
+"""One connection of the binary protocol: cuts the byte stream into requests and puts the answers back in their order.
+
+What is read is parsed where it lies: frames are found in the bytes as they came from the socket and only an incomplete
+last frame is kept and joined with what follows; one that is large gets memory of its full size at once and is filled.
+Neighbouring PRODUCEs to one topic become one append, and all answers of one turn of the event loop leave in one write.
+
+Appends are answered when they are durable, so several may be under way; a queue of slots keeps their answers in order.
+Everything else is looked at when the appends before it are done and runs to its end before the next request: a client
+that pipelines reads what it wrote, and a topic is created before the PRODUCE behind it.
+
+A connection is held (no request is looked at, and nothing more is read) while
+- its appends under way exceed `IN_FLIGHT` bytes,
+- its answers not yet taken by the socket exceed what the transport or `UNSENT` allows: a client that does not read,
+- a request that waits (FETCH and GROUP_LEASE with a wait, creating a topic) is under way.
+So what one connection may cost is bounded, and a slow one holds back only itself.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from penstock.errors import TooLarge
+from penstock.wire import frames
+from penstock.wire.frames import REQUEST, Command
+from penstock.wire.status import TcpStatus, is_expected, status_of
+
+if TYPE_CHECKING:
+    from penstock.wire.tcp.commands import Commands
+    from penstock.wire.tcp.server import TcpServer
+
+log = logging.getLogger("penstock.tcp")
+
+IN_FLIGHT = 16 << 20
+UNSENT = 4 << 20
+WAITING = (Command.FETCH, Command.GROUP_LEASE)
+LARGE = 64 << 10  # an incomplete frame above this is received into memory of its own
+BACKLOG = 256 << 10  # read ahead while held, so that a client that leaves is noticed
+
+
+class Slot:
+    """The place of one answer (or of one run of answers) in the order of the connection."""
+
+    __slots__ = ("data", "weight")
+
+    def __init__(self, weight: int = 0) -> None:
+        self.data: list[frames.Bytes] | None = None  # None: not known yet
+        self.weight = weight  # bytes of the append that waits for this answer; 0: no append
+
+
+def failure(error: BaseException, *, produce: bool = False) -> bytes:
+    """The answer that says what went wrong; `produce`: what is not the request's fault is PRODUCE_FAILED."""
+    if isinstance(error, frames.Malformed):
+        status = TcpStatus.SERIALIZATION
+    elif isinstance(error, frames.UnknownCommand):
+        status = TcpStatus.UNKNOWN_COMMAND
+    else:
+        status = status_of(error).tcp
+        if produce and status == TcpStatus.INTERNAL:
+            status = TcpStatus.PRODUCE_FAILED
+    if not is_expected(error):
+        log.error("a request failed unexpectedly", exc_info=error)
+        return frames.failure(status, "internal error; the server's log has the details")
+    return frames.failure(status, str(error))
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, server: "TcpServer", commands: "Commands") -> None:
+        self._server = server
+        self._commands = commands
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._partial = b""  # an incomplete small frame
+        self._large: bytearray | None = None  # an incomplete large one, and how much of it has come
+        self._large_filled = 0
+        self._backlog: deque[bytes] = deque()  # read, but held
+        self._backlog_bytes = 0
+        self._slots: deque[Slot] = deque()
+        self._appends = 0  # under way, and the bytes of their requests
+        self._in_flight = 0
+        self._behind_appends = False  # the next request waits for them
+        self._unsent = 0  # answers that are known but wait for one before them
+        self._writing_paused = False
+        self._reading_paused = False
+        self._flushing = False
+        self._work: asyncio.Future[None] | None = None  # the request that everything behind it waits for
+        self._waits = False  # that request waits for records, not for the disk
+        self._ending = False  # close once everything that came is answered
+        self._closing = False  # look at no further request
+        self.seen = 0.0  # when something last came or went, by the loop's clock
+
+    # -- what asyncio calls -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self.seen = self._loop.time()
+        if not self._server.opened(self):
+            transport.close()
+            self._closing = True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._closing = True
+        self._backlog.clear()
+        self._slots.clear()
+        self._large, self._partial = None, b""
+        if self._work is not None:
+            self._work.cancel()
+        self._server.lost(self)
+
+    def eof_received(self) -> bool:
+        """The client sends no more but may still read: what it has sent is answered, then the connection closes."""
+        self._ending = True
+        if self._waits and self._work is not None:
+            self._transport.close()  # it waits for records that may never come, and most likely the client is gone
+        self._close_if_done()
+        return True
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._go_on()
+
+    def data_received(self, data: bytes) -> None:
+        self.seen = self._loop.time()
+        self._server.bytes_in += len(data)
+        if self._closing:
+            return
+        if self._backlog or self._held():
+            self._keep(data)
+        else:
+            self._take(data)
+            self._flush()
+        self._adjust_reading()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _held(self) -> bool:
+        return (
+            self._work is not None
+            or self._behind_appends
+            or self._writing_paused
+            or self._in_flight > IN_FLIGHT
+            or self._unsent > UNSENT
+        )
+
+    def _keep(self, data: bytes) -> None:
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+
+    def _adjust_reading(self) -> None:
+        pause = not self._closing and (self._backlog_bytes > BACKLOG or (self._held() and self._work is None))
+        if pause != self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = pause
+            (self._transport.pause_reading if pause else self._transport.resume_reading)()
+
+    def _go_on(self) -> None:
+        """Something that may have held us has changed."""
+        while self._backlog and not self._held() and not self._closing:
+            data = self._backlog.popleft()
+            self._backlog_bytes -= len(data)
+            self._take(data)
+        self._flush()
+        self._adjust_reading()
+
+    def _take(self, data: bytes) -> None:
+        """Join what came with what was incomplete, and run every whole request in it."""
+        if self._large is not None:
+            missing = len(self._large) - self._large_filled
+            got = min(missing, len(data))
+            self._large[self._large_filled : self._large_filled + got] = data[:got]
+            self._large_filled += got
+            if got < missing:
+                return
+            whole, self._large = self._large, None
+            self._run(whole)
+            if len(data) == missing:
+                return
+            data = data[missing:]
+            if self._held():
+                self._backlog.appendleft(data)
+                self._backlog_bytes += len(data)
+                return
+        elif self._partial:
+            data, self._partial = self._partial + data, b""
+        done = self._run(data)
+        if done == len(data) or self._closing:
+            return
+        rest = data[done:] if done else data
+        if self._held():
+            self._backlog.appendleft(rest)
+            self._backlog_bytes += len(rest)
+        elif len(rest) >= REQUEST.size and (total := REQUEST.size + REQUEST.unpack_from(rest)[1]) > LARGE:
+            self._large = bytearray(total)
+            self._large[: len(rest)] = rest
+            self._large_filled = len(rest)
+        else:
+            self._partial = rest
+
+    def _run(self, data: bytes | bytearray) -> int:
+        """Run the whole requests at the beginning of `data`, until held; how many bytes that took."""
+        at, end = 0, len(data)
+        commands = self._commands
+        most = commands.max_frame
+        while end - at >= REQUEST.size:
+            command, length = REQUEST.unpack_from(data, at)
+            if length > most:
+                self._refuse(command, length)
+                return end
+            stop = at + REQUEST.size + length
+            if stop > end or self._held():
+                break
+            if command == Command.PRODUCE:
+                at = commands.produce(self, data, at, end)
+                continue
+            if self._appends and command != Command.PRODUCE_BATCH:
+                self._behind_appends = True
+                break
+            try:
+                answer = commands.run(self, command, memoryview(data)[at + REQUEST.size : stop])
+            except Exception as error:  # noqa: BLE001 - one bad request is answered, the connection goes on
+                self.answer(failure(error))
+            else:
+                if answer is not None:
+                    self._settle(answer, command in WAITING)
+            at = stop
+        return at
+
+    def _settle(self, answer: "list[frames.Bytes] | Awaitable[list[frames.Bytes]]", waits: bool) -> None:
+        if isinstance(answer, list):
+            self.answer(*answer)
+            return
+        slot = Slot()
+        self._slots.append(slot)
+        self.hold_for(answer, lambda found: self.fill(slot, *found), lambda error: self.fill(slot, failure(error)))
+        self._waits = waits
+
+    def _refuse(self, command: int, length: int) -> None:
+        most = self._commands.max_frame
+        error = TooLarge(f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}")
+        self.answer(failure(error))
+        self.finish()  # we will not read the rest of it, so the next frame cannot be found
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def answer(self, *data: frames.Bytes) -> None:
+        """The next answer, known at once."""
+        slot = Slot()
+        self._slots.append(slot)
+        self.fill(slot, *data)
+
+    def promise(self, weight: int) -> Slot:
+        """The place of an append's answer; `fill` it when it is known."""
+        slot = Slot(weight)
+        self._slots.append(slot)
+        self._in_flight += weight
+        self._appends += 1
+        return slot
+
+    def fill(self, slot: Slot, *data: frames.Bytes) -> None:
+        slot.data = list(data)
+        if slot.weight:
+            self._in_flight -= slot.weight
+            self._appends -= 1
+            self._behind_appends = self._behind_appends and self._appends > 0
+        self._unsent += sum(map(len, data))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._end_of_turn)
+
+    def hold_for(
+        self,
+        awaitable: Awaitable[list[frames.Bytes]],
+        done: Callable[[list[frames.Bytes]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Look at no further request until `awaitable` is finished."""
+
+        def finished(task: "asyncio.Future[list[frames.Bytes]]") -> None:
+            self._work = None
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                done(task.result())
+            else:
+                failed(error)
+            self._go_on()
+
+        work = asyncio.ensure_future(awaitable)
+        self._waits = False
+        self._work = work  # type: ignore[assignment]
+        work.add_done_callback(finished)
+
+    def _end_of_turn(self) -> None:
+        self._flushing = False
+        self._go_on()
+
+    def _flush(self) -> None:
+        slots = self._slots
+        if not slots or slots[0].data is None or self._transport.is_closing():
+            return
+        ready: list[frames.Bytes] = []
+        while slots and slots[0].data is not None:
+            ready += slots.popleft().data or ()
+        size = sum(map(len, ready))
+        self._unsent -= size
+        self._server.bytes_out += size
+        self.seen = self._loop.time()
+        if size > LARGE:
+            self._transport.writelines(ready)
+        else:
+            self._transport.write(b"".join(ready))
+        self._close_if_done()
+
+    def finish(self) -> None:
+        """Answer what is under way, then close."""
+        self._closing = self._ending = True
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._ending and not self._slots and not self._backlog and self._work is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way: no request waits for an answer."""
+        return not self._slots and self._work is None

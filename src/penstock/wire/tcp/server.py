@@ -1,0 +1,88 @@
+"""Listens for the binary protocol and keeps its connections: how many, how idle, and how they end."""
+
+import asyncio
+import logging
+
+from penstock.config.schema import TcpServer as Settings
+from penstock.metrics import Metrics
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+from penstock.wire.tcp.commands import Commands
+from penstock.wire.tcp.connection import Connection
+
+log = logging.getLogger("penstock.tcp")
+
+
+class TcpServer:
+    def __init__(self, settings: Settings, topics: TopicStore, groups: Groups, metrics: Metrics) -> None:
+        self._settings = settings
+        self._commands = Commands(topics, groups, metrics, settings.max_frame)
+        self._connections: set[Connection] = set()
+        self._ended = asyncio.Event()  # a connection has ended
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._refused = metrics.counter(
+            "penstock_tcp_connections_refused_total", "TCP connections closed because there were too many"
+        )
+        metrics.gauge("penstock_tcp_connections", "Open TCP connections", read=lambda: len(self._connections))
+        metrics.gauge("penstock_tcp_received_bytes", "Bytes received over TCP", read=lambda: self.bytes_in)
+        metrics.gauge("penstock_tcp_sent_bytes", "Bytes sent over TCP", read=lambda: self.bytes_out)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also when the configuration said 0."""
+        if self._server is None:
+            raise RuntimeError("the TCP server is not started")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self, self._commands), self._settings.host, self._settings.port, backlog=1024
+        )
+        if self._settings.idle_timeout:
+            self._sweep()
+        log.info("TCP on %s:%d", self._settings.host, self.port)
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Accept no one, answer what is under way for at most `timeout` seconds, close."""
+        if self._server is None:
+            return
+        self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.finish()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._connections:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            log.warning("%d TCP connections were cut off with requests under way", len(self._connections))
+        for connection in list(self._connections):
+            connection.abort()
+        self._server = None
+
+    def opened(self, connection: Connection) -> bool:
+        """Whether the connection may stay."""
+        if len(self._connections) >= self._settings.max_connections or self._server is None:
+            self._refused.add()
+            return False
+        self._connections.add(connection)
+        return True
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._ended.set()
+
+    def _sweep(self) -> None:
+        """Close connections that were silent too long; one timer for all of them."""
+        loop = asyncio.get_running_loop()
+        limit = self._settings.idle_timeout
+        oldest = loop.time() - limit
+        for connection in [each for each in self._connections if each.seen < oldest and each.idle]:
+            connection.finish()
+        self._sweeper = loop.call_later(max(limit / 4, 0.05), self._sweep)

@@ -1,0 +1,99 @@
+"""Listens for WebSocket connections (wss when a certificate is configured) and keeps their sessions."""
+
+import asyncio
+import logging
+import ssl
+
+from picows import WSListener, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener, ws_create_server
+
+from penstock.config.schema import WebsocketServer as Settings
+from penstock.metrics import Metrics
+from penstock.topics.store import TopicStore
+from penstock.wire.feed import Feeds
+from penstock.wire.keepalive import KeepAlive
+from penstock.wire.websocket.session import Session
+
+log = logging.getLogger("penstock.websocket")
+
+READ_BUFFER = 4096  # to begin with, per connection; it grows with the messages
+
+
+class WebsocketServer:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: TopicStore,
+        feeds: Feeds,
+        metrics: Metrics,
+        *,
+        keep_alive: KeepAlive | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.topics = topics
+        self.feeds = feeds
+        self.max_message = settings.max_message
+        self.received = 0
+        self._settings = settings
+        self._tls = tls
+        self._keep_alive = keep_alive or KeepAlive()
+        self._sessions: dict[Session, object] = {}
+        self._ended = asyncio.Event()  # a session has ended
+        self._server: asyncio.Server | None = None
+        self._refused = metrics.counter(
+            "penstock_websocket_connections_refused_total", "WebSocket connections refused because there were too many"
+        )
+        metrics.gauge("penstock_websocket_connections", "Open WebSocket connections", read=lambda: len(self._sessions))
+        metrics.gauge("penstock_websocket_messages", "WebSocket messages received", read=lambda: self.received)
+
+    @property
+    def port(self) -> int:
+        if self._server is None:
+            raise RuntimeError("the WebSocket server is not started")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        self._server = await ws_create_server(
+            self._listener,
+            self._settings.host,
+            self._settings.port,
+            ssl=self._tls,
+            backlog=1024,
+            max_frame_size=self._settings.max_message,
+            read_buffer_init_size=READ_BUFFER,
+            websocket_handshake_timeout=10.0,
+        )
+        log.info("WebSocket on %s:%d%s", self._settings.host, self.port, " with TLS" if self._tls else "")
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Accept no one, answer what is under way for at most `timeout` seconds, say goodbye."""
+        if self._server is None:
+            return
+        self._server.close()
+        for session in list(self._sessions):
+            session.finish()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._sessions:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            log.warning("%d WebSocket connections were cut off", len(self._sessions))
+        for session in list(self._sessions):
+            session.abort()
+        self._server = None
+
+    def _listener(self, _: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
+        if len(self._sessions) >= self._settings.max_connections:
+            self._refused.add()
+            refusal = WSUpgradeResponse.create_error_response(503, b"too many connections")
+            return WSUpgradeResponseWithListener(refusal, None)
+        return Session(self)
+
+    def opened(self, session: Session) -> None:
+        self._sessions[session] = self._keep_alive.add(session)
+
+    def lost(self, session: Session) -> None:
+        self._ended.set()
+        stop = self._sessions.pop(session, None)
+        if callable(stop):
+            stop()

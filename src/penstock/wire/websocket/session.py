@@ -1,0 +1,331 @@
+"""One WebSocket connection: requests in, answers and notifications out.
+
+Requests run in the order they come. Those that wait (creating a topic) hold back the ones behind them; a produce does
+not: its answer follows when the record is durable. Reading stops while too much is under way, and while the client
+does not take what we send: its subscriptions then leave the head of their feeds and resume where they were.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
+from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.topics.topic import Appended, Topic
+from penstock.wire.feed import Chunk, Subscription
+from penstock.wire.records import payload_bytes
+from penstock.wire.status import is_expected
+from penstock.wire.websocket import messages
+from penstock.wire.websocket.messages import (
+    COMMANDS,
+    Create,
+    Envelope,
+    Failed,
+    GetNextOffset,
+    Listed,
+    ListTopics,
+    NextOffset,
+    Produce,
+    Produced,
+    ReqId,
+    Request,
+    Subscribe,
+    TopicDone,
+    Unsubscribe,
+)
+
+if TYPE_CHECKING:
+    from penstock.wire.websocket.server import WebsocketServer
+
+log = logging.getLogger("penstock.websocket")
+
+IN_FLIGHT = 8 << 20
+SILENT_PERIODS = 4  # keep-alive periods without a sign of life until a client counts as gone
+TEXT = WSMsgType.TEXT
+
+
+class _Watch:
+    """One subscription of the session."""
+
+    __slots__ = ("name", "session", "subscription")
+
+    def __init__(self, session: "Session", name: str) -> None:
+        self.session, self.name = session, name
+        self.subscription: Subscription | None = None
+
+    def deliver(self, chunk: Chunk) -> bool:
+        return self.session.send(chunk.notification)
+
+    def ended(self) -> None:
+        self.session.topic_gone(self)
+
+
+class Session(WSListener):
+    def __init__(self, server: "WebsocketServer") -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._transport: WSTransport | None = None
+        self._watches: dict[str, _Watch] = {}
+        self._parts: list[bytes] = []  # a message that comes in several frames
+        self._parts_size = 0
+        self._inbox: deque[bytes] = deque()  # messages behind one that waits
+        self._inbox_size = 0
+        self._work: asyncio.Future[None] | None = None
+        self._in_flight = 0  # payload bytes of the appends under way, and how many those are
+        self._pending = 0
+        self._ending = False
+        self._writable = True
+        self._reading = True
+        self._silent = 0
+
+    # -- what picows calls ------------------------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        self._server.opened(self)
+
+    def on_ws_disconnected(self, _: WSTransport) -> None:
+        self._transport = None
+        if self._work is not None:
+            self._work.cancel()
+        for watch in list(self._watches.values()):
+            if watch.subscription is not None:
+                watch.subscription.close()
+        self._watches.clear()
+        self._inbox.clear()
+        self._server.lost(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._adjust_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        for watch in list(self._watches.values()):
+            if watch.subscription is not None:
+                watch.subscription.resume()
+        self._go_on()
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self._silent = 0
+        kind = frame.msg_type
+        if kind == WSMsgType.CLOSE:
+            transport.send_close(frame.get_close_code(), frame.get_close_message())
+            transport.disconnect()
+            return
+        if kind not in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
+            return  # pings are answered by picows, pongs were noted above
+        if kind == WSMsgType.CONTINUATION or not frame.fin:
+            part = frame.get_payload_as_bytes()
+            self._parts.append(part)
+            self._parts_size += len(part)
+            if self._parts_size > self._server.max_message:
+                self._parts.clear()
+                transport.send_close(WSCloseCode.MESSAGE_TOO_BIG, b"the message is too large")
+                transport.disconnect()
+                return
+            if not frame.fin:
+                return
+            data = b"".join(self._parts)
+            self._parts, self._parts_size = [], 0
+        else:
+            data = frame.get_payload_as_bytes()
+        self._server.received += 1
+        if self._ending:
+            return
+        if self._inbox or self._held():
+            self._inbox.append(data)
+            self._inbox_size += len(data)
+        else:
+            self._run(data)
+        self._adjust_reading()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _held(self) -> bool:
+        return self._work is not None or self._in_flight > IN_FLIGHT or not self._writable
+
+    def _adjust_reading(self) -> None:
+        reading = self._inbox_size < IN_FLIGHT and not (self._held() and self._work is None)
+        if reading != self._reading and self._transport is not None:
+            self._reading = reading
+            under = self._transport.underlying_transport
+            (under.resume_reading if reading else under.pause_reading)()
+
+    def _go_on(self) -> None:
+        while self._inbox and not self._held():
+            data = self._inbox.popleft()
+            self._inbox_size -= len(data)
+            self._run(data)
+        self._adjust_reading()
+
+    def _run(self, data: bytes) -> None:
+        try:
+            request: Request = messages.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self._not_understood(data, error)
+            return
+        try:
+            self._do(request)
+        except Exception as error:  # noqa: BLE001 - one bad request is answered, the connection goes on
+            self._fail(COMMANDS[type(request)], request.req_id, error)
+
+    def _not_understood(self, data: bytes, error: Exception) -> None:
+        try:
+            envelope = messages.decode_envelope(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            envelope = Envelope()
+        named = envelope.command if isinstance(envelope.command, str) else None
+        if named is not None and named not in COMMANDS.values():
+            error = InvalidRequest(f"unknown command {named!r}")
+        elif envelope.command is UNSET and isinstance(error, msgspec.ValidationError):
+            error = InvalidRequest("a message is a JSON object with a command")
+        else:
+            error = InvalidRequest(f"the message is not understood: {error}")
+        self._fail(named, envelope.req_id, error)
+
+    def _do(self, request: Request) -> None:
+        topics = self._server.topics
+        match request:
+            case Produce():
+                payload = payload_bytes(request.message_payload, request.encoding)
+                topic = topics.get(request.topic)
+                if topic is None:
+                    self._hold_for(self._create_and_produce(request, payload), request)
+                else:
+                    future = topic.append([payload])
+                    self._in_flight += len(payload)
+                    self._pending += 1
+                    future.add_done_callback(partial(self._appended, request, len(payload)))
+            case Subscribe():
+                self._subscribe(request)
+            case Unsubscribe():
+                watch = self._watches.pop(request.topic, None)
+                if watch is None:
+                    raise NotFound(f"Topic '{request.topic}' is not subscribed to.")
+                if watch.subscription is not None:
+                    watch.subscription.close()
+                self._answer(TopicDone("unsubscribe_topic_response", request.req_id, request.topic))
+            case Create():
+                self._hold_for(self._create(request), request)
+            case ListTopics():
+                self._answer(Listed("list_topics_response", request.req_id, sorted(topics.names())))
+            case GetNextOffset():
+                topic = topics.get(request.topic)
+                following = topic.next_offset if topic is not None else 0
+                self._answer(NextOffset("get_next_offset_response", request.req_id, request.topic, following))
+
+    def _subscribe(self, request: Subscribe) -> None:
+        topic = self._server.topics.get(request.topic)
+        if topic is None:
+            raise NotFound(f"Topic '{request.topic}' not found for subscription.")
+        position = start_position(topic, request.start_offset)
+        old = self._watches.pop(request.topic, None)
+        if old is not None and old.subscription is not None:
+            old.subscription.close()  # subscribing again moves the subscription
+        watch = self._watches[request.topic] = _Watch(self, request.topic)
+        self._answer(TopicDone("subscribe_topic_response", request.req_id, request.topic))
+        watch.subscription = self._server.feeds.subscribe(topic, watch, position)
+
+    async def _create(self, request: Create) -> None:
+        await self._server.topics.create(request.topic)
+        self._answer(TopicDone("create_topic_response", request.req_id, request.topic))
+
+    async def _create_and_produce(self, request: Produce, payload: bytes) -> None:
+        topic = await self._server.topics.create(request.topic)
+        appended = await topic.append([payload])
+        self._answer(Produced("produce_response", request.req_id, request.topic, appended.first_offset))
+
+    def _hold_for(self, work: Awaitable[None], request: Request) -> None:
+        def finished(task: "asyncio.Future[None]") -> None:
+            self._work = None
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is not None:
+                self._fail(COMMANDS[type(request)], request.req_id, error)
+            self._go_on()
+            self._close_if_done()
+
+        self._work = asyncio.ensure_future(work)
+        self._work.add_done_callback(finished)
+
+    def _appended(self, request: Produce, size: int, future: "asyncio.Future[Appended]") -> None:
+        self._in_flight -= size
+        self._pending -= 1
+        error = future.exception()
+        if error is not None:
+            self._fail("produce_request", request.req_id, error)
+        else:
+            offset = future.result().first_offset
+            self._answer(Produced("produce_response", request.req_id, request.topic, offset))
+        if not self._reading:
+            self._go_on()
+        self._close_if_done()
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> bool:
+        """Send a message; False when the client should first take what is on its way."""
+        if self._transport is None:
+            return False
+        self._transport.send(TEXT, data)
+        return self._writable
+
+    def _answer(self, message: msgspec.Struct) -> None:
+        self.send(messages.encode(message))
+
+    def _fail(self, command: str | None, req_id: ReqId, error: BaseException) -> None:
+        if is_expected(error):
+            text = str(error)
+        else:
+            log.error("a request failed unexpectedly", exc_info=error)
+            text = "internal error; the server's log has the details"
+        self._answer(Failed("error_response", req_id, text, command if command is not None else UNSET))
+
+    def topic_gone(self, watch: _Watch) -> None:
+        if self._watches.get(watch.name) is watch:
+            del self._watches[watch.name]
+            error = NotFound(f"Topic '{watch.name}' was deleted.")
+            self._fail("subscribe_topic_request", UNSET, error)
+
+    def keep_alive(self) -> None:
+        """Called every fifteen seconds: ask for a sign of life, and give up a client that gives none."""
+        if self._transport is None or not self._writable:
+            return
+        self._silent += 1
+        if self._silent > SILENT_PERIODS:
+            self._transport.disconnect(graceful=False)
+        else:
+            self._transport.send_ping()
+
+    def finish(self) -> None:
+        """Look at no further request; when what is under way is answered, say goodbye and close."""
+        self._ending = True
+        self._inbox.clear()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._ending and not self._pending and self._work is None and self._transport is not None:
+            self._transport.send_close(WSCloseCode.GOING_AWAY, b"the server stops")
+            self._transport.disconnect()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.disconnect(graceful=False)
+
+
+def start_position(topic: Topic, start: int | str) -> int:
+    if start == "latest":
+        return topic.next_offset
+    if start == "earliest":
+        return topic.first_offset
+    if not isinstance(start, int) or start < 0:
+        raise InvalidRequest(f"start_offset is 0 or more, not {start!r}")
+    return start

@@ -1,0 +1,150 @@
+"""Topics with everything that serves them, inside a test; and a plain socket that speaks the binary protocol."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.config.schema import HttpServer as HttpSettings
+from penstock.config.schema import TcpServer as TcpSettings
+from penstock.config.schema import Topics as TopicSettings
+from penstock.config.schema import WebsocketServer as WebsocketSettings
+from penstock.metrics import Metrics
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+from penstock.wire.feed import Feeds
+from penstock.wire.http.api import topics as api
+from penstock.wire.http.routes import Router
+from penstock.wire.http.server import HttpServer
+from penstock.wire.keepalive import KeepAlive
+from penstock.wire.tcp import TcpServer
+from penstock.wire.websocket import WebsocketServer
+
+
+@dataclass
+class Served:
+    topics: TopicStore
+    groups: Groups
+    tcp: TcpServer
+    http: HttpServer
+    websocket: WebsocketServer
+    feeds: Feeds
+    metrics: Metrics
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.tcp.port}"
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path,
+    *,
+    tcp: dict[str, Any] | None = None,
+    http: dict[str, Any] | None = None,
+    websocket: dict[str, Any] | None = None,
+    tls: Any = None,
+    keep_alive: float = 1.0,
+    **settings: Any,
+) -> AsyncIterator[Served]:
+    """All of topics on free ports. `keep_alive` is a fifteenth of the keep-alive period."""
+    metrics = Metrics()
+    settings = {"fsync": "never", "free_space_reserve": 0, **settings}
+    with ThreadPoolExecutor(2) as pool:
+        topics = TopicStore(directory, TopicSettings(**settings), pool=pool, metrics=metrics)
+        await topics.start()
+        groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
+        await groups.start()
+        feeds, alive = Feeds(), KeepAlive(keep_alive)
+        served = Served(
+            topics,
+            groups,
+            TcpServer(TcpSettings(port=0, **(tcp or {})), topics, groups, metrics),
+            HttpServer(
+                Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0, **(http or {})), metrics=metrics
+            ),
+            WebsocketServer(
+                WebsocketSettings(port=0, **(websocket or {})), topics, feeds, metrics, keep_alive=alive, tls=tls
+            ),
+            feeds,
+            metrics,
+        )
+        servers = (served.tcp, served.http, served.websocket)
+        try:
+            for server in servers:
+                await server.start()
+            yield served
+        finally:
+            for server in servers:
+                await server.stop(2.0)
+            await groups.stop()
+            await topics.stop()
+
+
+class Wire:
+    """A client without any of our code in it: bytes out, bytes in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, port: int, receive_buffer: int | None = None) -> "Wire":
+        plain = socket.socket()
+        if receive_buffer is not None:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        plain.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(sock=plain))
+
+    def send(self, command: int, body: bytes = b"") -> None:
+        self.writer.write(struct.pack(">BI", command, len(body)) + body)
+
+    async def answer(self) -> tuple[int, int, bytes]:
+        """Command, status, body."""
+        async with asyncio.timeout(10):
+            command, status, length = struct.unpack(">BBI", await self.reader.readexactly(6))
+            return command, status, await self.reader.readexactly(length)
+
+    async def ask(self, command: int, body: bytes = b"") -> tuple[int, int, bytes]:
+        self.send(command, body)
+        return await self.answer()
+
+    async def ended(self) -> bool:
+        """Whether the server closes the connection without another byte."""
+        async with asyncio.timeout(10):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def named(topic: str) -> bytes:
+    raw = topic.encode()
+    return struct.pack(">H", len(raw)) + raw
+
+
+def produce_body(topic: str, payload: bytes) -> bytes:
+    return named(topic) + struct.pack(">I", len(payload)) + payload
+
+
+def consume_body(topic: str, start: int, count: int) -> bytes:
+    return named(topic) + struct.pack(">QI", start, count)
+
+
+def consumed(body: bytes) -> list[tuple[int, bytes]]:
+    (count,) = struct.unpack_from(">I", body)
+    at, found = 4, []
+    for _ in range(count):
+        offset, length = struct.unpack_from(">QI", body, at)
+        found.append((offset, body[at + 12 : at + 12 + length]))
+        at += 12 + length
+    assert at == len(body)
+    return found
