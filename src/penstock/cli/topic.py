@@ -1,0 +1,390 @@
+"""`penstock topic`: topics from a shell. Records come on standard input and go to standard output, so that it composes.
+
+What a person should see (errors, progress) goes to standard error. Exit codes: 0 done, 1 refused or damaged, 2 wrong
+usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.cli import app
+from penstock.client import Batch, SyncTopicClient
+from penstock.client.reader import Start
+from penstock.errors import PenstockError
+from penstock.wire.records import message
+
+commands = typer.Typer(
+    help="Create, read, write and check topics.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(commands, name="topic")
+
+INTERRUPTED, READER_GONE = 130, 141
+CHUNK = 1 << 20
+LEASE = 10_000  # records a group member takes at once
+
+Broker = Annotated[
+    str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="host:port, or several with commas.")
+]
+Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
+Name = Annotated[str, typer.Argument(metavar="TOPIC")]
+DEFAULT_BROKER = "127.0.0.1:12345"
+
+
+@contextmanager
+def _session(broker: str) -> Iterator[SyncTopicClient]:
+    """A client, and every way a command may end."""
+    try:
+        with SyncTopicClient(broker, timeout=10.0) as client:
+            yield client
+            sys.stdout.flush()
+    except PenstockError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # Python would complain again when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+
+
+@commands.command()
+def create(topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")], broker: Broker = DEFAULT_BROKER) -> None:
+    """Create topics; fine if they exist.
+
+    Example: `penstock topic create orders payments`
+    """
+    with _session(broker) as client:
+        for topic in topics:
+            client.create(topic)
+
+
+@commands.command("list")
+def list_topics(broker: Broker = DEFAULT_BROKER, json: Json = False) -> None:
+    """List the topics, one per line.
+
+    Example: `penstock topic list | xargs -n1 penstock topic describe`
+    """
+    with _session(broker) as client:
+        names = client.names()
+        if json:
+            _print_json(names)
+        else:
+            sys.stdout.write("".join(f"{name}\n" for name in names))
+
+
+@commands.command()
+def describe(topic: Name, broker: Broker = DEFAULT_BROKER, json: Json = False) -> None:
+    """Show a topic's offsets, size and segments.
+
+    Example: `penstock topic describe orders --json | jq .next_offset`
+    """
+    with _session(broker) as client:
+        info = client.info(topic)
+        found = {
+            "topic": topic,
+            "first_offset": info.first_offset,
+            "next_offset": info.next_offset,
+            "records": info.next_offset - info.first_offset,
+            "bytes": info.bytes,
+            "segments": info.segments,
+            "incarnation": info.incarnation.hex(),
+        }
+        if json:
+            _print_json(found)
+            return
+        table = Table(box=None, show_header=False)
+        for key, value in found.items():
+            table.add_row(key, f"{value:,}" if isinstance(value, int) else str(value))
+        Console(soft_wrap=True).print(table)
+
+
+@commands.command()
+def delete(
+    topic: Name,
+    broker: Broker = DEFAULT_BROKER,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a topic and its records for good.
+
+    Example: `penstock topic delete old-orders --yes`
+    """
+    with _session(broker) as client:
+        if not yes:
+            info = client.info(topic)
+            if not sys.stdin.isatty():
+                typer.echo("penstock: refusing to delete without --yes when there is nobody to ask", err=True)
+                raise typer.Exit(2)
+            typer.confirm(f"Delete {topic!r} with {info.next_offset - info.first_offset:,} records?", abort=True)
+        client.delete(topic)
+
+
+@commands.command()
+def produce(
+    topic: Name,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Default: standard input.")] = None,
+    broker: Broker = DEFAULT_BROKER,
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", "-D", help=r"What ends a record: \n, \t, \0, or text.")
+    ] = r"\n",
+    whole: Annotated[bool, typer.Option("--whole", help="Each file is one record.")] = False,
+    linger: Annotated[float, typer.Option(help="Seconds to wait for a batch to fill.")] = 0.005,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Append records from standard input or files, one per line; each is stored once, in order.
+
+    Examples:
+
+    `journalctl -f -o json | penstock topic produce logs`
+
+    `find . -name '*.bin' -print0 | penstock topic produce names -D '\\0'`
+    """
+    end = _unescaped(delimiter)
+    if not end:
+        typer.echo("penstock: the delimiter is empty; --whole makes each input one record", err=True)
+        raise typer.Exit(2)
+    with _session(broker) as client, _progress(quiet, _size_of(files), f"to {topic}") as advance:
+        records = 0
+        with client.producer(topic, linger=linger) as producer:
+            for source in _sources(files):
+                for payloads, size in _records(source, None if whole else end):
+                    producer.send_many(payloads)
+                    records += len(payloads)
+                    advance(size, records)
+
+
+@commands.command()
+def consume(
+    topic: Name,
+    broker: Broker = DEFAULT_BROKER,
+    offset: Annotated[
+        str,
+        typer.Option(
+            "--offset",
+            "-o",
+            help="Where to begin: an offset, -N for the last N, earliest, latest, or a time "
+            "(@2026-01-31T12:00, or @ and milliseconds).",
+        ),
+    ] = "earliest",
+    exit_at_end: Annotated[bool, typer.Option("--exit", "-e", help="Stop at the end instead of waiting.")] = False,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many records.")] = None,
+    format: Annotated[
+        str, typer.Option("--format", "-f", help=r"%s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.")
+    ] = r"%s\n",
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Read as a member of this group and commit what was written.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Write records to standard output, from an offset on, and wait for more unless told to stop.
+
+    Examples:
+
+    `penstock topic consume orders -o @2026-01-31T12:00 -e --json | jq -r .payload`
+
+    `penstock topic consume orders -o -10 -e -f '%o %s\\n'`
+
+    `penstock topic consume orders -g billing | ./charge`
+    """
+    render = _as_json if json else _renderer(format)
+    with _session(broker) as client:
+        _write(client, topic, _start(client, topic, offset), not exit_at_end, count, render, group, quiet)
+
+
+@commands.command()
+def tail(
+    topic: Name,
+    broker: Broker = DEFAULT_BROKER,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="How many of the last records to begin with.")
+    ] = 10,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", "-F", help="Wait for more.")] = True,
+    format: Annotated[str, typer.Option("--format", "-f", help="As in `consume`.")] = r"%s\n",
+    json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
+) -> None:
+    """Show the last records and whatever is appended from now on.
+
+    Example: `penstock topic tail logs -n 100 | grep -i error`
+    """
+    render = _as_json if json else _renderer(format)
+    with _session(broker) as client:
+        _write(client, topic, _start(client, topic, f"-{count}"), follow, None, render, None, quiet=True)
+
+
+def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
+    if text in ("earliest", "beginning"):
+        return "earliest"
+    if text in ("latest", "end"):
+        return "latest"
+    if text.isdecimal():
+        return int(text)
+    if text.startswith("-") and text[1:].isdecimal():
+        info = client.info(topic)
+        return max(info.first_offset, info.next_offset - int(text[1:]))
+    if text.startswith("@"):
+        try:
+            if text[1:].isdecimal():
+                return datetime.fromtimestamp(int(text[1:]) / 1000, UTC)
+            return datetime.fromisoformat(text[1:]).astimezone()
+        except (ValueError, OverflowError, OSError):
+            pass
+    typer.echo(f"penstock: {text!r} is no offset: a number, -N, earliest, latest, or @time", err=True)
+    raise typer.Exit(2)
+
+
+def _write(
+    client: SyncTopicClient,
+    topic: str,
+    start: Start,
+    follow: bool,
+    count: int | None,
+    render: Callable[[Batch], bytes],
+    group: str | None,
+    quiet: bool,
+) -> None:
+    out = sys.stdout.buffer
+    written = 0
+    size = 0
+    with (
+        _progress(quiet or sys.stdout.isatty(), None, f"from {topic}") as advance,
+        client.reader(topic, start, follow=follow, group=group, max_records=min(count or LEASE, LEASE)) as reader,
+    ):
+        for batch in reader.batches():
+            if count is not None and written + batch.count > count:
+                batch = batch.until(int(batch.offsets()[count - written]))
+            text = render(batch)
+            out.write(text)
+            out.flush()
+            written += batch.count
+            size = len(text)
+            advance(size, written)
+            if written == count:
+                reader.complete()
+                return
+
+
+def _as_json(batch: Batch) -> bytes:
+    encode = msgspec.json.encode
+    return b"".join(encode(message(batch.topic, record.offset, record.payload)) + b"\n" for record in batch)
+
+
+def _renderer(format: str) -> Callable[[Batch], bytes]:
+    r"""A function from a batch to its text; `%s\n` and the like take no look at single records."""
+    pieces: list[bytes | str] = []  # bytes: as they are; str: which value
+    literal = b""
+    at = 0
+    while at < len(format):
+        if format[at] == "%" and at + 1 < len(format) and format[at + 1] in "sSot%":
+            if format[at + 1] == "%":
+                literal += b"%"
+            else:
+                pieces += [literal, format[at + 1]]
+                literal = b""
+            at += 2
+        elif format[at] == "\\" and at + 1 < len(format):
+            literal += _unescaped(format[at : at + 2])
+            at += 2
+        else:
+            literal += format[at].encode()
+            at += 1
+    pieces.append(literal)
+    if [piece for piece in pieces if isinstance(piece, str)] == ["s"] and pieces[0] == b"":
+        return lambda batch: literal.join([*batch.payloads(), b""])
+
+    def render(batch: Batch) -> bytes:
+        parts: list[bytes] = []
+        topic = batch.topic.encode()
+        for record in batch:
+            values = {"s": record.payload, "S": b"%d" % len(record.payload), "o": b"%d" % record.offset, "t": topic}
+            parts += [piece if isinstance(piece, bytes) else values[piece] for piece in pieces]
+        return b"".join(parts)
+
+    return render
+
+
+def _unescaped(text: str) -> bytes:
+    known = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+    found, at = "", 0
+    while at < len(text):
+        if text[at] == "\\" and at + 1 < len(text) and text[at + 1] in known:
+            found += known[text[at + 1]]
+            at += 2
+        else:
+            found += text[at]
+            at += 1
+    return found.encode()
+
+
+def _sources(files: list[Path] | None) -> Iterator[BinaryIO]:
+    if not files:
+        yield sys.stdin.buffer
+        return
+    for path in files:
+        try:
+            file = sys.stdin.buffer if str(path) == "-" else path.open("rb")
+        except OSError as error:
+            typer.echo(f"penstock: {path}: {error.strerror}", err=True)
+            raise typer.Exit(1) from None
+        with file:
+            yield file
+
+
+def _size_of(files: list[Path] | None) -> int | None:
+    try:
+        return sum(path.stat().st_size for path in files) if files else None
+    except OSError:
+        return None
+
+
+def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
+    """The records of one input, as many at a time as a read brings, and how many bytes that were."""
+    if end is None:
+        data = source.read()
+        yield [data], len(data)
+        return
+    read = getattr(source, "read1", source.read)
+    rest = b""
+    while data := read(CHUNK):
+        *whole, rest = (rest + data).split(end)
+        if whole:
+            yield whole, len(data)
+    if rest:
+        yield [rest], len(rest)
+
+
+@contextmanager
+def _progress(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Counts bytes and records on a terminal; silent otherwise."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal or (total is None and sys.stdin.isatty() and what.startswith("to ")):
+        yield lambda _size, _records: None
+        return
+    columns = [
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        *([BarColumn()] if total else []),
+        DownloadColumn(),
+        TextColumn("{task.fields[records]:,} records"),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=console, transient=False) as progress:
+        task = progress.add_task(what, total=total, records=0)
+        yield lambda size, records: progress.update(task, advance=size, records=records)
