@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.harness import Figure, figures_of
 
 HERE = Path(__file__).parent
-SUPPORT = ("__init__", "__main__", "harness")
+SUPPORT = ("__init__", "__main__", "harness", "load")
 
 
 def main() -> int:
