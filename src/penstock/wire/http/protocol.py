@@ -81,9 +81,9 @@ class Shared:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_address", "_body", "_drained", "_eof", "_fed", "_head", "_live", "_partial", "_paused", "_request", "_shared",
-        "_since", "_state", "_stream", "_stuck_since", "_transport", "_unsent", "_watchers", "_writable", "rest",
-        "seen",
+        "_address", "_body", "_drained", "_eof", "_fed", "_head", "_held", "_held_bytes", "_hold", "_live", "_partial",
+        "_paused", "_request", "_shared", "_since", "_state", "_stream", "_stuck_since", "_transport", "_unsent",
+        "_watchers", "_writable", "rest", "seen",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -92,6 +92,9 @@ class Connection(asyncio.Protocol):
         self._state = READY
         self._writable = True
         self._paused = False  # reading
+        self._hold = False  # keep answers back until all requests that arrived together are answered
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._eof = False  # the client will send no more
         self.rest = b""  # bytes that wait: the start of a head, or pipelined requests
         self._partial: Partial | None = None  # the head that is arriving, and how much of `rest` it has seen
@@ -129,10 +132,13 @@ class Connection(asyncio.Protocol):
                 data = self.rest + data
                 self.rest = b""
             self._serve(data)
+            if self._held:
+                self._flush()
         elif state == BODY:
             rest = self._take_body(data)
             if rest is not None:
                 self._serve(rest)
+                self._flush()
         elif state <= BUSY:
             self.rest += data
             if len(self.rest) > _MOST_WAITING and not self._paused:
@@ -213,6 +219,7 @@ class Connection(asyncio.Protocol):
                     return
                 data, start, size = rest, 0, len(rest)
                 continue
+            self._hold = start < size
             if not self._call(head, body):
                 self.rest = data[start:] if self._state != CLOSED else b""
                 return
@@ -255,6 +262,7 @@ class Connection(asyncio.Protocol):
         return Refused(431, f"The headers are larger than the limit of {self._shared.settings.max_header} bytes")
 
     def _begin_body(self, head: Head, data: bytes) -> bytes | None:
+        self._flush()
         self._state, self._head = BODY, head
         self._body = ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
         if head.expects_continue and not data:
@@ -292,12 +300,32 @@ class Connection(asyncio.Protocol):
 
     # Answers
 
+    def _write(self, data: bytes) -> None:
+        """Send, or hold back while more of the requests that arrived together are being answered: one system call."""
+        if not self._hold:
+            if self._held:
+                self._flush()
+            self._transport.write(data)
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _JOINED:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._hold = False
+        if self._held:
+            data = b"".join(self._held)
+            self._held.clear()
+            self._held_bytes = 0
+            self._transport.write(data)
+
     def _send(self, head: Head, response: Response) -> bool:
         """Write an answer; whether the next request may be served at once."""
         shared = self._shared
         try:
             if head.plain and not response.headers and not shared.draining and len(response.body) < shared.simple_below:
-                self._transport.write(shared.encoder.simple(response))
+                self._write(shared.encoder.simple(response))
             elif self._wants_gzip(head, response):
                 self._compress_and_send(head, response)
                 return False
@@ -313,10 +341,11 @@ class Connection(asyncio.Protocol):
         close = not head.keep_alive or self._shared.draining
         start = self._shared.encoder.head(head, response, close)
         if head.method == "HEAD" or response.status in (204, 304):
-            self._transport.write(start)
+            self._write(start)
         elif len(response.body) < _JOINED:
-            self._transport.write(start + response.body)
+            self._write(start + response.body)
         else:
+            self._flush()
             self._transport.write(start)
             self._transport.write(response.body)
         if close:
@@ -343,6 +372,7 @@ class Connection(asyncio.Protocol):
         if self._state >= LINGER:
             return
         response = error_response(refused.status, str(refused))
+        self._flush()
         self._transport.write(self._shared.encoder.head(None, response, close=True) + cast(bytes, response.body))
         self._shared.refused.add(1, str(refused.status))
         self.rest = b""
@@ -359,12 +389,14 @@ class Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         if self._state != CLOSED:
+            self._flush()
             self._state = CLOSED
             self._transport.close()
 
     # Handlers that take their time
 
     def _wait_for(self, request: Request, answer: Answer | Awaitable[Answer]) -> None:
+        self._flush()
         self._state, self._request = BUSY, request
         if isinstance(answer, StreamResponse):
             self._start_stream(request, answer)
@@ -399,6 +431,7 @@ class Connection(asyncio.Protocol):
         rest, self.rest = self.rest, b""
         if rest or self._eof:
             self._serve(rest)
+            self._flush()
         if len(self.rest) <= _MOST_WAITING:
             self._resume_reading()
 

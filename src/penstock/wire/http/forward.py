@@ -1,0 +1,230 @@
+"""Pass requests on to another broker process over a Unix socket.
+
+When several worker processes share the port, a topic request may reach a process that does not own the topic logs. It
+forwards the request as it came (the target's bytes, the headers that belong to the request, the body) and the answer as
+it comes: a short one whole, a long or endless one (server-sent events) piece by piece, so that a slow client slows the
+owner down and nothing piles up here. If the client goes away, the connection to the owner is cut, which tells it.
+
+A request that failed half-way is not sent again: the owner may have acted on it. The client gets 503, which says so.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import httptools
+
+from penstock.config.schema import HttpServer as Settings
+from penstock.errors import Unavailable
+from penstock.wire.http.messages import Answer, Handler, Request, Response, Stream, StreamResponse
+from penstock.wire.http.routes import Route
+
+_HOP_BY_HOP = frozenset(
+    b"connection content-length expect keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
+    b" transfer-encoding upgrade".split()
+)
+_OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))  # this server writes these itself
+_MOST_IDLE = 256
+_MOST_WAITING = 256 << 10
+_WHOLE = 256 << 10  # answers up to this size are passed on in one piece
+
+
+def forward_to(path: Path) -> Handler:
+    """A handler that passes every request on to the server listening at the Unix socket `path`."""
+    return _Forwarder(path).handle
+
+
+def forwarded(routes: list[Route], path: Path) -> list[Route]:
+    """The same routes with the same documentation, answered by the server at `path`."""
+    handler = forward_to(path)
+    return [replace(route, handler=handler, decode=False) for route in routes]
+
+
+def owner_settings(settings: Settings) -> Settings:
+    """How the owner's server on the Unix socket differs: the forwarding process has already kept bad clients away."""
+    year = 365 * 86400.0
+    return replace(
+        settings,
+        ssl_cert_path=None,
+        ssl_key_path=None,
+        cors_origin="",
+        max_header=2 * settings.max_header,
+        max_connections=1 << 30,
+        idle_timeout=year,
+        send_timeout=year,
+    )
+
+
+class _Forwarder:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[_Upstream] = []
+
+    async def handle(self, request: Request) -> Answer:
+        upstream = await self._connection()
+        upstream.send(request)
+        request.on_disconnect(lambda: upstream.abort_for(request))
+        try:
+            status, headers = await upstream.head()
+            length = next((int(value) for name, value in headers if name == b"content-length"), None)
+            kind = next((value.decode("latin-1") for name, value in headers if name == b"content-type"), "")
+            passed = tuple(
+                (name.decode("latin-1").title(), value.decode("latin-1"))
+                for name, value in headers
+                if name not in _HOP_BY_HOP and name not in _OURS
+            )
+            if status in (204, 304) or (length is not None and length <= _WHOLE):
+                body = b"".join([piece async for piece in upstream.pieces()])
+                return Response(status, body, kind, passed)
+        except ConnectionError:
+            raise Unavailable("The process that owns the topics went away; the outcome is unknown") from None
+        except BaseException:
+            upstream.abort()
+            raise
+        if request.method == "HEAD":
+            upstream.abort()
+        live = kind.startswith("text/event-stream")
+        return StreamResponse(upstream.copy, kind, passed, status, live=live)
+
+    async def _connection(self) -> "_Upstream":
+        while self._idle:
+            upstream = self._idle.pop()
+            if upstream.usable:
+                return upstream
+        loop = asyncio.get_running_loop()
+        try:
+            _, upstream = await loop.create_unix_connection(lambda: _Upstream(self._release), str(self._path))
+        except OSError:
+            raise Unavailable("The process that owns the topics is not there") from None
+        return upstream
+
+    def _release(self, upstream: "_Upstream") -> None:
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(upstream)
+        else:
+            upstream.abort()
+
+
+def _encoded(request: Request) -> bytes:
+    head = request.head
+    method = "GET" if head.method == "HEAD" else head.method
+    lines = [f"{method} {head.target} HTTP/1.1\r\n".encode("ascii")]
+    lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _HOP_BY_HOP]
+    if head.http10 and head.header("host") is None:
+        lines.append(b"host: penstock\r\n")
+    if request.body or head.length:
+        lines.append(b"content-length: %d\r\n" % len(request.body))
+    lines.append(b"x-forwarded-for: %b\r\n\r\n" % request.address.encode("latin-1"))
+    return b"".join(lines) + request.body
+
+
+class _Upstream(asyncio.Protocol):
+    """One connection to the owner, with one request on it at a time."""
+
+    def __init__(self, release: Callable[["_Upstream"], None]) -> None:
+        self._release = release
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set by connection_made
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._complete_head = self._complete = False
+        self._pieces: list[bytes] = []
+        self._waiting = 0  # bytes in _pieces
+        self._paused = False
+        self._news: asyncio.Future[None] | None = None
+        self._serving: Request | None = None
+        self.usable = True
+
+    def send(self, request: Request) -> None:
+        self._serving = request
+        self._headers, self._pieces = [], []
+        self._complete_head = self._complete = False
+        self._transport.write(_encoded(request))
+
+    async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        while not self._complete_head:
+            await self._wait()
+        return self._parser.get_status_code(), self._headers
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while True:
+            pieces, self._pieces, self._waiting = self._pieces, [], 0
+            if self._paused and self.usable:
+                self._paused = False
+                self._transport.resume_reading()
+            if pieces:
+                yield b"".join(pieces)
+            elif self._complete:
+                self._serving = None
+                if self.usable:
+                    self._release(self)
+                return
+            else:
+                await self._wait()
+
+    async def copy(self, stream: Stream) -> None:
+        try:
+            async for piece in self.pieces():
+                await stream.write(piece)
+        finally:
+            if self._serving is not None:
+                self.abort()
+
+    async def _wait(self) -> None:
+        if not self.usable:
+            raise ConnectionResetError("the owner's connection is closed")
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def abort_for(self, request: Request) -> None:
+        """The client of this request has gone; by now the connection may already serve another."""
+        if self._serving is request:
+            self.abort()
+
+    def abort(self) -> None:
+        self.usable = False
+        self._transport.abort()
+        self._tell()
+
+    # From the transport and the parser
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.abort()
+        self._tell()
+
+    def eof_received(self) -> None:
+        self.usable = False
+        self._tell()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.usable = False
+        self._tell()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._complete_head = self._parser.get_status_code() >= 200
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._waiting += len(body)
+        if self._waiting > _MOST_WAITING and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._complete = self._complete_head
+        if not self._parser.should_keep_alive():
+            self.usable = False

@@ -1,0 +1,141 @@
+"""The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and bodies.
+
+`document(routes)` is the document; `routes(router)` are two routes that serve it: `/openapi.json` and `/docs`. It is
+made at the first request, when all routes are known, and kept.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.page import page
+from penstock.wire.http.routes import ANY, Route, Router
+from penstock.wire.status import REASONS
+
+_REF = "#/components/schemas/{name}"
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+
+
+def document(routes: Iterable[Route], title: str = "Penstock", version: str = __version__) -> dict[str, Any]:
+    shown = [route for route in routes if not route.hidden and route.method != ANY]
+    types = {id(kind): kind for route in shown for kind in (route.query, route.body, route.answer) if _has_schema(kind)}
+    made, components = msgspec.json.schema_components(list(types.values()), ref_template=_REF)
+    schemas = dict(zip(types, made, strict=True))
+    components["Error"] = _ERROR
+    paths: dict[str, dict[str, Any]] = {}
+    for route in shown:
+        path = route.path.replace("...}", "}")
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas, components)
+    only_queries = {_name(schemas[id(route.query)]) for route in shown if route.query is not None}
+    for name in only_queries - _referenced(paths):
+        components.pop(name, None)  # shown as parameters, needed nowhere else
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in shown) if tag],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _has_schema(kind: Any) -> bool:
+    return kind is not None and kind is not bytes
+
+
+def _name(schema: dict[str, Any]) -> str:
+    return str(schema.get("$ref", "")).rsplit("/", 1)[-1]
+
+
+def _referenced(value: Any) -> set[str]:
+    """The names of all components that `value` points to directly."""
+    if isinstance(value, dict):
+        found = {_name(value)} if "$ref" in value else set()
+        return found.union(*map(_referenced, value.values()))
+    return set().union(*map(_referenced, value)) if isinstance(value, list) else set()
+
+
+def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in route.parameters
+    ]
+    if route.query is not None:
+        parameters += _query_parameters(components[_name(schemas[id(route.query)])])
+    operation: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
+        "responses": {str(route.status): _answer(route, schemas), "default": _problem()},
+    }
+    if route.summary:
+        operation["summary"] = route.summary
+    if route.tag:
+        operation["tags"] = [route.tag]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        content = (
+            {"application/octet-stream": {}}
+            if route.body is bytes
+            else {"application/json": {"schema": schemas[id(route.body)]}}
+        )
+        operation["requestBody"] = {
+            "required": not route.body_optional and route.body is not bytes,
+            "content": content,
+        }
+    return operation
+
+
+def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    required = set(schema.get("required", ()))
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in required,
+            "schema": {key: value for key, value in about.items() if key != "description"},
+            **({"description": about["description"]} if "description" in about else {}),
+        }
+        for name, about in schema.get("properties", {}).items()
+    ]
+
+
+def _answer(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": REASONS.get(route.status, "")}
+    if _has_schema(route.answer):
+        answer["content"] = {route.answer_type: {"schema": schemas[id(route.answer)]}}
+    elif route.answer is bytes or route.answer_type != "application/json":
+        answer["content"] = {route.answer_type: {}}
+    return answer
+
+
+def _problem() -> dict[str, Any]:
+    return {
+        "description": "An error: what is wrong, and where",
+        "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
+    }
+
+
+def routes(router: Router, title: str = "Penstock") -> list[Route]:
+    """`/openapi.json` and `/docs` for everything the router knows by the time someone asks."""
+    made: dict[str, Response] = {}
+
+    def make() -> dict[str, Response]:
+        if not made:
+            described = document(router.routes, title)
+            made["document"] = Response(200, msgspec.json.encode(described))
+            made["page"] = Response(200, page(described).encode(), "text/html; charset=utf-8")
+        return made
+
+    def serve_document(_: Request) -> Response:
+        return make()["document"]
+
+    def serve_page(_: Request) -> Response:
+        return make()["page"]
+
+    return [
+        Route("GET", "/openapi.json", serve_document, hidden=True),
+        Route("GET", "/docs", serve_page, hidden=True),
+    ]

@@ -1,0 +1,128 @@
+"""Files of a directory over HTTP, for the dashboard and the documentation.
+
+Files are small in number and read often, so their bytes (and the gzip of those that are text) stay in memory, keyed by
+modification time and size: a changed file is seen at the next request. Browsers keep them and ask again with
+`If-None-Match`; an unchanged file costs them a 304. A path can name files below the directory only, links included.
+"""
+
+import mimetypes
+from email.utils import formatdate, parsedate_to_datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import NotFound
+from penstock.wire.http.compress import gzip, is_compressible
+from penstock.wire.http.messages import Headers, Request, Response
+from penstock.wire.http.routes import Route
+
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".md": "text/markdown; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".wasm": "application/wasm",
+    ".webp": "image/webp",
+    ".woff2": "font/woff2",
+}
+_GZIP_FROM = 1024
+_REVALIDATE = "no-cache"  # keep it, but ask whether it still holds
+
+
+class _File(NamedTuple):
+    stamp: tuple[int, int]
+    body: bytes
+    packed: bytes | None
+    content_type: str
+    headers: Headers
+
+
+class StaticFiles:
+    def __init__(self, directory: Path, cache_control: str = _REVALIDATE) -> None:
+        self._directory = directory.resolve()
+        self._cache_control = cache_control
+        self._files: dict[Path, _File] = {}
+
+    def answer(self, request: Request, name: str) -> Response:
+        path = self._locate(name)
+        file = self._load(path)
+        if _unchanged(request, file):
+            return Response(304, headers=file.headers)
+        if file.packed is not None and request.head.accepts_gzip:
+            return Response(200, file.packed, file.content_type, (*file.headers, ("Content-Encoding", "gzip")))
+        return Response(200, file.body, file.content_type, file.headers)
+
+    def _locate(self, name: str) -> Path:
+        if "\0" not in name and "\\" not in name:
+            try:
+                path = (self._directory / name.lstrip("/")).resolve()
+                if path.is_dir():
+                    path = (path / "index.html").resolve()
+                if path.is_relative_to(self._directory) and path.is_file():
+                    return path
+            except OSError:
+                pass  # a name the file system cannot hold is a file that is not there
+        raise NotFound(f"No file {name!r}")
+
+    def _load(self, path: Path) -> _File:
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_size)
+        file = self._files.get(path)
+        if file is None or file.stamp != stamp:
+            file = self._files[path] = self._read(path, stamp)
+        return file
+
+    def _read(self, path: Path, stamp: tuple[int, int]) -> _File:
+        body = path.read_bytes()
+        kind = _TYPES.get(path.suffix.lower()) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        packed = None
+        if len(body) >= _GZIP_FROM and is_compressible(Response(200, body, kind)):
+            packed = gzip(body, 6)
+        headers: Headers = (
+            ("ETag", f'"{stamp[0]:x}-{stamp[1]:x}"'),
+            ("Last-Modified", formatdate(stamp[0] // 1_000_000_000, usegmt=True)),
+            ("Cache-Control", self._cache_control),
+            ("Vary", "Accept-Encoding"),
+            ("X-Content-Type-Options", "nosniff"),
+        )
+        return _File(stamp, body, packed, kind, headers)
+
+
+def _unchanged(request: Request, file: _File) -> bool:
+    known = request.header("if-none-match")
+    if known is not None:
+        tags = [tag.strip().removeprefix("W/") for tag in known.split(",")]
+        return "*" in tags or file.headers[0][1] in tags
+    since = request.header("if-modified-since")
+    if since is None:
+        return False
+    try:
+        return file.stamp[0] // 1_000_000_000 <= int(parsedate_to_datetime(since).timestamp())
+    except (TypeError, ValueError, OverflowError):
+        return False  # a date that cannot be read is to be ignored
+
+
+def static_routes(prefix: str, directory: Path, cache_control: str = _REVALIDATE) -> list[Route]:
+    """Routes for everything below `directory`, at `prefix/` (and at `prefix` its index.html)."""
+    files = StaticFiles(directory, cache_control)
+    prefix = prefix.rstrip("/")
+
+    def index(_: Request) -> Response:
+        return Response(308, b"", "", (("Location", f"{prefix}/"),))
+
+    def below(request: Request) -> Response:
+        return files.answer(request, request.params["name"])
+
+    routes = [Route("GET", prefix + "/{name...}", below, hidden=True)]
+    return [Route("GET", prefix, index, hidden=True), *routes] if prefix else routes
+
+
+def file_route(url: str, path: Path, cache_control: str = _REVALIDATE) -> Route:
+    """A route for a single file that lies elsewhere (a script inside an installed package)."""
+    files = StaticFiles(path.parent, cache_control)
+    return Route("GET", url, lambda request: files.answer(request, path.name), hidden=True)
