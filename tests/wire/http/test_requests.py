@@ -1,12 +1,18 @@
-"""Requests and answers: routing, decoding, keep-alive, pipelining, bodies."""
+"""Requests and answers: routing, decoding, errors, and what an answer's head says."""
 
 import asyncio
+import json
+import logging
+from typing import Any
 
 import msgspec
+import pytest
 
-from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
-from tests.support.http import get, post, run, talking
+from penstock.errors import Conflict, Full, InvalidOffset, NotFound, StorageFull, Unavailable
+from penstock.metrics import Metrics
+from penstock.wire.http.messages import EMPTY, Request, Response, json_response
+from penstock.wire.http.routes import Route, Router
+from tests.support.http import Reply, connected, get, post, request, run, serving, talking
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -14,6 +20,10 @@ class Page(msgspec.Struct, frozen=True):
     wait: bool = False
     name: str | None = None
     tag: list[str] = []
+
+
+class Needed(msgspec.Struct):
+    topic: str
 
 
 class Push(msgspec.Struct):
@@ -29,18 +39,273 @@ def shown(request: Request) -> Response:
     return json_response({"params": dict(request.params), "path": request.path})
 
 
+def args(request: Request) -> Response:
+    return json_response(request.args)
+
+
 async def later(request: Request) -> Response:
     await asyncio.sleep(0)
     return json_response({"later": request.params["id"]})
 
 
-def test_a_plain_handler_and_a_coroutine_answer_on_one_connection_in_the_order_of_the_requests() -> None:
+def answers(routes: list[Route], *requests: bytes, **settings: Any) -> list[Reply]:
+    """The answers to the requests, sent one after the other on one connection."""
+    found: list[Reply] = []
+
     async def body() -> None:
-        async with talking(Route("POST", "/echo", echo), Route("GET", "/later/{id}", later)) as (_, wire):
-            wire.send(
-                post("/echo", b"1") + get("/later/2") + post("/echo", b"3") + get("/later/4") + post("/echo", b"5")
-            )
-            answers = [(await wire.reply()).body for _ in range(5)]
-            assert answers == [b"1", b'{"later":"2"}', b"3", b'{"later":"4"}', b"5"]
+        async with talking(*routes, **settings) as (_, wire):
+            found.extend([await wire.ask(one) for one in requests])
+
+    run(body)
+    return found
+
+
+def error(reply: Reply) -> str:
+    return str(json.loads(reply.body)["error"])
+
+
+def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_their_order() -> None:
+    def future(request: Request) -> "asyncio.Future[Response]":
+        made = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.01, made.set_result, Response(200, b"future", "text/plain"))
+        return made
+
+    async def body() -> None:
+        routes = Route("POST", "/echo", echo), Route("GET", "/later/{id}", later), Route("GET", "/future", future)
+        async with talking(*routes) as (_, wire):
+            wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
+            wire.send(get("/later/4") + post("/echo", b"5"))
+            found = [(await wire.reply()).body for _ in range(6)]
+            assert found == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
+
+    run(body)
+
+
+def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> None:
+    def named(name: str) -> Route:
+        return Route("GET", name, lambda request: json_response([name, dict(request.params)]))
+
+    routes = [named(path) for path in ("/a/b", "/a/{x}", "/a/{x}/c", "/a/{rest...}", "/{one}/b/{two}")]
+    asked = ("/a/b", "/a/q", "/a/q/c", "/a/q/d/e", "/a/", "/z/b/y", "/a/b/y")
+    found = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
+    assert found == [
+        ["/a/b", {}],
+        ["/a/{x}", {"x": "q"}],
+        ["/a/{x}/c", {"x": "q"}],
+        ["/a/{rest...}", {"rest": "q/d/e"}],
+        ["/a/{rest...}", {"rest": ""}],
+        ["/{one}/b/{two}", {"one": "z", "two": "y"}],
+        ["/a/{rest...}", {"rest": "b/y"}],
+    ]
+
+
+def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
+    routes = [Route("GET", "/queue/{queue}/x", shown), Route("GET", "/a b", shown)]
+    found = answers(routes, get("/queue/a%2Fb%20%C3%A9/x"), get("/a%20b"), get("/queue//x"))
+    assert json.loads(found[0].body)["params"] == {"queue": "a/b é"}
+    assert found[1].status == 200
+    assert found[2].status == 404
+
+
+@pytest.mark.parametrize(("path", "text"), [("/q/%zz", "hexadecimal"), ("/q/%2", "hexadecimal"), ("/q/%ff", "UTF-8")])
+def test_a_path_that_cannot_be_decoded_is_a_400(path: str, text: str) -> None:
+    reply = answers([Route("GET", "/q/{x}", shown)], get(path))[0]
+    assert reply.status == 400
+    assert text in error(reply)
+
+
+def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> None:
+    routes = [Route("GET", "/x", shown), Route("POST", "/x", shown), Route("PUT", "/{y}", shown)]
+    missing, refused, fallen = answers(routes, get("/nope/n"), request("DELETE", "/x", b""), request("PUT", "/x", b""))
+    assert missing.status == 404
+    assert error(missing) == "Nothing at /nope/n"
+    assert refused.status == 405
+    assert refused.headers["allow"] == "GET, HEAD, OPTIONS, POST, PUT"
+    assert fallen.status == 200
+
+
+def test_a_route_for_any_method_takes_every_method() -> None:
+    routes = [Route("*", "/f/{rest...}", lambda request: Response(200, request.method.encode(), "text/plain"))]
+    found = answers(routes, get("/f/1"), request("DELETE", "/f/2", b""), request("OPTIONS", "/f/3", b""))
+    assert [reply.body for reply in found] == [b"GET", b"DELETE", b"OPTIONS"]
+
+
+def test_a_route_that_exists_twice_is_refused_when_it_is_added() -> None:
+    with pytest.raises(ValueError, match="routed twice"):
+        Router([Route("GET", "/a/{x}", shown), Route("GET", "/a/{y}", shown)])
+
+
+def test_head_gives_the_head_of_get_without_its_body() -> None:
+    async def body() -> None:
+        async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (_, wire):
+            reply = await wire.ask(request("HEAD", "/x", b""))
+            assert (reply.status, reply.headers["content-length"], reply.body) == (200, "5", b"")
+            assert (await wire.ask(get("/x"))).body == b"12345"
+
+    run(body)
+
+
+def test_options_tells_a_browser_what_it_may_send() -> None:
+    asked = request("OPTIONS", "/x", b"", "Origin: http://a", "Access-Control-Request-Headers: X-One, X-Two")
+    reply, plain = answers([Route("POST", "/x", shown)], asked, post("/x", b""))
+    assert reply.status == 204
+    assert reply.headers["allow"] == "OPTIONS, POST"
+    assert reply.headers["access-control-allow-methods"] == "OPTIONS, POST"
+    assert reply.headers["access-control-allow-headers"] == "X-One, X-Two"
+    assert reply.headers["access-control-allow-origin"] == "*"
+    assert plain.headers["access-control-allow-origin"] == "*"
+    assert (
+        "access-control-allow-origin" not in answers([Route("POST", "/x", shown)], get("/x"), cors_origin="")[0].headers
+    )
+
+
+def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ignored() -> None:
+    routes = [Route("GET", "/q", args, query=Page)]
+    asked = ("/q", "/q?limit=5&wait=1&name=a+b%C3%A9&x=y", "/q?wait=True&tag=a&tag=b", "/q?limit=1&limit=2&name=")
+    found = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
+    assert found == [
+        {"limit": 10, "wait": False, "name": None, "tag": []},
+        {"limit": 5, "wait": True, "name": "a bé", "tag": []},
+        {"limit": 10, "wait": True, "name": None, "tag": ["a", "b"]},
+        {"limit": 1, "wait": False, "name": "", "tag": []},
+    ]
+
+
+def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
+    routes = [Route("GET", "/q", args, query=Page), Route("GET", "/n", args, query=Needed)]
+    found = answers(routes, *map(get, ("/q?limit=ten", "/q?wait=maybe", "/n", "/q?name=%ff")))
+    assert [reply.status for reply in found] == [400] * 4
+    assert error(found[0]) == "Query parameter `limit`: expected `int`, got 'ten'"
+    assert error(found[1]) == "Query parameter `wait`: expected `bool`, got 'maybe'"
+    assert error(found[2]) == "Missing query parameter `topic`"
+    assert "UTF-8" in error(found[3])
+
+
+def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
+    routes = [Route("POST", "/p", lambda request: json_response(request.data.items), body=Push)]
+    bodies = (
+        b'{"queue":"q","items":[1,2]}',
+        b"",
+        b'{"queue":',
+        b'{"queue":"q","items":[1,"2"]}',
+        b'{"queue":"\xff\xfe","items":[]}',
+        b"[" * 100_000,
+        b'{"items":[]}',
+    )
+    found = answers(routes, *(post("/p", body) for body in bodies))
+    assert (found[0].status, found[0].body) == (200, b"[1,2]")
+    assert [reply.status for reply in found[1:]] == [400] * 6
+    assert error(found[1]) == "Empty request body"
+    assert error(found[2]).startswith("Invalid JSON: ")
+    assert "$.items[1]" in error(found[3])
+    assert error(found[4]).startswith("Invalid JSON: ")
+    assert "`queue`" in error(found[6])
+
+
+def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
+    routes = [
+        Route("POST", "/optional", lambda request: json_response(request.data), body=Push, body_optional=True),
+        Route("POST", "/raw", lambda request: Response(200, request.data, "text/plain"), body=bytes),
+    ]
+    found = answers(routes, post("/optional", b""), post("/raw", b"\xff\x00"), post("/raw", b""))
+    assert [reply.body for reply in found] == [b"null", b"\xff\x00", b""]
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "retry"),
+    [
+        (NotFound("no queue q"), 404, None),
+        (InvalidOffset("offset 9 is past the end"), 400, None),
+        (Conflict("lease lost"), 409, None),
+        (Full("queue q is full"), 429, None),
+        (Unavailable("database down", 2.2), 503, "3"),
+        (StorageFull("disk full"), 507, None),
+    ],
+)
+def test_errors_become_statuses_with_their_text(raised: Exception, status: int, retry: str | None) -> None:
+    def plain(_: Request) -> Response:
+        raise raised
+
+    async def coroutine(_: Request) -> Response:
+        await asyncio.sleep(0)
+        raise raised
+
+    for reply in answers([Route("GET", "/p", plain), Route("GET", "/c", coroutine)], get("/p"), get("/c")):
+        assert (reply.status, error(reply), reply.headers.get("retry-after")) == (status, str(raised), retry)
+
+
+def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: Request) -> Response:
+        raise RuntimeError("secret detail")
+
+    def bad_header(_: Request) -> Response:
+        return Response(200, b"", headers=(("X-A", "1\r\nX-B: 2"),))
+
+    with caplog.at_level(logging.ERROR, "penstock.http"):
+        found = answers([Route("GET", "/x", broken), Route("GET", "/h", bad_header)], get("/x"), get("/h"))
+    for reply, record in zip(found, caplog.records, strict=True):
+        answer = json.loads(reply.body)
+        assert (reply.status, answer["error"]) == (500, "internal error")
+        assert answer["id"] in record.getMessage()
+        assert b"secret" not in reply.body
+        assert record.exc_info is not None
+    assert "x-b" not in found[1].headers
+
+
+def test_an_answer_without_a_body_has_no_length_and_no_type() -> None:
+    reply, after = answers([Route("GET", "/x", lambda _: EMPTY)], get("/x"), get("/x"))
+    assert (reply.status, after.status) == (204, 204)
+    assert "content-length" not in reply.headers
+    assert "content-type" not in reply.headers
+    assert "date" in reply.headers
+
+
+def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined() -> None:
+    def handler(request: Request) -> Response:
+        return json_response([request.header("x-a"), request.header("x-none"), request.address])
+
+    assert json.loads(answers([Route("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2"))[0].body) == [
+        "1, 2",
+        None,
+        "127.0.0.1",
+    ]
+
+
+def test_a_proxy_may_send_the_absolute_form() -> None:
+    routes = [Route("GET", "/a", args, query=Page), Route("GET", "/", shown)]
+    found = answers(routes, get("http://host:80/a?limit=3"), get("http://host"))
+    assert json.loads(found[0].body)["limit"] == 3
+    assert json.loads(found[1].body)["path"] == "/"
+
+
+def test_every_answer_is_counted_by_route_and_status() -> None:
+    metrics = Metrics()
+
+    async def body() -> None:
+        async with serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server, connected(server) as wire:
+            for path in ("/q/1", "/q/2", "/nope"):
+                await wire.ask(get(path))
+            assert metrics.snapshot()["penstock_http_connections"] == 1
+
+    run(body)
+    counts = metrics.snapshot()
+    assert counts['penstock_http_requests_total{method="GET",route="/q/{x}",status="200"}'] == 2
+    assert counts['penstock_http_requests_total{method="*",route="(none)",status="404"}'] == 1
+
+
+def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
+    async def body() -> None:
+        async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
+            cache = server._shared.cache
+            for start in range(0, 10_000, 100):
+                wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))
+                found = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
+                assert found == list(range(start, start + 100))
+                assert len(cache.young) + len(cache.old) <= 4096
+            before = dict(cache.young)
+            await wire.ask(get("/q?limit=9999"))
+            assert cache.young == before
 
     run(body)

@@ -19,64 +19,24 @@ Time is looked at by one sweep over all connections (`sweep`, called by the serv
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from io import BytesIO
-from typing import Any, cast
+from typing import cast
 
-from penstock.config.schema import HttpServer as Settings
 from penstock.errors import Unavailable
-from penstock.ids import uuid7
-from penstock.metrics import Metrics
 from penstock.wire.http.chunked import ChunkedBody
 from penstock.wire.http.compress import compressed, is_compressible
-from penstock.wire.http.encode import Encoder
-from penstock.wire.http.head import CHUNKED, Head, HeadCache, Partial, Refused
+from penstock.wire.http.head import CHUNKED, Head, Partial, Refused
 from penstock.wire.http.messages import Answer, Request, Response, StreamResponse, error_response
-from penstock.wire.http.routes import Router
-from penstock.wire.status import is_expected, status_of
+from penstock.wire.http.shared import JOINED, Shared, failure
 
 log = logging.getLogger("penstock.http")
 
 READY, BODY, BUSY, LINGER, CLOSED = range(5)
 _MOST_WAITING = 64 << 10
 _HIGH_WATER = 256 << 10
-_JOINED = 64 << 10  # larger bodies are not copied behind their head
 _LINGER_TIME = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Shared:
-    """What the connections of one server have in common."""
-
-    def __init__(self, router: Router, settings: Settings, metrics: Metrics, executor: Executor | None) -> None:
-        self.router = router
-        self.settings = settings
-        self.executor = executor
-        self.cache = HeadCache(self._route)
-        self.encoder = Encoder(settings.cors_origin)
-        self.simple_below = min(_JOINED, settings.compress_from or _JOINED)  # bytes of a body that needs no thought
-        self.connections: set[Connection] = set()
-        self.running: set[asyncio.Future[Any]] = set()
-        self.draining = False
-        self.drained: asyncio.Event = asyncio.Event()
-        self.now = 0.0  # the loop's time as of the last sweep
-        self.requests = metrics.counter("penstock_http_requests_total", "HTTP answers", "method", "route", "status")
-        self.refused = metrics.counter("penstock_http_refused_total", "Requests refused as HTTP", "status")
-        metrics.gauge("penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections))
-
-    def _route(self, head: Head) -> None:
-        if head.length > self.settings.max_body:
-            raise Refused(413, f"The body is larger than the limit of {self.settings.max_body} bytes")
-        self.router.find(head)
-
-    def count(self, head: Head, status: int) -> None:
-        labels = head.endpoint.labels.get(status)
-        if labels is None:
-            labels = head.endpoint.labels[status] = (head.endpoint.route.method, head.endpoint.name, str(status))
-        values = self.requests.values
-        values[labels] = values.get(labels, 0) + 1
 
 
 class Connection(asyncio.Protocol):
@@ -309,7 +269,7 @@ class Connection(asyncio.Protocol):
             return
         self._held.append(data)
         self._held_bytes += len(data)
-        if self._held_bytes > _JOINED:
+        if self._held_bytes > JOINED:
             self._flush()
 
     def _flush(self) -> None:
@@ -342,7 +302,7 @@ class Connection(asyncio.Protocol):
         start = self._shared.encoder.head(head, response, close)
         if head.method == "HEAD" or response.status in (204, 304):
             self._write(start)
-        elif len(response.body) < _JOINED:
+        elif len(response.body) < JOINED:
             self._write(start + response.body)
         else:
             self._flush()
@@ -463,12 +423,9 @@ class Connection(asyncio.Protocol):
                 await answer.run(_Pieces(self, chunked=not head.http10))
         except asyncio.CancelledError:
             pass  # by us: the client has gone, or a live stream ends because the server stops
-        except ConnectionError:
-            if self._state == BUSY:
+        except Exception as error:
+            if self._state != CLOSED and not (isinstance(error, ConnectionError) and self._transport.is_closing()):
                 log.exception("a stream failed: %s %s", head.method, head.path)
-                self._transport.abort()
-        except Exception:
-            log.exception("a stream failed: %s %s", head.method, head.path)
             self._transport.abort()  # the missing last chunk tells the client that the answer is not whole
             return
         self._stream = self._request = None
@@ -485,22 +442,22 @@ class Connection(asyncio.Protocol):
 
     def write_piece(self, data: bytes, chunked: bool) -> bool:
         """Write it; whether more may be written."""
-        if self._state == BUSY:
+        if self._state == BUSY and not self._transport.is_closing():
             transport = self._transport
             if not chunked:
                 transport.write(data)
-            elif len(data) < _JOINED:
+            elif len(data) < JOINED:
                 transport.write(b"%x\r\n%b\r\n" % (len(data), data))
             else:
                 transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
-        return self._writable and self._state == BUSY
+        return self._writable and self._state == BUSY and not self._transport.is_closing()
 
     async def drained(self) -> None:
         """Wait until more may be written."""
-        if self._state == BUSY and not self._writable:
+        if self._state == BUSY and not self._writable and not self._transport.is_closing():
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
-        if self._state != BUSY:
+        if self._state != BUSY or self._transport.is_closing():
             raise ConnectionResetError("the client has gone")
 
     def _wake_stream(self) -> None:
@@ -571,15 +528,21 @@ class Connection(asyncio.Protocol):
 class _Pieces:
     """The Stream a handler writes to."""
 
-    __slots__ = ("_chunked", "_connection")
+    __slots__ = ("_chunked", "_connection", "_unbroken")
 
     def __init__(self, connection: Connection, chunked: bool) -> None:
         self._connection = connection
         self._chunked = chunked
+        self._unbroken = 0  # bytes since the loop last ran: a client that reads as fast as we write must not keep it
 
     async def write(self, data: bytes) -> None:
         if not self.write_now(data):
             await self._connection.drained()
+            self._unbroken = 0
+        self._unbroken += len(data)
+        if self._unbroken > _HIGH_WATER:
+            self._unbroken = 0
+            await asyncio.sleep(0)
 
     def write_now(self, data: bytes) -> bool:
         # An empty chunk would end the body.
@@ -587,16 +550,3 @@ class _Pieces:
 
     async def drained(self) -> None:
         await self._connection.drained()
-
-
-def failure(error: BaseException, request: Request | None) -> Response:
-    """The answer to an error. What was not raised on purpose is logged under an id, and only the id is told."""
-    status = status_of(error).http
-    if is_expected(error):
-        wait = getattr(error, "retry_after", None)
-        headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
-        return error_response(status, str(error), headers)
-    number = str(uuid7())
-    what = f"{request.method} {request.path}" if request is not None else "an answer"
-    log.error("internal error %s at %s", number, what, exc_info=error)
-    return error_response(500, "internal error", id=number)

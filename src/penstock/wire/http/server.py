@@ -16,8 +16,9 @@ from pathlib import Path
 from penstock.config.schema import HttpServer as Settings
 from penstock.errors import ConfigError
 from penstock.metrics import Metrics
-from penstock.wire.http.protocol import Connection, Shared
+from penstock.wire.http.protocol import Connection
 from penstock.wire.http.routes import Router
+from penstock.wire.http.shared import Shared
 
 log = logging.getLogger("penstock.http")
 

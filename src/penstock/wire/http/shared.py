@@ -1,0 +1,68 @@
+"""What all connections of one server share, and how a failure becomes an answer."""
+
+import asyncio
+import logging
+import math
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.schema import HttpServer as Settings
+from penstock.ids import uuid7
+from penstock.metrics import Metrics
+from penstock.wire.http.encode import Encoder
+from penstock.wire.http.head import Head, HeadCache, Refused
+from penstock.wire.http.messages import Request, Response, error_response
+from penstock.wire.http.routes import Router
+from penstock.wire.status import is_expected, status_of
+
+if TYPE_CHECKING:
+    from penstock.wire.http.protocol import Connection
+
+log = logging.getLogger("penstock.http")
+
+JOINED = 64 << 10  # larger bodies are not copied behind their head
+
+
+class Shared:
+    """What the connections of one server have in common."""
+
+    def __init__(self, router: Router, settings: Settings, metrics: Metrics, executor: Executor | None) -> None:
+        self.router = router
+        self.settings = settings
+        self.executor = executor
+        self.cache = HeadCache(self._route)
+        self.encoder = Encoder(settings.cors_origin)
+        self.simple_below = min(JOINED, settings.compress_from or JOINED)  # bytes of a body that needs no thought
+        self.connections: set[Connection] = set()
+        self.running: set[asyncio.Future[Any]] = set()
+        self.draining = False
+        self.drained: asyncio.Event = asyncio.Event()
+        self.now = 0.0  # the loop's time as of the last sweep
+        self.requests = metrics.counter("penstock_http_requests_total", "HTTP answers", "method", "route", "status")
+        self.refused = metrics.counter("penstock_http_refused_total", "Requests refused as HTTP", "status")
+        metrics.gauge("penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections))
+
+    def _route(self, head: Head) -> None:
+        if head.length > self.settings.max_body:
+            raise Refused(413, f"The body is larger than the limit of {self.settings.max_body} bytes")
+        self.router.find(head)
+
+    def count(self, head: Head, status: int) -> None:
+        labels = head.endpoint.labels.get(status)
+        if labels is None:
+            labels = head.endpoint.labels[status] = (head.endpoint.route.method, head.endpoint.name, str(status))
+        values = self.requests.values
+        values[labels] = values.get(labels, 0) + 1
+
+
+def failure(error: BaseException, request: Request | None) -> Response:
+    """The answer to an error. What was not raised on purpose is logged under an id, and only the id is told."""
+    status = status_of(error).http
+    if is_expected(error):
+        wait = getattr(error, "retry_after", None)
+        headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        return error_response(status, str(error), headers)
+    number = str(uuid7())
+    what = f"{request.method} {request.path}" if request is not None else "an answer"
+    log.error("internal error %s at %s", number, what, exc_info=error)
+    return error_response(500, "internal error", id=number)
