@@ -1,0 +1,141 @@
+"""Configure, delete and clear queues; list their partitions."""
+
+from typing import Any
+
+import asyncpg
+
+from penstock.database import Database
+from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.queues.catalog import Catalog, check_name, check_text
+from penstock.queues.crypto import Keys
+from penstock.queues.options import columns_of
+from penstock.queues.signals import Signals
+from penstock.queues.types import DEFAULT_PARTITION, QueueInfo
+
+STEP = 5000
+
+
+class Admin:
+    def __init__(self, database: Database, catalog: Catalog, signals: Signals, keys: Keys) -> None:
+        self._database, self._catalog, self._signals, self._keys = database, catalog, signals, keys
+
+    async def configure(
+        self, queue: str, options: dict[str, Any] | None = None, namespace: str | None = None, task: str | None = None
+    ) -> dict[str, Any]:
+        """Create or change a queue. A full replacement: options not given go back to their defaults."""
+        check_name("queue", queue)
+        for kind, text in (("namespace", namespace), ("task", task)):
+            check_text(kind, text or "")
+        columns = columns_of(options or {})
+        if columns["encryption_enabled"] and self._keys.current is None:
+            raise InvalidRequest("encryptionEnabled needs an encryption key on the broker (queues.encryption_key)")
+        await self._catalog.load_installation()
+        values = {"namespace": namespace or "", "task": task or ""} | columns
+        names = list(values)
+        sql = f"""INSERT INTO queues AS q (name, {", ".join(names)})
+                  VALUES ($1, {", ".join(f"${place}" for place in range(2, len(names) + 2))})
+                  ON CONFLICT (name) WHERE deleted_at IS NULL
+                  DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)} RETURNING id"""
+        rows = await self._database.fetch(sql, queue, *values.values())
+        # Delays and ordering may have changed: let the next pops decide anew what is due.
+        await self._repeat(
+            """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
+                 FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > clock_timestamp()""",
+            rows[0]["id"],
+        )
+        self._signals.changed()
+        await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
+        self._signals.available(queue, 1000)
+        info = await self.describe(queue)
+        partition = self._catalog.partitions[queue, DEFAULT_PARTITION]
+        return {
+            "configured": True,
+            "queueId": info.uuid,
+            "partitionId": self._catalog.partition_uuid(partition),
+            "queue": queue,
+            "namespace": info.namespace,
+            "task": info.task,
+            "options": info.options,
+        }
+
+    async def describe(self, queue: str) -> QueueInfo:
+        info = await self._catalog.queue(queue)
+        if info is None:
+            raise NotFound("Queue not found")
+        return info
+
+    async def delete(self, queue: str) -> bool:
+        """Delete a queue with its groups and their subscriptions; its messages are purged in the background."""
+        async with self._database.connection() as connection, connection.transaction():
+            row = await connection.fetchrow(
+                "UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL RETURNING id", queue
+            )
+            if row:
+                await connection.execute("DELETE FROM groups WHERE queue_id = $1", row["id"])
+        self._signals.changed()
+        return row is not None
+
+    async def clear(self, queue: str, partition: str | None = None) -> int:
+        """Delete all messages stored at this moment; answers how many."""
+        info = await self.describe(queue)
+        if partition is not None:
+            number = await self._catalog.partition(queue, partition)
+            if number is None:
+                raise NotFound("Partition not found")
+            rows = await self._database.fetch(
+                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[4611686018427387904], false)", number
+            )
+            return int(rows[0][0])
+        deleted, after = 0, "0"
+        now = (await self._database.fetch("SELECT clock_timestamp()"))[0][0]
+        while True:
+            row = (
+                await self._database.fetch(
+                    "SELECT deleted, reached::text, more FROM queue_trim($1, $2, false, $3::text::xid8, $4)",
+                    info.id,
+                    now,
+                    after,
+                    STEP,
+                )
+            )[0]
+            deleted += int(row["deleted"])
+            after = row["reached"] or after
+            if not row["more"]:
+                return deleted
+
+    async def partitions(self, queue: str | None = None, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
+        rows = await self._database.fetch(
+            """SELECT p.id, p.name, q.name AS queue, p.created_at, last.seq, last.created_at AS newest,
+                      first.seq AS first, first.created_at AS oldest, p.holes
+                 FROM partitions p JOIN queues q ON q.id = p.queue_id AND q.deleted_at IS NULL
+                 LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
+                                     ORDER BY m.seq DESC LIMIT 1) last ON true
+                 LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
+                                     ORDER BY m.seq LIMIT 1) first ON true
+                WHERE $1::text IS NULL OR q.name = $1 ORDER BY p.id LIMIT $2 OFFSET $3""",
+            queue,
+            limit,
+            offset,
+        )
+        await self._catalog.load_installation()
+        return [
+            {
+                "id": self._catalog.partition_uuid(row["id"]),
+                "name": row["name"],
+                "queue": row["queue"],
+                "createdAt": row["created_at"],
+                "messages": row["seq"] - row["first"] + 1 - row["holes"] if row["seq"] else 0,
+                "oldestMessage": row["oldest"],
+                "newestMessage": row["newest"],
+            }
+            for row in rows
+        ]
+
+    async def _repeat(self, sql: str, *args: Any) -> None:
+        for _ in range(5):
+            try:
+                await self._database.fetch(sql, *args)
+                return
+            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                continue
+        raise Unavailable("the database is too busy")

@@ -1,0 +1,127 @@
+"""What this broker remembers of queues, partitions and groups, so that the hot paths send numbers instead of names.
+
+Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is gone, a queue that
+became encrypted) and the caller drops the entry and looks again. A change made by any broker is announced on the notify
+channel and empties the copies.
+"""
+
+from typing import Any
+
+from penstock.database import Database
+from penstock.errors import InvalidRequest
+from penstock.queues.ids import base_of, partition_of, text_of
+from penstock.queues.options import options_of
+from penstock.queues.types import QueueInfo
+
+MOST_PARTITIONS = 500_000  # remembered; beyond it we start anew
+LONGEST_NAME = 512
+
+
+class Catalog:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.installation = -1
+        self.partitions: dict[tuple[str, str], int] = {}
+        self.groups: dict[tuple[str, str, int], int] = {}  # (queue, group, partition or 0) -> group id
+        self._queues: dict[str, QueueInfo] = {}
+        self._generation = 0
+
+    def forget(self) -> None:
+        """Drop every copy: something changed somewhere."""
+        self._generation += 1
+        self.partitions.clear()
+        self.groups.clear()
+        self._queues.clear()
+
+    async def load_installation(self) -> None:
+        if self.installation < 0:
+            self.installation = (await self._database.fetch("SELECT id FROM installation"))[0]["id"]
+
+    def partition_uuid(self, partition: int) -> str:
+        return text_of(base_of(self.installation, partition))
+
+    def message_uuid(self, partition: int, seq: int) -> str:
+        return text_of(base_of(self.installation, partition) | seq)
+
+    def partition_id(self, text: str) -> int | None:
+        return partition_of(self.installation, text)
+
+    async def queue(self, name: str) -> QueueInfo | None:
+        known = self._queues.get(name)
+        if known is None:
+            generation = self._generation
+            rows = await self._database.fetch("SELECT * FROM queues WHERE name = $1 AND deleted_at IS NULL", name)
+            if not rows:
+                return None
+            known = info_of(rows[0])
+            if generation == self._generation:
+                self._queues[name] = known
+        return known
+
+    async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
+        """The queues of a namespace and/or task, the most important first."""
+        rows = await self._database.fetch(
+            """SELECT * FROM queues WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
+                  AND ($2::text IS NULL OR task = $2) ORDER BY priority DESC, id""",
+            namespace,
+            task,
+        )
+        return [info_of(row) for row in rows]
+
+    async def ensure(self, wanted: list[tuple[str, str]]) -> None:
+        """Have all (queue, partition) pairs in `partitions`, creating what is missing."""
+        missing = [pair for pair in dict.fromkeys(wanted) if pair not in self.partitions]
+        if not missing:
+            return
+        if len(self.partitions) + len(missing) > MOST_PARTITIONS:
+            self.partitions.clear()
+            missing = list(dict.fromkeys(wanted))
+        rows = await self._database.fetch(
+            "SELECT * FROM queue_ensure($1, $2)", [queue for queue, _ in missing], [name for _, name in missing]
+        )
+        for row in rows:
+            self.partitions[missing[row["ord"] - 1]] = row["partition_id"]
+
+    async def partition(self, queue: str, name: str) -> int | None:
+        """The number of an existing partition."""
+        known = self.partitions.get((queue, name))
+        if known is None:
+            rows = await self._database.fetch(
+                """SELECT p.id FROM queues q JOIN partitions p ON p.queue_id = q.id
+                    WHERE q.name = $1 AND q.deleted_at IS NULL AND p.name = $2""",
+                queue,
+                name,
+            )
+            if rows:
+                known = self.partitions[queue, name] = rows[0]["id"]
+        return known
+
+
+def check_name(kind: str, name: str) -> None:
+    if not name:
+        raise InvalidRequest(f"{kind} must not be empty")
+    if len(name) > LONGEST_NAME:
+        raise InvalidRequest(f"{kind} is longer than {LONGEST_NAME} characters")
+    check_text(kind, name)
+
+
+def check_text(kind: str, text: str) -> None:
+    """Refuse what PostgreSQL cannot store as text."""
+    if "\x00" in text:
+        raise InvalidRequest(f"{kind} contains a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{kind} is not valid Unicode") from None
+
+
+def info_of(row: Any) -> QueueInfo:
+    return QueueInfo(
+        id=row["id"],
+        uuid=str(row["uuid"]),
+        name=row["name"],
+        namespace=row["namespace"],
+        task=row["task"],
+        created_at=row["created_at"],
+        options=options_of(row),
+    )

@@ -1,0 +1,108 @@
+"""Queues on PostgreSQL: the parts put together behind one object.
+
+    queues = Queues(database, settings, metrics)
+    await queues.start()
+    await queues.push([Item("orders", b'{"n":1}', partition="c-1")])
+    popped = await queues.pop(PopRequest(queue="orders", group="billing", batch=10, wait=True))
+    await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id, group="billing") for m in popped.messages])
+
+All state is in the database: any number of brokers may do this on the same one. See docs/queues.md for the promises.
+"""
+
+from typing import Any
+
+from penstock.config.schema import Queues as Settings
+from penstock.database import Database
+from penstock.metrics import Metrics
+from penstock.queues.ack import Acknowledger
+from penstock.queues.admin import Admin
+from penstock.queues.catalog import Catalog
+from penstock.queues.crypto import Keys
+from penstock.queues.dead import DeadLetters
+from penstock.queues.groups import Groups
+from penstock.queues.messages import Messages
+from penstock.queues.pop import Popper
+from penstock.queues.push import Pusher
+from penstock.queues.signals import Signals
+from penstock.queues.status import Status
+from penstock.queues.traces import Traces
+from penstock.queues.transaction import Transactions
+from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed, TransactionResult
+from penstock.queues.upkeep import Upkeep
+
+
+class Queues:
+    """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`, `status`, `upkeep`."""
+
+    def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
+        self.database, self.settings = database, settings
+        self.catalog = Catalog(database)
+        self.keys = Keys(settings)
+        self.signals = Signals(database, self.catalog.forget)
+        pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
+        popped = metrics.counter("penstock_queue_popped_total", "Messages delivered", "queue")
+        acked = metrics.counter("penstock_queue_acked_total", "Messages acknowledged", "queue", "status")
+        self._pusher = Pusher(database, self.catalog, self.keys, self.signals, pushed, settings.merge_max)
+        self._popper = Popper(database, self.catalog, self.keys, self.signals, settings, popped)
+        self._acknowledger = Acknowledger(database, self.catalog, self.signals, acked, settings.merge_max)
+        self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
+        self.admin = Admin(database, self.catalog, self.signals, self.keys)
+        self.groups = Groups(database, self.catalog, self.signals)
+        self.dead = DeadLetters(database, self.catalog, self.keys, self.signals)
+        self.messages = Messages(database, self.catalog, self.keys, self.signals)
+        self.traces = Traces(database, self.catalog, self.keys)
+        self.status = Status(database, self.catalog)
+        self.upkeep = Upkeep(database, settings, metrics)
+        metrics.gauge("penstock_queue_waiting_pops", "Pops waiting for messages", read=lambda: self.signals.waiting)
+        metrics.gauge(
+            "penstock_queue_merging", "Requests waiting to share a call", "kind", read=lambda: self._merging()
+        )
+
+    async def start(self) -> None:
+        if self.database.healthy:
+            await self.catalog.load_installation()
+        self.database.on_change(self._database_changed)
+        await self.signals.start()
+        await self.upkeep.start()
+
+    async def stop(self) -> None:
+        await self._popper.stop()
+        await self._pusher.merger.drain()
+        await self._acknowledger.merger.drain()
+        await self.upkeep.stop()
+        await self.signals.stop()
+
+    async def push(self, items: list[Item]) -> list[Pushed]:
+        """Store messages; answered when they are durable. Safe to repeat when transaction ids are given."""
+        await self.catalog.load_installation()
+        return await self._pusher.push(items)
+
+    async def pop(self, request: PopRequest) -> Popped:
+        """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""
+        await self.catalog.load_installation()
+        return await self._popper.pop(request)
+
+    async def ack(self, acks: list[Ack]) -> list[Acked]:
+        await self.catalog.load_installation()
+        return await self._acknowledger.ack(acks)
+
+    async def extend(self, lease_id: str, seconds: int = 60) -> Extended:
+        return await self._acknowledger.extend(lease_id, seconds)
+
+    async def transaction(
+        self, operations: list[Item | Ack], required_leases: list[str] | None = None
+    ) -> TransactionResult:
+        """Push and acknowledge, all or nothing."""
+        await self.catalog.load_installation()
+        return await self._transactions.run(operations, required_leases or [])
+
+    def _database_changed(self, healthy: bool) -> None:
+        if healthy:
+            self.signals.changed(announce=False)
+
+    def _merging(self) -> dict[tuple[str, ...], Any]:
+        return {
+            ("push",): self._pusher.merger.waiting,
+            ("pop",): self._popper.merger.waiting,
+            ("ack",): self._acknowledger.merger.waiting,
+        }

@@ -1,0 +1,280 @@
+"""Stored messages: list with a status derived per group, detail, delete, retry, move to the dead letters."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from penstock.database import Database
+from penstock.errors import NotFound
+from penstock.queues.ack import STATUSES
+from penstock.queues.catalog import Catalog
+from penstock.queues.crypto import Keys
+from penstock.queues.options import options_of
+from penstock.queues.signals import Signals
+from penstock.queues.types import QUEUE_MODE
+
+LIST = """
+  SELECT m.partition_id, m.seq, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
+         q.name AS queue, q.namespace, q.task, q.priority, p.name AS partition, view.*
+    FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
+             AND ($3::text IS NULL OR q.namespace = $3) AND ($4::text IS NULL OR q.task = $4)) chosen
+    CROSS JOIN LATERAL (
+      SELECT * FROM messages m WHERE m.queue_id = chosen.id AND ($2::bigint IS NULL OR m.partition_id = $2)
+         AND m.created_at BETWEEN $5 AND $6 ORDER BY m.xid DESC, m.seq DESC LIMIT $7::int + $8::int) m
+    JOIN queues q ON q.id = m.queue_id JOIN partitions p ON p.id = m.partition_id
+    CROSS JOIN LATERAL (
+      SELECT count(*) FILTER (WHERE g.name <> $9) AS buses,
+             count(*) FILTER (WHERE g.name <> $9 AND (c.position >= m.seq OR c.settled @> m.seq)) AS bus_done,
+             bool_or(c.position >= m.seq OR c.settled @> m.seq) FILTER (WHERE g.name = $9) AS queue_done,
+             bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) FILTER (WHERE g.name = $9) AS queue_leased,
+             bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) AS any_leased,
+             max(c.next_expiry) FILTER (WHERE c.leased @> m.seq) AS lease_expires_at,
+             count(*) FILTER (WHERE g.name = $9) > 0 AS has_queue_mode,
+             EXISTS (SELECT 1 FROM dead_letters d WHERE d.partition_id = m.partition_id AND d.seq = m.seq) AS dead
+        FROM groups g LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = m.partition_id AND c.group_id = g.id
+                                          ORDER BY c.version DESC LIMIT 1) c ON true
+       WHERE g.queue_id = m.queue_id) view
+   ORDER BY m.created_at DESC, m.partition_id, m.seq DESC"""
+
+
+class Messages:
+    def __init__(self, database: Database, catalog: Catalog, keys: Keys, signals: Signals) -> None:
+        self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+
+    async def listing(
+        self,
+        *,
+        queue: str | None = None,
+        partition: str | None = None,
+        namespace: str | None = None,
+        task: str | None = None,
+        status: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 200,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """The newest first, without payloads. Looks back one hour when no time is given."""
+        await self._catalog.load_installation()
+        number = None
+        if partition is not None and queue is not None:
+            number = await self._catalog.partition(queue, partition) or 0
+        now = (await self._database.fetch("SELECT clock_timestamp()"))[0][0]
+        until = until or now + timedelta(minutes=1)
+        since = since or now - timedelta(hours=1)
+        entries: list[dict[str, Any]] = []
+        rows = await self._database.fetch(
+            LIST, queue, number, namespace, task, since, until, 10_000 if status else limit, offset, QUEUE_MODE
+        )
+        for row in rows:
+            if partition is not None and row["partition"] != partition:
+                continue
+            entry = self._entry(row)
+            if status is None or entry["status"] == status:
+                entries.append(entry)
+        buses = max((row["buses"] for row in rows), default=0)
+        queue_mode = any(row["has_queue_mode"] for row in rows)
+        return {"messages": entries[offset : offset + limit], "mode": _mode(queue_mode, buses)}
+
+    async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
+        row = await self._find(partition_id, transaction_id)
+        stored = await self._database.fetch(
+            """SELECT m.*, p.name AS partition, q.name AS queue, q.id AS qid FROM messages m
+                 JOIN partitions p ON p.id = m.partition_id JOIN queues q ON q.id = m.queue_id
+                WHERE m.partition_id = $1 AND m.seq = $2""",
+            row["partition_id"],
+            row["seq"],
+        )
+        if not stored:
+            raise NotFound("Message not found")
+        message = stored[0]
+        info = (await self._database.fetch("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
+        groups = await self._database.fetch(
+            """SELECT g.name, c.position >= $2 OR c.settled @> $2 AS consumed, c.leased @> $2 AND c.next_expiry > clock_timestamp() AS leased,
+                      c.next_expiry, a.attempts, a.error AS attempt_error, d.error, d.attempts AS dead_attempts
+                 FROM groups g
+                 LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = $1 AND c.group_id = g.id
+                                     ORDER BY c.version DESC LIMIT 1) c ON true
+                 LEFT JOIN attempts a ON a.partition_id = $1 AND a.group_id = g.id AND a.seq = $2
+                 LEFT JOIN LATERAL (SELECT d.error, d.attempts FROM dead_letters d WHERE d.partition_id = $1 AND d.seq = $2
+                                       AND d.group_id = g.id ORDER BY d.id DESC LIMIT 1) d ON true
+                WHERE g.queue_id = $3 ORDER BY g.name""",
+            message["partition_id"],
+            message["seq"],
+            message["qid"],
+        )
+        payload = message["payload"]
+        if message["key_id"] is not None:
+            payload = self._keys.open(message["partition_id"], message["key_id"], payload)
+        options = options_of(info)
+        dead = next((group for group in groups if group["error"] is not None), None)
+        buses = [group for group in groups if group["name"] != QUEUE_MODE]
+        queue_mode = next((group for group in groups if group["name"] == QUEUE_MODE), None)
+        status = _status(
+            dead is not None,
+            queue_mode is not None,
+            bool(queue_mode and queue_mode["consumed"]),
+            bool(queue_mode and queue_mode["leased"]) or any(group["leased"] for group in buses),
+            len(buses),
+            sum(bool(group["consumed"]) for group in buses),
+        )
+        return {
+            "id": self._catalog.message_uuid(message["partition_id"], message["seq"]),
+            "transactionId": message["transaction_id"],
+            "partitionId": self._catalog.partition_uuid(message["partition_id"]),
+            "queuePath": f"{message['queue']}/{message['partition']}",
+            "queue": message["queue"],
+            "partition": message["partition"],
+            "namespace": info["namespace"],
+            "task": info["task"],
+            "status": status,
+            "traceId": str(message["trace_id"]) if message["trace_id"] else None,
+            "producerSub": message["producer"],
+            "createdAt": message["created_at"],
+            "payload": payload,
+            "isEncrypted": message["key_id"] is not None,
+            "errorMessage": dead["error"]
+            if dead
+            else next((g["attempt_error"] for g in groups if g["attempts"]), None),
+            "retryCount": max((g["dead_attempts"] or g["attempts"] or 0 for g in groups), default=0),
+            "queueConfig": {
+                name: options[name] for name in ("leaseTime", "retryLimit", "retryDelay", "ttl", "priority")
+            },
+            "mode": _mode(queue_mode is not None, len(buses))
+            | {"consumedByGroups": sum(bool(group["consumed"]) for group in groups)},
+            "consumerGroups": [
+                {
+                    "name": group["name"],
+                    "consumed": bool(group["consumed"]),
+                    "leaseExpiresAt": group["next_expiry"] if group["leased"] else None,
+                }
+                for group in groups
+            ],
+        }
+
+    async def delete(self, partition_id: str, transaction_id: str) -> bool:
+        try:
+            row = await self._find(partition_id, transaction_id)
+        except NotFound:
+            return False
+        await self._database.fetch(
+            "DELETE FROM dead_letters WHERE partition_id = $1 AND seq = $2", row["partition_id"], row["seq"]
+        )
+        rows = await self._database.fetch(
+            "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$2::bigint], false)",
+            row["partition_id"],
+            row["seq"],
+        )
+        return bool(rows[0][0])
+
+    async def retry(self, partition_id: str, transaction_id: str, group: str | None = None) -> int:
+        """Make a message available again to the groups that settled it (or to one); answers to how many."""
+        row = await self._find(partition_id, transaction_id)
+        done = 0
+        for found in await self._groups(row, group):
+            back = await self._database.fetch(
+                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])", row["partition_id"], found["id"], row["seq"]
+            )
+            if back[0][0]:
+                done += 1
+                await self._database.fetch(
+                    "DELETE FROM dead_letters WHERE partition_id = $1 AND group_id = $2 AND seq = $3",
+                    row["partition_id"],
+                    found["id"],
+                    row["seq"],
+                )
+        self._signals.available(row["queue"], 1)
+        return done
+
+    async def bury(
+        self, partition_id: str, transaction_id: str, group: str = QUEUE_MODE, error: str | None = None
+    ) -> bool:
+        """Move a message to a group's dead letters; false when the group has settled it already."""
+        row = await self._find(partition_id, transaction_id)
+        number = row["partition_id"]
+        if not await self._groups(row, group):
+            raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
+        info = (await self._database.fetch("SELECT queue_id FROM partitions WHERE id = $1", number))[0]
+        await self._database.fetch("SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number)
+        rows = await self._database.fetch(
+            "SELECT dead FROM queue_ack(ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[$3::text], ARRAY[NULL::uuid], ARRAY[$4::text], ARRAY[$5::text])",
+            number,
+            group,
+            transaction_id,
+            STATUSES["dlq"],
+            error or "Moved to the dead-letter queue by hand",
+        )
+        self._signals.available(row["queue"], 1, group)
+        return bool(rows[0]["dead"])
+
+    async def _groups(self, row: Any, group: str | None) -> Iterable[Any]:
+        found: Iterable[Any] = await self._database.fetch(
+            """SELECT g.id, g.name FROM groups g JOIN partitions p ON p.queue_id = g.queue_id
+                WHERE p.id = $1 AND ($2::text IS NULL OR g.name = $2) ORDER BY g.id""",
+            row["partition_id"],
+            group,
+        )
+        return found
+
+    async def _find(self, partition_id: str, transaction_id: str) -> Any:
+        await self._catalog.load_installation()
+        partition = self._catalog.partition_id(partition_id)
+        rows = await self._database.fetch(
+            """SELECT m.partition_id, m.seq, q.name AS queue FROM messages m JOIN queues q ON q.id = m.queue_id
+                WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
+                  AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",
+            partition,
+            transaction_id,
+        )
+        if not rows:
+            raise NotFound("Message not found")
+        return rows[0]
+
+    def _entry(self, row: Any) -> dict[str, Any]:
+        status = _status(
+            row["dead"],
+            row["has_queue_mode"],
+            bool(row["queue_done"]),
+            bool(row["any_leased"]),
+            row["buses"],
+            row["bus_done"],
+        )
+        queue_status = (
+            "none"
+            if not row["has_queue_mode"]
+            else "completed"
+            if row["queue_done"]
+            else "processing"
+            if row["queue_leased"]
+            else "pending"
+        )
+        return {
+            "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
+            "transactionId": row["transaction_id"],
+            "partitionId": self._catalog.partition_uuid(row["partition_id"]),
+            "queuePath": f"{row['queue']}/{row['partition']}",
+            "queue": row["queue"],
+            "partition": row["partition"],
+            "namespace": row["namespace"],
+            "task": row["task"],
+            "status": status,
+            "queueStatus": queue_status,
+            "busStatus": {"consumedBy": row["bus_done"], "totalGroups": row["buses"]},
+            "traceId": str(row["trace_id"]) if row["trace_id"] else None,
+            "producerSub": row["producer"],
+            "queuePriority": row["priority"],
+            "createdAt": row["created_at"],
+            "leaseExpiresAt": row["lease_expires_at"] if row["any_leased"] else None,
+        }
+
+
+def _status(dead: bool, queue_mode: bool, queue_done: bool, leased: bool, buses: int, bus_done: int) -> str:
+    if dead:
+        return "dead_letter"
+    done = queue_done if queue_mode else buses > 0 and bus_done == buses
+    return "completed" if done else "processing" if leased else "pending"
+
+
+def _mode(queue_mode: bool, buses: int) -> dict[str, Any]:
+    kind = "hybrid" if queue_mode and buses else "queue" if queue_mode else "bus" if buses else "none"
+    return {"hasQueueMode": queue_mode, "busGroupsCount": buses, "type": kind}

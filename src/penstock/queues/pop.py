@@ -1,0 +1,309 @@
+"""Pop: take messages under a lease, wait for them when asked to, settle them at once under auto-ack.
+
+A pop that finds nothing parks until a push, an acknowledgement or the database's own clock (a lease that expires, a
+message that becomes due) may have changed that; the clock is only ever read in the database, which answers "look again
+in n seconds". A caller that goes away while its pop is under way gets its lease returned, uncounted.
+
+Auto-ack is a lease that we settle ourselves before answering. One call would be faster, but if the connection broke
+after its commit nobody would know which messages went missing; the outcome of each of the two can be found out.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from penstock.config.schema import Queues as Settings
+from penstock.database import Database
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.ids import uuid7
+from penstock.metrics import Counter
+from penstock.queues.catalog import Catalog, check_name, check_text
+from penstock.queues.crypto import Keys
+from penstock.queues.merge import Merger
+from penstock.queues.signals import Signals, Waiter
+from penstock.queues.types import QUEUE_MODE, Message, Popped, PopRequest
+
+log = logging.getLogger("penstock.queues")
+
+SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6)"
+AUTOPILOT_BATCH = 100
+AUTOPILOT_PARTITIONS = 10
+SOON = 0.005  # another call holds what we want: look again after this
+SLACK = timedelta(seconds=2)  # how far back cursors are looked at, beyond the last one seen due
+FULL_LOOK = 1.0  # seconds between looks without that shortcut
+
+
+@dataclass(slots=True)
+class Target:
+    """A group of one queue, and the one partition wanted, if any."""
+
+    queue: str
+    group: str
+    group_id: int
+    partition: int | None
+
+
+@dataclass(slots=True)
+class Take:
+    """One claim in a merged call."""
+
+    target: Target
+    batch: int
+    partitions: int
+    lease: UUID
+
+
+@dataclass(slots=True)
+class Taken:
+    take: Take
+    rows: list[Any]
+    note: str
+    wait: float | None
+
+
+class Popper:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        keys: Keys,
+        signals: Signals,
+        settings: Settings,
+        popped: Counter,
+    ) -> None:
+        self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+        self._settings = settings
+        self._popped = popped
+        self.merger: Merger[Take, Taken] = Merger(self._run, size=_one, limit=256, slots=3, orphan=self._orphaned)
+        self.settler: Merger[UUID, None] = Merger(self._settle, size=_one, limit=1000, slots=2)
+        self._floors: dict[int, datetime] = {}  # group -> cursors due before this were looked at already
+        self._looked: dict[int, float] = {}  # group -> when all of them were looked at
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self._signals.wake_all()
+        await self.merger.drain()
+        await self.settler.drain()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2)
+
+    async def pop(self, request: PopRequest) -> Popped:
+        batch, partitions = self._sizes(request)
+        start = subscription_of(request, self._settings.default_subscription_mode)
+        timeout = self._settings.default_timeout_ms / 1000 if request.timeout is None else request.timeout
+        deadline = time.monotonic() + (timeout if request.wait else 0)
+        names = [request.queue] if request.queue is not None else []
+        while True:
+            changes, seen = self._signals.changes, self._signals.generation.copy() if request.wait else {}
+            targets = await self._targets(request, start)
+            if request.queue is None:
+                names = [target.queue for target in targets]
+            wait: float | None = None
+            reason = "empty" if targets else "unknown"
+            for target in targets:
+                taken = await self.merger.submit(Take(target, batch, partitions, uuid7()))
+                if taken.rows:
+                    return await self._answer(request, taken)
+                if taken.note in ("gone", "unknown"):
+                    self._catalog.groups.pop((target.queue, target.group, target.partition or 0), None)
+                    wait = 0.0
+                elif taken.note in ("more", "discovering"):
+                    wait = 0.0 if taken.note == "more" else SOON
+                elif taken.wait is not None:
+                    wait = taken.wait if wait is None else min(wait, taken.wait)
+                    reason = taken.note
+            again = wait == 0.0 or (wait == SOON and not request.wait)
+            left = deadline - time.monotonic()
+            if self._stopping or (left <= 0 and not again) or (again and left < -2):
+                return Popped(group=request.group, queue=request.queue, reason=reason)
+            if again:
+                await asyncio.sleep(wait or 0)
+            elif self._signals.changes == changes and all(
+                self._signals.generation.get(name, 0) == seen.get(name, 0) for name in names
+            ):
+                pause = min(left, self._settings.poll_interval, max(wait, SOON) if wait is not None else left)
+                await self._park(request, targets, names, max(pause, 0))
+
+    async def _park(self, request: PopRequest, targets: list[Target], names: list[str], pause: float) -> None:
+        waiter = Waiter(targets[0].partition if request.partition is not None and targets else None)
+        for name in names:
+            self._signals.park(name, request.group, waiter)
+        try:
+            await asyncio.wait_for(waiter.event.wait(), pause)
+        except TimeoutError:
+            pass
+        finally:
+            for name in names:
+                self._signals.leave(name, request.group, waiter)
+
+    def _sizes(self, request: PopRequest) -> tuple[int, int]:
+        batch, partitions = request.batch, request.partitions
+        if batch is None:
+            batch = AUTOPILOT_BATCH if request.autopilot else self._settings.default_batch
+        if partitions is None:
+            partitions = AUTOPILOT_PARTITIONS if request.autopilot else 1
+        return max(1, min(batch, self._settings.max_batch)), max(1, min(partitions, 10_000))
+
+    async def _targets(self, request: PopRequest, start: tuple[str, datetime | None]) -> list[Target]:
+        if request.queue is None:
+            found = []
+            for info in await self._catalog.matching(request.namespace, request.task):
+                found += await self._target(info.name, None, request.group, start)
+            return found
+        check_name("queue", request.queue)
+        return await self._target(request.queue, request.partition, request.group, start)
+
+    async def _target(
+        self, queue: str, partition: str | None, group: str, start: tuple[str, datetime | None]
+    ) -> list[Target]:
+        number = None
+        if partition is not None:
+            number = self._catalog.partitions.get((queue, partition)) or await self._catalog.partition(queue, partition)
+            if number is None:
+                return []
+        group_id = self._catalog.groups.get((queue, group, number or 0))
+        if group_id is None:
+            check_text("consumerGroup", group)
+            info = await self._catalog.queue(queue)
+            if info is None:
+                if start[0] == "all":
+                    return []
+                await self._catalog.ensure([(queue, "Default")])  # a place to remember where the group starts
+                info = await self._catalog.queue(queue)
+                if info is None:
+                    return []
+            rows = await self._database.fetch(
+                "SELECT queue_subscribe($1, $2, $3, $4, $5)", info.id, group, number, *start
+            )
+            group_id = rows[0][0]
+            if group_id is None:
+                self._catalog.forget()
+                return []
+            self._catalog.groups[queue, group, number or 0] = group_id
+        return [Target(queue, group, group_id, number)]
+
+    async def _run(self, takes: list[Take], again: bool) -> list[Taken | PenstockError]:
+        if again:  # the call may have been committed: what it took was seen by nobody
+            await self._database.fetch("SELECT queue_release($1, false)", [take.lease for take in takes])
+        takes_in_order = sorted(range(len(takes)), key=lambda index: takes[index].target.group_id)
+        now = time.monotonic()
+        since = [self._since(takes[index].target.group_id, now) for index in takes_in_order]
+        ordered = [takes[index] for index in takes_in_order]
+        rows = await self._database.fetch(
+            SQL,
+            [take.target.group_id for take in ordered],
+            [take.target.partition for take in ordered],
+            [take.batch for take in ordered],
+            [take.partitions for take in ordered],
+            [take.lease for take in ordered],
+            since,
+        )
+        results: list[Taken | PenstockError] = [Unavailable("no answer")] * len(takes)
+        begin = 0
+        for end, row in enumerate(rows):
+            if row["seq"] is None:
+                position = row["request"] - 1
+                take = ordered[position]
+                results[takes_in_order[position]] = Taken(take, rows[begin:end], row["note"], row["wait"])
+                self._remember(take, row, since[position])
+                begin = end + 1
+        return results
+
+    def _since(self, group_id: int, now: float) -> datetime | None:
+        """Cursors that were due long ago and are not any more leave dead index entries; do not wade through them."""
+        if now - self._looked.get(group_id, 0) > FULL_LOOK:
+            self._looked[group_id] = now
+            return None
+        return self._floors.get(group_id)
+
+    def _remember(self, take: Take, row: Any, since: datetime | None) -> None:
+        if take.target.partition is None and row["due"] is not None:
+            self._floors[take.target.group_id] = max(row["due"] - SLACK, since or row["due"] - SLACK)
+
+    async def _answer(self, request: PopRequest, taken: Taken) -> Popped:
+        take, catalog = taken.take, self._catalog
+        lease = "" if request.auto_ack else str(take.lease)
+        try:
+            if request.auto_ack:
+                await self.settler.submit(take.lease)
+            messages: list[Message] = []
+            claimed, partition, base = 0, -1, ""
+            for row in taken.rows:
+                number = row["partition_id"]
+                if number != partition:
+                    partition, base, claimed = number, catalog.partition_uuid(number), claimed + 1
+                payload, key_id, trace = row["payload"], row["key_id"], row["trace_id"]
+                messages.append(
+                    Message(
+                        catalog.message_uuid(number, row["seq"]),
+                        row["transaction_id"],
+                        None if trace is None else str(trace),
+                        payload if key_id is None else self._keys.open(number, key_id, payload),
+                        row["producer"],
+                        row["created_at"],
+                        take.target.queue,
+                        row["partition"],
+                        base,
+                        lease,
+                        take.target.group,
+                        row["seq"],
+                    )
+                )
+        except (PenstockError, asyncio.CancelledError):
+            self._orphaned(taken)
+            raise
+        self._popped.add(len(messages), take.target.queue)
+        return Popped(request.group, take.target.queue, lease, messages, claimed)
+
+    async def _settle(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
+        rows = await self._database.fetch("SELECT * FROM queue_release($1, true)", leases)
+        del rows, again
+        return [None] * len(leases)
+
+    def _orphaned(self, taken: Taken) -> None:
+        """Nobody is there to receive this: give it back."""
+        if taken.rows:
+            task = asyncio.create_task(self._return(taken.take))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _return(self, take: Take) -> None:
+        try:
+            await self._database.fetch("SELECT queue_release($1, false)", [take.lease])
+        except Unavailable:
+            log.warning("a lease of a client that went away could not be returned and stays until it expires")
+        else:
+            self._signals.available(take.target.queue, 1, take.target.group)
+
+
+def _one(_: object) -> int:
+    return 1
+
+
+def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
+    """Where a group that is not known yet starts: the mode to remember, and the moment for `timestamp`."""
+    if request.group == QUEUE_MODE:
+        return "all", None
+    origin, mode = request.subscription_from or "", request.subscription_mode or default_mode
+    if origin and origin != "now":
+        return "timestamp", moment_of(origin, "subscriptionFrom")
+    if origin == "now" or mode in ("new", "new-only"):
+        return "new", None
+    if mode not in ("", "all", "from_beginning"):
+        raise InvalidRequest(f"subscriptionMode '{mode}' is none of: all, new, new-only")
+    return "all", None
+
+
+def moment_of(text: str, name: str) -> datetime:
+    """An ISO 8601 time, taken as UTC when it names no zone."""
+    try:
+        moment = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text.strip())
+    except ValueError:
+        raise InvalidRequest(f"{name} '{text[:64]}' is not an ISO 8601 time") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

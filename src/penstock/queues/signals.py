@@ -1,0 +1,132 @@
+"""Tells waiting pops that there may be something for them: in this process at once, in other brokers by NOTIFY.
+
+A NOTIFY makes commits of the whole database queue up behind each other, so it is never part of a push: names are
+collected and sent by a call of their own, at most every `PAUSE` seconds, the first one at once. What is lost (a
+reconnect) shows as "anything may have changed"; waiting pops also look by themselves every `poll_interval`.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable
+
+from penstock.database import Database
+from penstock.errors import Unavailable
+
+log = logging.getLogger("penstock.queues")
+
+CHANNEL = "penstock_queues"
+PAUSE = 0.02
+LONGEST_PAYLOAD = 7000
+
+
+class Waiter:
+    """A parked pop. `wake` may be called any number of times."""
+
+    __slots__ = ("event", "partition")
+
+    def __init__(self, partition: int | None) -> None:
+        self.event = asyncio.Event()
+        self.partition = partition
+
+
+class Signals:
+    def __init__(self, database: Database, forget: Callable[[], None]) -> None:
+        self._database = database
+        self._forget = forget
+        self._broker = os.urandom(6).hex()
+        self._waiters: dict[str, dict[str, dict[Waiter, None]]] = {}  # queue -> group -> waiters, the oldest first
+        self.generation: dict[str, int] = {}  # per queue: how often something may have become available
+        self.changes = 0  # how often the set of queues may have changed
+        self._queues: set[str] = set()
+        self._changed = False
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._database.listen(CHANNEL, self._heard)
+        self._task = asyncio.create_task(self._send())
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.wake_all()
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(waiters) for groups in self._waiters.values() for waiters in groups.values())
+
+    def park(self, queue: str, group: str, waiter: Waiter) -> None:
+        self._waiters.setdefault(queue, {}).setdefault(group, {})[waiter] = None
+
+    def leave(self, queue: str, group: str, waiter: Waiter) -> None:
+        groups = self._waiters.get(queue)
+        if groups and group in groups:
+            groups[group].pop(waiter, None)
+            if not groups[group]:
+                del groups[group]
+                if not groups:
+                    del self._waiters[queue]
+
+    def available(self, queue: str, partitions: int, group: str | None = None, *, announce: bool = True) -> None:
+        """Up to `partitions` partitions of a queue may have something, for one group or for all."""
+        self.generation[queue] = self.generation.get(queue, 0) + 1
+        groups = self._waiters.get(queue)
+        if groups:
+            for name in (group,) if group is not None else tuple(groups):
+                left = partitions
+                for waiter in tuple(groups.get(name, ())):
+                    if waiter.partition is not None:
+                        waiter.event.set()
+                    elif left > 0 and not waiter.event.is_set():
+                        left -= 1
+                        waiter.event.set()
+        if announce:
+            self._queues.add(queue)
+            self._ready.set()
+
+    def changed(self, *, announce: bool = True) -> None:
+        """Queues or groups were created, configured or deleted."""
+        self._forget()
+        self.changes += 1
+        if announce:
+            self._changed = True
+            self._ready.set()
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        for groups in self._waiters.values():
+            for waiters in groups.values():
+                for waiter in waiters:
+                    waiter.event.set()
+
+    def _heard(self, payload: str | None) -> None:
+        if payload is None:
+            return self.changed(announce=False)
+        broker, changed, queues = json.loads(payload)
+        if broker == self._broker:
+            return None
+        if changed:
+            self.changed(announce=False)
+        if queues is None:
+            return self.wake_all()
+        for queue, partitions in queues:
+            self.available(queue, partitions, announce=False)
+        return None
+
+    async def _send(self) -> None:
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            queues, self._queues = self._queues, set()
+            changed, self._changed = self._changed, False
+            payload = json.dumps([self._broker, changed, [[queue, 16] for queue in queues]])
+            if len(payload.encode()) > LONGEST_PAYLOAD:
+                payload = json.dumps([self._broker, changed, None])
+            try:
+                await self._database.fetch("SELECT pg_notify($1, $2)", CHANNEL, payload)
+            except Unavailable:
+                pass  # other brokers lost their LISTEN too and will look again when they are back
+            await asyncio.sleep(PAUSE)

@@ -1,0 +1,10 @@
+-- queue_counts(queue): the queue's counters and those of its groups (group_id 0 = the queue), exact as of this snapshot:
+-- what was rolled up plus what was logged since.
+CREATE OR REPLACE FUNCTION queue_counts(p_queue int) RETURNS SETOF tallies LANGUAGE sql STABLE AS $$
+  SELECT p_queue, t.group_id, sum(t.pushed)::bigint, sum(t.removed)::bigint, sum(t.consumed)::bigint,
+         sum(t.done)::bigint, sum(t.failed)::bigint, sum(t.dead)::bigint, sum(t.dropped)::bigint
+    FROM (SELECT group_id, pushed, removed, consumed, done, failed, dead, dropped FROM tallies WHERE queue_id = p_queue
+          UNION ALL
+          SELECT group_id, pushed, removed, consumed, done, failed, dead, dropped FROM tally_log WHERE queue_id = p_queue) t
+   GROUP BY t.group_id
+$$;

@@ -1,0 +1,88 @@
+-- queue_pop: answer several pops in one call. Arrays are parallel, one element per request:
+--   p_partitions  NULL = any partition of the group's queue;  p_spans  most partitions to take from
+--   p_since       do not look at cursors that were due before this (a hint that keeps the scan short; NULL = all)
+-- Rows with seq are messages. Each request ends with a row whose seq is NULL:
+--   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group)
+--   wait  when empty: seconds until something may become due, NULL = nothing known
+--   due   the moment the first partition it took had become due
+CREATE OR REPLACE FUNCTION queue_pop(
+  p_groups int[], p_partitions bigint[], p_batches int[], p_spans int[], p_leases uuid[],
+  p_since timestamptz[]
+) RETURNS TABLE (
+  request int, partition_id bigint, partition text, seq bigint, transaction_id text, trace_id uuid,
+  created_at timestamptz, producer text, key_id text, payload bytea, note text, wait double precision, due timestamptz
+) LANGUAGE plpgsql AS $$
+DECLARE
+  i int; t timestamptz := clock_timestamp(); c cursors; q queues; g groups; dry int; missing boolean;
+  dry_wait double precision; left_over int; claimed int; tries int; took int8multirange; n bigint; first_due timestamptz;
+  outcome text; named text;
+BEGIN
+  FOR i IN 1 .. cardinality(p_groups) LOOP
+    IF g.id IS DISTINCT FROM p_groups[i] THEN
+      SELECT * INTO g FROM groups WHERE id = p_groups[i];
+      missing := NOT FOUND;
+      IF NOT missing THEN SELECT * INTO q FROM queues WHERE id = g.queue_id AND deleted_at IS NULL; missing := NOT FOUND; END IF;
+    END IF;
+    IF missing THEN
+      g.id := NULL;
+      RETURN QUERY SELECT i, NULL::bigint, NULL::text, NULL::bigint, NULL::text, NULL::uuid, NULL::timestamptz, NULL::text,
+        NULL::text, NULL::bytea, 'gone'::text, NULL::double precision, NULL::timestamptz;
+      CONTINUE;
+    END IF;
+    left_over := p_batches[i]; claimed := 0; tries := 0; first_due := NULL; outcome := 'empty';
+    WHILE left_over > 0 AND claimed < p_spans[i] AND tries < 500 LOOP
+      tries := tries + 1;
+      IF p_partitions[i] IS NOT NULL THEN
+        EXIT WHEN tries > 1;
+        SELECT * INTO c FROM cursors k WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id
+         ORDER BY k.version DESC LIMIT 1;
+        IF NOT FOUND THEN outcome := 'unknown'; EXIT; END IF;
+        EXIT WHEN c.due_at IS NULL;
+        IF c.due_at > t THEN outcome := 'busy'; EXIT; END IF;
+        SELECT * INTO c FROM cursors k WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id AND k.due_at <= t
+         ORDER BY k.version DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN outcome := 'busy'; EXIT; END IF;
+      ELSE
+        EXIT WHEN dry = g.id;
+        SELECT * INTO c FROM cursors k
+         WHERE k.group_id = g.id AND k.due_at >= coalesce(p_since[i], '-infinity') AND k.due_at <= t
+         ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+          IF g.discovered < g.discover_to THEN
+            SELECT * INTO g FROM queue_discover(g.id, 1000);
+            t := clock_timestamp();
+            CONTINUE WHEN g.id IS NOT NULL;
+            SELECT * INTO g FROM groups WHERE id = p_groups[i];  -- another call is discovering: leave it to that one
+            outcome := 'discovering';
+            EXIT;
+          END IF;
+          dry := g.id;
+          SELECT extract(epoch FROM min(k.due_at) - t) INTO dry_wait FROM cursors k WHERE k.group_id = g.id AND k.due_at > t;
+          EXIT;
+        END IF;
+      END IF;
+      took := queue_claim(c, q, left_over, p_leases[i], t);
+      IF took IS NOT NULL THEN
+        claimed := claimed + 1;
+        first_due := coalesce(first_due, c.due_at);
+        outcome := 'ok';
+        SELECT p.name INTO named FROM partitions p WHERE p.id = c.partition_id;
+        RETURN QUERY
+          SELECT i, c.partition_id, named, m.seq, m.transaction_id, m.trace_id, m.created_at, m.producer, m.key_id, m.payload,
+                 NULL::text, NULL::double precision, NULL::timestamptz
+            FROM unnest(took) r CROSS JOIN LATERAL (
+              SELECT * FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+               ORDER BY m.seq) m;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        left_over := left_over - n;
+      END IF;
+    END LOOP;
+    IF outcome = 'empty' AND tries >= 500 THEN outcome := 'more'; END IF;
+    IF p_partitions[i] IS NOT NULL AND outcome <> 'ok' THEN
+      SELECT extract(epoch FROM k.due_at - t) INTO dry_wait FROM cursors k
+       WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id ORDER BY k.version DESC LIMIT 1;
+    END IF;
+    RETURN QUERY SELECT i, NULL::bigint, NULL::text, NULL::bigint, NULL::text, NULL::uuid, NULL::timestamptz, NULL::text,
+      NULL::text, NULL::bytea, outcome, CASE WHEN outcome <> 'ok' THEN dry_wait END, first_due;
+  END LOOP;
+END $$;

@@ -1,0 +1,116 @@
+"""Push and acknowledge in one database transaction: all of it or nothing.
+
+All locks are taken first, in the order everybody follows. When the connection breaks around the commit, the database
+itself is asked what became of the transaction, so the answer is never a guess.
+"""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+
+from penstock.database import Database
+from penstock.errors import Conflict, PenstockError, Unavailable
+from penstock.ids import uuid7
+from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
+from penstock.queues.catalog import Catalog
+from penstock.queues.push import Entry, Pusher, entries_of
+from penstock.queues.types import Ack, Acked, Item, Pushed, TransactionResult
+
+TRIES = 4
+
+
+class Transactions:
+    def __init__(self, database: Database, catalog: Catalog, pusher: Pusher, acknowledger: Acknowledger) -> None:
+        self._database, self._catalog = database, catalog
+        self._pusher, self._acknowledger = pusher, acknowledger
+
+    async def run(self, operations: list[Item | Ack], required_leases: list[str]) -> TransactionResult:
+        name = str(uuid7())
+        entries = entries_of([operation for operation in operations if isinstance(operation, Item)])
+        acks = [operation for operation in operations if isinstance(operation, Ack)]
+        for ack in acks:
+            check(ack)
+            if ack.status not in STATUSES:
+                return TransactionResult(name, False, f"ACK operation failed: Unknown status: {ack.status}")
+        for turn in range(TRIES):
+            try:
+                pushed, acked = await self._apply(entries, acks, required_leases)
+                break
+            except Conflict as error:
+                return TransactionResult(name, False, str(error))
+            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                if turn == TRIES - 1:
+                    raise Unavailable("the database is too busy") from None
+                await asyncio.sleep(0.02 * turn)
+        self._pusher.announce(pushed)
+        self._acknowledger.announce(acks, acked)
+        pushes, answers = iter(pushed), iter(acked)
+        results: list[Pushed | Acked] = [
+            next(pushes) if isinstance(operation, Item) else next(answers) for operation in operations
+        ]
+        return TransactionResult(name, True, None, results)
+
+    async def _apply(
+        self, entries: list[Entry], acks: list[Ack], required_leases: list[str]
+    ) -> tuple[list[Pushed], list[Acked]]:
+        await self._catalog.ensure([(entry.item.queue, entry.item.partition) for entry in entries])
+        xid: Any = None
+        done: tuple[list[Pushed], list[Acked]] | None = None
+        try:
+            async with self._database.connection() as connection, connection.transaction():
+                xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
+                done = await self._inside(connection, entries, acks, required_leases)
+        except Unavailable:
+            if done is None or not await self._committed(xid):
+                raise
+        assert done is not None
+        return done
+
+    async def _inside(
+        self, connection: Any, entries: list[Entry], acks: list[Ack], required_leases: list[str]
+    ) -> tuple[list[Pushed], list[Acked]]:
+        pushed_to = [self._catalog.partitions.get((entry.item.queue, entry.item.partition), 0) for entry in entries]
+        acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
+        await connection.execute(
+            "SELECT queue_lock($1, $2, $3)", sorted(set(pushed_to)), acked_in, [ack.group for ack in acks]
+        )
+        await self._require(connection, required_leases)
+        answers: dict[int, Pushed] = {}
+        refused: dict[int, PenstockError] = {}
+        await self._pusher.store(connection.fetch, entries, answers, refused)
+        for entry in entries:
+            if id(entry) in refused:
+                raise refused[id(entry)]
+            status = answers[id(entry)].status
+            if status == "duplicate":
+                raise Conflict(f"PUSH operation failed: duplicate transactionId {entry.transaction_id}")
+            if status == "full":
+                raise Conflict(f"PUSH operation failed: queue {entry.item.queue} is full")
+        acked = await self._acknowledger.settle(connection.fetch, acks)
+        for answer in acked:
+            if not answer.success:
+                raise Conflict(f"ACK operation failed: {answer.error}")
+        return [answers[id(entry)] for entry in entries], acked
+
+    async def _require(self, connection: Any, leases: list[str]) -> None:
+        if not leases:
+            return
+        wanted = {lease: uuid_of(lease) for lease in leases}
+        rows = await connection.fetch(
+            "SELECT lease_id FROM leases WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE",
+            [lease for lease in wanted.values() if lease is not None],
+        )
+        held = {row["lease_id"] for row in rows}
+        for text, lease in wanted.items():
+            if lease not in held:
+                raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
+
+    async def _committed(self, xid: str) -> bool:
+        """What became of a transaction whose connection broke; raises `Unavailable` when the database cannot say."""
+        for _ in range(100):
+            rows = await self._database.fetch("SELECT pg_xact_status($1::text::xid8)", xid)
+            if rows[0][0] != "in progress":
+                return bool(rows[0][0] == "committed")
+            await asyncio.sleep(0.05)
+        raise Unavailable("the outcome of the transaction is not known yet")

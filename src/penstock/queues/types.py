@@ -1,0 +1,131 @@
+"""What goes into the queues and what comes out, as plain values. Payloads are JSON text as bytes, never parsed here."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
+DEFAULT_PARTITION = "Default"
+
+
+@dataclass(slots=True)
+class Item:
+    """A message to push. Without a transaction id it gets one of its own."""
+
+    queue: str
+    payload: bytes = b"null"
+    partition: str = DEFAULT_PARTITION
+    transaction_id: str | None = None
+    trace_id: str | None = None
+    producer: str | None = None
+
+
+@dataclass(slots=True)
+class Pushed:
+    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored."""
+
+    status: Literal["queued", "duplicate", "full"]
+    queue: str
+    partition: str
+    transaction_id: str
+    message_id: str | None
+    partition_id: str
+    trace_id: str | None = None
+
+
+@dataclass(slots=True)
+class PopRequest:
+    """Take messages of one queue (from one or any partition), or of all queues of a namespace and/or task."""
+
+    queue: str | None = None
+    partition: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    group: str = QUEUE_MODE
+    batch: int | None = None  # None: the default, or what the engine picks under `autopilot`
+    partitions: int | None = None
+    autopilot: bool = False
+    wait: bool = False
+    timeout: float | None = None  # seconds; None = the default
+    auto_ack: bool = False
+    subscription_mode: str | None = None
+    subscription_from: str | None = None
+
+
+@dataclass(slots=True)
+class Message:
+    id: str
+    transaction_id: str
+    trace_id: str | None
+    payload: bytes
+    producer: str | None
+    created_at: datetime
+    queue: str
+    partition: str
+    partition_id: str
+    lease_id: str  # "" under auto-ack
+    group: str
+    seq: int
+
+
+@dataclass(slots=True)
+class Popped:
+    """The answer of a pop; without messages `reason` says why: empty, busy (leased or not due), unknown (no such queue
+    or partition)."""
+
+    group: str
+    queue: str | None = None
+    lease_id: str = ""
+    messages: list[Message] = field(default_factory=list)
+    partitions_claimed: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Ack:
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+    status: str = "completed"  # completed (success), failed, retry, dlq
+    error: str | None = None
+    group: str = QUEUE_MODE
+
+
+@dataclass(slots=True)
+class Acked:
+    transaction_id: str
+    success: bool
+    error: str | None = None  # "Message not found", "Invalid or expired lease", "Unknown status: ..."
+    queue: str | None = None
+    partition: str | None = None
+    lease_released: bool | None = None
+    dlq: bool = False
+
+
+@dataclass(slots=True)
+class Extended:
+    lease_id: str
+    success: bool
+    error: str | None = None  # "Lease not found", "Lease already expired"
+    expires_at: datetime | None = None
+
+
+@dataclass(slots=True)
+class TransactionResult:
+    transaction_id: str
+    success: bool
+    error: str | None = None
+    results: list[Pushed | Acked] = field(default_factory=list)  # in the order of the operations
+
+
+@dataclass(slots=True)
+class QueueInfo:
+    """A queue as configured. `options` has the names and values of the contract."""
+
+    id: int
+    uuid: str
+    name: str
+    namespace: str
+    task: str
+    created_at: datetime
+    options: dict[str, Any]

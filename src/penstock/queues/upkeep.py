@@ -1,0 +1,157 @@
+"""What has to be done from time to time: roll up counters, retention, eviction and ttl, purge deleted queues.
+
+Every job works in steps of a few thousand rows with a commit each, finds its work through an index (messages in the
+order they were committed, cursors that have something to do) and never walks all partitions to find nothing. Brokers do
+not get in each other's way: a job runs under an advisory lock that the others only try for.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+
+from penstock.config.schema import Queues as Settings
+from penstock.database import Database
+from penstock.errors import Unavailable
+from penstock.metrics import Metrics
+
+log = logging.getLogger("penstock.queues")
+
+ROLLUP_INTERVAL = 5.0
+TIDY_INTERVAL = 3600.0
+HISTORY_DAYS = 7
+STEP = 5000
+CALM = 0.01  # pause between steps, so that a long job leaves room for others
+
+
+class Upkeep:
+    def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
+        self._database, self._settings = database, settings
+        self._tasks: list[asyncio.Task[None]] = []
+        self._removed = metrics.counter("penstock_queue_removed_total", "Messages deleted in the background", "reason")
+        self._positions: dict[tuple[int, str], str] = {}  # (queue, rule) -> the transaction to go on from
+
+    async def start(self) -> None:
+        settings = self._settings
+        jobs: list[tuple[Callable[[], Awaitable[Any]], float]] = [
+            (self.roll_up, ROLLUP_INTERVAL),
+            (self.retain, settings.retention_interval_ms / 1000),
+            (self.evict, settings.eviction_interval_ms / 1000),
+            (self.purge, ROLLUP_INTERVAL),
+            (self.tidy, TIDY_INTERVAL),
+        ]
+        self._tasks = [asyncio.create_task(self._every(job, interval)) for job, interval in jobs]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def roll_up(self) -> None:
+        await self._database.fetch("SELECT queue_rollup()")
+
+    async def purge(self) -> int:
+        """Remove what deleted queues left behind."""
+        total = 0
+        while rows := (await self._database.fetch("SELECT queue_purge($1)", STEP))[0][0]:
+            total += rows
+            await asyncio.sleep(CALM)
+        return total
+
+    async def retain(self) -> int:
+        """Delete messages older than `retentionSeconds`, and consumed ones older than `completedRetentionSeconds`."""
+        rows = await self._database.fetch(
+            """SELECT id, retention_seconds, completed_retention_seconds FROM queues
+                WHERE deleted_at IS NULL AND retention_enabled
+                  AND (retention_seconds > 0 OR completed_retention_seconds > 0) ORDER BY id"""
+        )
+        total = 0
+        for row in rows:
+            if row["retention_seconds"]:
+                total += await self._trim(row["id"], row["retention_seconds"], "retention")
+            if row["completed_retention_seconds"]:
+                total += await self._trim(row["id"], row["completed_retention_seconds"], "completed")
+        await self._database.fetch("DELETE FROM history WHERE minute < now() - make_interval(days => $1)", HISTORY_DAYS)
+        return total
+
+    async def evict(self) -> int:
+        """Delete what waited too long (`maxWaitTimeSeconds`) and what is too old to be delivered (`ttl`)."""
+        rows = await self._database.fetch(
+            """SELECT q.id, q.ttl, q.max_wait_time_seconds AS wait, EXISTS (SELECT 1 FROM groups g WHERE g.queue_id = q.id) AS used
+                 FROM queues q WHERE q.deleted_at IS NULL AND (q.ttl > 0 OR q.max_wait_time_seconds > 0) ORDER BY q.id"""
+        )
+        total = 0
+        for row in rows:
+            if row["ttl"]:
+                total += await self._trim(row["id"], row["ttl"], "ttl")
+            if row["wait"] and not row["used"]:
+                total += await self._trim(row["id"], row["wait"], "eviction")
+            while row["wait"] and row["used"]:
+                found = await self._locked(
+                    row["id"],
+                    "SELECT queue_evict($1, clock_timestamp() - make_interval(secs => $2), 500) AS deleted",
+                    float(row["wait"]),
+                )
+                if not found or not found["deleted"]:
+                    break
+                total += found["deleted"]
+                self._removed.add(found["deleted"], "eviction")
+        return total
+
+    async def tidy(self) -> None:
+        """Remove empty partitions that were idle for `partition_cleanup_days`."""
+        after: int | None = 0
+        while after is not None:
+            rows = await self._database.fetch(
+                "SELECT queue_tidy(clock_timestamp() - make_interval(days => $1), $2, $3)",
+                self._settings.partition_cleanup_days,
+                after,
+                STEP,
+            )
+            after = rows[0][0]
+            await asyncio.sleep(CALM)
+
+    async def _trim(self, queue: int, seconds: int, reason: str) -> int:
+        total = 0
+        key = (queue, reason)
+        if random.random() < 0.05:
+            self._positions.pop(key, None)  # now and then from the start: a transaction may have been committed late
+        while True:
+            row = await self._locked(
+                queue,
+                """SELECT deleted, reached::text, more
+                     FROM queue_trim($1, clock_timestamp() - make_interval(secs => $2), $3, $4::text::xid8, $5)""",
+                float(seconds),
+                reason == "completed",
+                self._positions.get(key, "0"),
+                STEP,
+            )
+            if row is None:
+                return total
+            total += int(row["deleted"])
+            self._removed.add(row["deleted"], reason)
+            if not row["more"]:
+                self._positions.pop(key, None)
+                return total
+            self._positions[key] = row["reached"]
+            await asyncio.sleep(CALM)
+
+    async def _locked(self, queue: int, sql: str, *args: Any) -> Any:
+        """One step on a queue in a transaction of its own; None when another broker is at it."""
+        async with self._database.connection() as connection, connection.transaction():
+            if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue):
+                return None
+            return await connection.fetchrow(sql, queue, *args)
+
+    async def _every(self, job: Callable[[], Awaitable[Any]], interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval * random.uniform(0.9, 1.1))
+            try:
+                await job()
+            except Unavailable:
+                continue
+            except asyncpg.PostgresError as error:
+                log.warning("%s failed and is tried again in %.0f s: %s", job.__name__, interval, error)
