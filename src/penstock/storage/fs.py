@@ -34,6 +34,7 @@ class File(Protocol):
 
     path: Path
     size: int  # bytes in the file, including those not yet synced
+    poisoned: str | None  # why the file takes no more writes, if so
 
     def append(self, chunks: Sequence[Bytes]) -> int:
         """Write all chunks at the end, all or nothing; the position where they begin."""
@@ -99,17 +100,17 @@ def storage_error(error: OSError, doing: str, path: Path) -> StorageFull | Stora
 class DiskFile:
     """A `File` on the real disk."""
 
-    __slots__ = ("_fd", "_poisoned", "path", "size")
+    __slots__ = ("_fd", "path", "poisoned", "size")
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self.path = path
-        self._poisoned: str | None = None
+        self.poisoned: str | None = None
         self.size = os.fstat(fd).st_size
 
     def append(self, chunks: Sequence[Bytes]) -> int:
-        if self._poisoned:
-            raise StorageFailed(f"{self.path.name} takes no more writes: {self._poisoned}")
+        if self.poisoned:
+            raise StorageFailed(f"{self.path.name} takes no more writes: {self.poisoned}")
         start = self.size
         total = sum(len(chunk) for chunk in chunks)
         try:
@@ -128,7 +129,7 @@ class DiskFile:
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
-            self._poisoned = f"a torn write could not be cut off ({error.strerror})"
+            self.poisoned = f"a torn write could not be cut off ({error.strerror})"
 
     def read_at(self, position: int, length: int) -> bytes:
         try:
@@ -155,12 +156,12 @@ class DiskFile:
         self.size = size
 
     def sync(self) -> None:
-        if self._poisoned:
-            raise StorageFailed(f"{self.path.name} cannot be synced: {self._poisoned}")
+        if self.poisoned:
+            raise StorageFailed(f"{self.path.name} cannot be synced: {self.poisoned}")
         try:
             os.fdatasync(self._fd)
         except OSError as error:
-            self._poisoned = f"an earlier fsync failed ({error.strerror})"
+            self.poisoned = f"an earlier fsync failed ({error.strerror})"
             raise storage_error(error, "syncing", self.path) from error
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from penstock.config.schema import Topics
 from penstock.errors import StorageFull
 from penstock.metrics import Metrics
 from penstock.storage.fs import Fs
+from penstock.topics.layout import RELAXED, STRICT
 from penstock.topics.segment import Segment
 
 SPACE_CHECK_SECONDS = 0.25
@@ -84,6 +85,11 @@ class Context:
         self.open_files = OpenFiles()
         self._free = 0
         self._free_until = 0.0
+
+    @property
+    def open_state(self) -> int:
+        """What the checkpoint of a topic says while it is written to."""
+        return STRICT if self.settings.fsync in ("always", "group") else RELAXED
 
     @property
     def durable(self) -> bool:

@@ -22,11 +22,13 @@ unrolled topic of ours is therefore a topic there, and the other way round.
                           0  magic "PENSTCK1"        56 size of batches.crc u64
                           8  incarnation, 16 bytes   64 time of the last record, microseconds u64
                          24  next offset u64         72 producers u32
-                         32  base of data.log u64    76 reserved u32 (zero)
+                         32  base of data.log u64    76 state u32
                          40  size of data.log u64    80 producers, see below
                          48  size of index.idx u64   then CRC32C of all before u32
                         a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64, first offset u64,
                         records u32
+                        state: 0 = being written, each commit synced row first; 1 = stopped cleanly, nothing of ours
+                        comes after; 2 = being written, rows and data synced later
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
     archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits for it when there)
     damage.json         what recovery found damaged and could not repair, for people and for `verify`
@@ -68,6 +70,7 @@ BATCH_TYPE = np.dtype(
     ]
 )
 HAS_PRODUCER, COMPACTED = 1, 2
+STRICT, CLEAN, RELAXED = 0, 1, 2  # states of a checkpoint
 
 RECORD_HEADER = struct.Struct("<QI")
 INDEX_ROW = struct.Struct("<QQ")
@@ -153,6 +156,7 @@ class Checkpoint:
     index_size: int
     batches_size: int
     last_time: int
+    state: int
     producers: dict[bytes, ProducerEntry] = field(default_factory=dict)
 
     def pack(self) -> bytes:
@@ -167,7 +171,7 @@ class Checkpoint:
                 self.batches_size,
                 self.last_time,
                 len(self.producers),
-                0,
+                self.state,
             )
         ]
         for key, producer in self.producers.items():
@@ -181,7 +185,7 @@ class Checkpoint:
         """None when the file is not whole: the topic is then scanned instead."""
         if len(data) < _CHECKPOINT.size + 4 or crc32c(data[:-4]) != _CHECK.unpack(data[-4:])[0]:
             return None
-        magic, incarnation, next_offset, base, data_size, index_size, batches_size, last_time, count, _ = (
+        magic, incarnation, next_offset, base, data_size, index_size, batches_size, last_time, count, state = (
             _CHECKPOINT.unpack_from(data)
         )
         if magic != _MAGIC:
@@ -197,4 +201,4 @@ class Checkpoint:
                 at += _ENTRY.size
                 batches[sequence] = (first, records)
             producers[key] = ProducerEntry(time, batches, max(batches, default=-1))
-        return cls(incarnation, next_offset, base, data_size, index_size, batches_size, last_time, producers)
+        return cls(incarnation, next_offset, base, data_size, index_size, batches_size, last_time, state, producers)

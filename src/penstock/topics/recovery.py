@@ -19,9 +19,10 @@ import json
 import logging
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 from penstock.errors import StorageFailed, StorageFull
 from penstock.ids import uuid7
@@ -33,6 +34,7 @@ from penstock.topics.layout import (
     BATCH_TYPE,
     BATCHES,
     CHECKPOINT,
+    CLEAN,
     COMPACTED,
     DAMAGE,
     DATA,
@@ -44,6 +46,7 @@ from penstock.topics.layout import (
     KINDS,
     METADATA,
     RECORD_HEADER,
+    RELAXED,
     Checkpoint,
     pack_checked,
     pack_metadata,
@@ -54,14 +57,14 @@ from penstock.topics.layout import (
     sealed_name,
 )
 from penstock.topics.producers import Producers
-from penstock.topics.scan import Hole, agreeing, scan
+from penstock.topics.scan import CHAIN, Hole, agreeing, is_record, scan
 from penstock.topics.segment import Segment
 from penstock.topics.topic import Recovered
 
 log = logging.getLogger("penstock.topics")
 
 
-def create_files(fs: Fs, directory: Path, *, sync: bool) -> None:
+def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
     """An empty topic. Its incarnation makes it another one than any that had this name before."""
     fs.make_dir(directory)
     incarnation = uuid7()
@@ -69,7 +72,7 @@ def create_files(fs: Fs, directory: Path, *, sync: bool) -> None:
         fs.open(directory / kind, create=True).close()
     fs.replace(directory / METADATA, pack_metadata(0), sync=False)
     fs.replace(directory / INCARNATION, pack_checked(incarnation.hex), sync=sync)
-    fs.replace(directory / CHECKPOINT, Checkpoint(incarnation.bytes, 0, 0, 0, 0, 0, 0).pack(), sync=sync)
+    fs.replace(directory / CHECKPOINT, Checkpoint(incarnation.bytes, 0, 0, 0, 0, 0, 0, state).pack(), sync=sync)
     if sync:
         fs.sync_dir(directory)
         fs.sync_dir(directory.parent)
@@ -77,6 +80,12 @@ def create_files(fs: Fs, directory: Path, *, sync: bool) -> None:
 
 def recover(context: Context, directory: Path) -> Recovered:
     return _Recovery(context, directory).run()
+
+
+class _Tail(NamedTuple):
+    start: int  # position in the sidecar
+    rows: np.ndarray
+    good: np.ndarray
 
 
 class _Recovery:
@@ -95,10 +104,10 @@ class _Recovery:
         checkpoint = self._read_checkpoint()
         incarnation = self._read_incarnation(checkpoint)
         bases = sorted(base for kind, base in self._sealed_files() if kind == DATA)
-        active_base = self._active_base(checkpoint)
-        limits: list[int | None] = [*bases[1:], active_base]
+        proven = self._proven_base(bases, checkpoint)
+        limits: list[int | None] = [*bases[1:], proven]
         segments = [self._open_sealed(base, limit) for base, limit in zip(bases, limits, strict=False)]
-        active, scanned = self._open_active(segments, checkpoint, active_base)
+        active, scanned = self._open_active(segments, checkpoint, proven)
         segments.append(active)
         self._note_gaps(segments)
         producers = self._producers(segments, checkpoint)
@@ -113,6 +122,7 @@ class _Recovery:
             next_offset=active.end,
             producers=producers,
             checkpointed=checkpoint.data_size if checkpoint is not None and same else -1,
+            state=checkpoint.state if checkpoint is not None else CLEAN,
             archived=self._read_archived(),
             damage=self.found,
         )
@@ -331,19 +341,23 @@ class _Recovery:
 
     # The active segment
 
-    def _active_base(self, checkpoint: Checkpoint | None) -> int | None:
-        """The first offset of data.log; None when it is empty and nothing says where it begins."""
-        if DATA in self.names:
-            with contextlib.closing(self.fs.open(self.directory / DATA, write=False)) as file:
-                if file.size >= HEADER_SIZE:
-                    offset = int(RECORD_HEADER.unpack(file.read_at(0, HEADER_SIZE))[0])
-                    if checkpoint is not None and checkpoint.base != offset and checkpoint.data_size:
-                        return checkpoint.base  # the first header is damaged: the checkpoint knows
-                    return offset
+    def _proven_base(self, sealed: list[int], checkpoint: Checkpoint | None) -> int | None:
+        """The first offset of data.log as something with a checksum tells it: its checkpoint or its sidecar.
+
+        Only this bounds the segment before it: the header of a torn first record must not cost that one its records.
+        """
+        floor = sealed[-1] + 1 if sealed else 0
+        if checkpoint is not None and checkpoint.base >= floor:
+            return checkpoint.base
+        if BATCHES in self.names:
+            with contextlib.closing(self.fs.open(self.directory / BATCHES, write=False)) as file:
+                rows, good = parse_batches(file.read_at(0, BATCH_SIZE))
+                if len(rows) and bool(good[0]) and int(rows["start"][0]) == 0 and int(rows["first"][0]) >= floor:
+                    return int(rows["first"][0])
         return None
 
     def _open_active(
-        self, sealed: list[Segment], checkpoint: Checkpoint | None, base: int | None
+        self, sealed: list[Segment], checkpoint: Checkpoint | None, proven: int | None
     ) -> tuple[Segment, bool]:
         """The active segment, and whether anything had to be scanned, cut or rebuilt."""
         ours = checkpoint is not None
@@ -354,24 +368,29 @@ class _Recovery:
                 self.fs.open(self.directory / kind, create=True).close()
         segment = Segment(self.fs, self.directory, 0, sealed=False)
         data, index, batches = (segment.file(kind) for kind in (DATA, INDEX, BATCHES))
-        segment.base = self._settle_base(sealed, checkpoint, base)
+        floor = sealed[-1].end if sealed else 0
+        segment.base = proven if proven is not None else self._likely_base(data, floor, bool(sealed), checkpoint)
         segment.end = segment.base
         here = checkpoint if checkpoint is not None and checkpoint.base == segment.base else None
         start, rows = self._trusted(segment, here, data, index)
-        if here is not None and data.size < here.data_size:
+        shorter = here is not None and here.data_size > data.size
+        if here is not None and shorter:
             self.report(
                 "lost",
                 f"{DATA} has {data.size} bytes, {here.data_size} were durable",
                 file=DATA,
                 lost_bytes=here.data_size - data.size,
             )
+        tail = self._tail_rows(batches, None if shorter else here)
+        state = CLEAN if checkpoint is None or shorter else checkpoint.state
+        cut = self._torn_at(data, tail, 0 if here is None else here.data_size, state)
         untouched = start == data.size and rows * INDEX_SIZE == index.size
         if untouched:
             segment.rows, segment.data_size = rows, start
             segment.end = self._end_at(segment, here)
         else:
-            self._scan_active(segment, data, index, start, rows)
-        untouched &= self._match_batches(segment, data, batches, here)
+            self._scan_active(segment, data, index, start, rows, cut)
+        untouched &= self._match_batches(segment, data, batches, tail)
         if not untouched:
             self._settle_active(segment, data, index, batches)
         segment.holes = self.holes_of(segment.base) if untouched else segment.holes
@@ -381,16 +400,17 @@ class _Recovery:
     def _just_rolled(self, sealed: list[Segment], checkpoint: Checkpoint) -> bool:
         return bool(sealed) and sealed[-1].base == checkpoint.base
 
-    def _settle_base(self, sealed: list[Segment], checkpoint: Checkpoint | None, base: int | None) -> int:
-        floor = sealed[-1].end if sealed else 0
-        if base is not None and (base >= floor or not sealed):
-            return base if base - floor < 1 << 40 else floor
-        if checkpoint is not None and checkpoint.next_offset >= floor:
-            return checkpoint.next_offset if base is None else floor
-        if sealed:
+    def _likely_base(self, data: File, floor: int, rolled: bool, checkpoint: Checkpoint | None) -> int:
+        """The first offset of data.log when nothing with a checksum tells: its first record, if that makes sense."""
+        if data.size >= HEADER_SIZE:
+            offset = int(RECORD_HEADER.unpack(data.read_at(0, HEADER_SIZE))[0])
+            if floor <= offset < 1 << 62 and is_record(data, 0, data.size, offset, None, CHAIN):
+                return offset
             return floor
+        if rolled:
+            return max(floor, checkpoint.next_offset if checkpoint is not None else 0)
         metadata = self._read_metadata()
-        return metadata if metadata is not None and metadata < 1 << 62 else 0
+        return metadata if metadata is not None and metadata < 1 << 62 else floor
 
     def _read_metadata(self) -> int | None:
         return parse_metadata(self.fs.read(self.directory / METADATA)) if METADATA in self.names else None
@@ -418,14 +438,14 @@ class _Recovery:
             return int(segment.index_rows(segment.rows - 1, segment.rows)["offset"][0]) + 1
         return max(segment.base, here.next_offset if here is not None else 0)
 
-    def _scan_active(self, segment: Segment, data: File, index: File, start: int, rows: int) -> None:
+    def _scan_active(self, segment: Segment, data: File, index: File, start: int, rows: int, cut: int) -> None:
         offset = segment.base
         if rows:
             tail = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
             offset = int(np.frombuffer(tail, INDEX_TYPE)["offset"][0]) + 1
         told = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
         told_rows = np.frombuffer(told, INDEX_TYPE)
-        found = scan(data, data.size, start, offset, index=told_rows, anchors=self._anchors(segment))
+        found = scan(data, cut, start, offset, index=told_rows, anchors=self._anchors(segment))
         if found.holes:
             self._note_holes(segment, found.holes)
         if not np.array_equal(found.rows, told_rows) or index.size % INDEX_SIZE:
@@ -436,23 +456,43 @@ class _Recovery:
         segment.rows = rows + len(found.rows)
         segment.data_size, segment.end = found.end, found.next_offset
 
-    def _match_batches(self, segment: Segment, data: File, batches: File, here: Checkpoint | None) -> bool:
-        """Make the sidecar end where the data does, cutting off a batch that is not whole. Whether all was well."""
-        trusted = 0
-        if here is not None and here.batches_size <= batches.size and here.data_size <= segment.data_size:
-            trusted = here.batches_size
-        rows, good = parse_batches(batches.read_at(trusted, batches.size - trusted))
-        if not bool(good.all()):
-            self.report("lost", f"{BATCHES}: {int((~good).sum())} rows are damaged; their records have no checksum")
-        keep = len(rows)
-        for i in np.flatnonzero(good & (rows["end"] > segment.data_size)):
-            keep = int(i)
-            first, begin = int(rows["first"][i]), int(rows["start"][i])
-            if here is not None and here.data_size <= begin < segment.data_size:
-                self._cut_batch(segment, begin, first)
-            break
-        size = trusted + keep * BATCH_SIZE
-        whole = size == batches.size and segment.data_size == data.size
+    def _tail_rows(self, batches: File, here: Checkpoint | None) -> "_Tail":
+        """The sidecar rows that the checkpoint does not cover, and which of them are intact."""
+        start = here.batches_size if here is not None and here.batches_size <= batches.size else 0
+        rows, good = parse_batches(batches.read_at(start, batches.size - start))
+        return _Tail(start, rows, good)
+
+    def _torn_at(self, data: File, tail: "_Tail", start: int, state: int) -> int:
+        """Where the data of a commit that was never finished begins; the end of the file when there is none.
+
+        Written strictly, only the last commit can be unfinished: a bad batch before a good later commit was whole
+        once, and is damage. Written relaxed, nothing after the last fsync is certain: what no good batch covers goes.
+        """
+        if state == CLEAN:
+            return data.size
+        covered, bad, newest_good = start, [], -1
+        for row in tail.rows[tail.good]:
+            begin, end = int(row["start"]), int(row["end"])
+            if begin < start:
+                continue
+            if end <= data.size and crc32c(data.read_at(begin, end - begin)) == int(row["crc"]):
+                newest_good = int(row["time"])
+                covered = end if begin == covered else covered
+            else:
+                bad.append((begin, int(row["time"])))
+        if state == RELAXED:
+            return covered
+        return min((begin for begin, time in bad if time >= newest_good), default=data.size)
+
+    def _match_batches(self, segment: Segment, data: File, batches: File, tail: "_Tail") -> bool:
+        """Make the sidecar end where the data does. Whether nothing had to change."""
+        if not bool(tail.good.all()):
+            bad = int((~tail.good).sum())
+            self.report("lost", f"{BATCHES}: {bad} rows are damaged, their records have no checksum and no time")
+        beyond = np.flatnonzero(tail.good & (tail.rows["end"] > segment.data_size))
+        keep = int(beyond[0]) if len(beyond) else len(tail.rows)
+        size = tail.start + keep * BATCH_SIZE
+        unchanged = size == batches.size and segment.data_size == data.size
         if size != batches.size:
             batches.truncate(size)
         segment.batches_size = size
@@ -461,13 +501,7 @@ class _Recovery:
             last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
             if bool(fine[0]):
                 segment.newest = int(last["time"][0])
-        return whole
-
-    def _cut_batch(self, segment: Segment, position: int, offset: int) -> None:
-        row = segment.row_of(offset)
-        if row < segment.rows and segment.position_of(row) == position:
-            self._quarantine(segment, position, segment.file(DATA).size)
-            segment.rows, segment.data_size, segment.end = row, position, offset
+        return unchanged
 
     def _settle_active(self, segment: Segment, data: File, index: File, batches: File) -> None:
         """Cut the files to what was found, and make that durable: from here on it counts as synced."""

@@ -150,7 +150,7 @@ def _candidates(
     told = told[(told["position"] > at) & (told["position"] <= size - HEADER_SIZE) & (told["offset"] > offset - 1)]
     for row in np.sort(told, order="position")[: 1 << 16]:
         position, first = int(row["position"]), int(row["offset"])
-        if _is_record(data, position, size, first, limit):
+        if is_record(data, position, size, first, limit):
             yield position, first
             return
     buffer = data.read_at(at + 1, min(SEARCHED, size - at - 1))
@@ -158,7 +158,7 @@ def _candidates(
     for shift in _offsets_in(buffer, offset, highest):
         position = at + 1 + shift
         first = int.from_bytes(buffer[shift : shift + 8], "little")
-        if _is_record(data, position, size, first, limit, CHAIN):
+        if is_record(data, position, size, first, limit, CHAIN):
             yield position, first
             return
 
@@ -178,7 +178,7 @@ def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
     return sorted(found)
 
 
-def _is_record(data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1) -> bool:
+def is_record(data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1) -> bool:
     """Whether `chain` records follow from here, or fewer that end exactly at the end of the file."""
     for _ in range(chain):
         header = data.read_at(position, HEADER_SIZE)

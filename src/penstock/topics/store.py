@@ -161,7 +161,7 @@ class TopicStore:
 
     def _make(self, directory: Path) -> Any:
         try:
-            create_files(self._fs, directory, sync=self._context.durable)
+            create_files(self._fs, directory, self._context.open_state, sync=self._context.durable)
         except (StorageFull, StorageFailed):
             self._fs.remove_tree(directory)
             raise

@@ -43,6 +43,7 @@ from penstock.topics.context import Context
 from penstock.topics.frames import Frame, frame_arrays, frame_payloads
 from penstock.topics.layout import (
     ARCHIVED,
+    CLEAN,
     HAS_PRODUCER,
     HEADER_SIZE,
     INDEX_SIZE,
@@ -106,6 +107,7 @@ class Recovered(NamedTuple):
     next_offset: int
     producers: Producers
     checkpointed: int  # size of the active segment's data at its checkpoint, -1 when there is none
+    state: int  # of that checkpoint
     archived: int | None
     damage: list[dict[str, Any]]
 
@@ -130,6 +132,7 @@ class Topic:
         self._synced = self._mark()
         self._checkpointed = found.checkpointed
         self._checkpointed_rows = found.segments[-1].rows
+        self._state = found.state if found.checkpointed >= 0 else -1
         self._pending: list[_Entry] = []
         self._pending_bytes = 0
         self._scheduled = False
@@ -264,6 +267,7 @@ class Topic:
             return
         inline = (
             not self._seal_wanted
+            and self._state == self._context.open_state
             and self._policy in ("interval", "never")
             and self._pending_bytes <= INLINE_BYTES
             and self._unsynced_bytes < UNSYNCED_BYTES
@@ -325,6 +329,9 @@ class Topic:
                 await self._roll()
             if self._unsynced_bytes >= UNSYNCED_BYTES:
                 await self._sync_now()
+            if self._state != self._context.open_state:
+                await self._settle()
+                await self._write_checkpoint()
             if self.deleted:
                 raise NotFound(f"topic {self.name!r} was deleted")
             job = self._build(entries)
@@ -350,7 +357,7 @@ class Topic:
     def _build(self, entries: list[_Entry]) -> Write:
         """Lay out a commit: offsets, positions, checksums. Duplicates and gaps drop out here."""
         self._context.take_space(sum(entry.size for entry in entries))
-        self._last_time = max(self._context.now(), self._last_time)
+        self._last_time = max(self._context.now(), self._last_time + 1)  # distinct: it also tells commits apart
         segment = self._segments[-1]
         job = Write(self.next_offset, time=self._last_time)
         seen: dict[Producer, _Entry] = {}  # batches of producers in this very commit
@@ -372,7 +379,6 @@ class Topic:
                 view = memoryview(entry.payloads[0])
                 frame = frame_arrays(entry.lengths, view, job.first + job.count, segment.data_size + job.size)
             entry.first = job.first + job.count
-            job.whole |= producer is not None or entry.count > 1
             _add(job, segment, frame, producer)
         if alike:
             self._add_alike(job, segment, alike)
@@ -384,7 +390,6 @@ class Topic:
         for entry in alike:
             entry.first = first + len(payloads)
             payloads.extend(entry.payloads)
-            job.whole |= entry.count > 1
         _add(job, segment, frame_payloads(payloads, first, segment.data_size + job.size), None)
 
     def _is_old(self, entry: _Entry, producer: Producer, seen: dict[Producer, _Entry]) -> bool:
@@ -559,7 +564,7 @@ class Topic:
         kept = self._segments[:-1]
         self._segments = (*kept, sealed, fresh) if sealed is not None else (*kept, fresh)
         self._synced = self._mark()
-        self._checkpointed = -1
+        self._state = -1  # the checkpoint still speaks of the segment before
 
     async def seal(self) -> None:
         """Seal the active segment and start an empty one; nothing happens when it is empty."""
@@ -611,8 +616,7 @@ class Topic:
     def _maybe_checkpoint(self) -> None:
         segment = self._segments[-1]
         due = (
-            self._checkpointed < 0
-            or segment.data_size - self._checkpointed >= CHECKPOINT_BYTES
+            segment.data_size - self._checkpointed >= CHECKPOINT_BYTES
             or segment.rows - self._checkpointed_rows >= CHECKPOINT_RECORDS
         )
         if due and self._background is None and not self._writer.broken:
@@ -633,11 +637,11 @@ class Topic:
 
     async def checkpoint(self) -> None:
         """Note how far the active segment is durable, unless that is known; only when nothing is being written."""
-        if self._segments[-1].data_size != self._checkpointed:
-            await self._write_checkpoint()
+        if self._segments[-1].data_size != self._checkpointed or self._state != CLEAN:
+            await self._write_checkpoint(CLEAN)
             self._unsynced, self._unsynced_bytes = [], 0
 
-    async def _write_checkpoint(self) -> None:
+    async def _write_checkpoint(self, state: int | None = None) -> None:
         self._producers.forget_before(self._context.now())
         mark = self._mark()
         checkpoint = Checkpoint(
@@ -648,6 +652,7 @@ class Topic:
             index_size=mark.rows * INDEX_SIZE,
             batches_size=mark.batches_size,
             last_time=self._last_time,
+            state=self._context.open_state if state is None else state,
             producers=self._producers.entries,
         )
         packed = checkpoint.pack()
@@ -655,8 +660,9 @@ class Topic:
         try:
             await self._context.run(self._writer.checkpoint, packed, mark.next_offset)
         except (StorageFull, StorageFailed):
-            self._checkpointed = -1
+            self._state = -1
             raise
+        self._state = checkpoint.state
 
     # Reading
 

@@ -5,11 +5,10 @@ wait for no fsync, in the pool otherwise.
 
 The order of one commit, and what it buys:
 
-1. The batch's sidecar rows are written, and under `always` and `group` synced when the batch must be recognised as a
-   whole later (it has a producer, or more than one record).
-2. The data is written, then its index rows. So data on disk implies its row on disk: a retry of a batch that survived
-   a crash is recognised, and a batch that survived in part is cut off whole (its row says where it should end).
-3. The data is synced when the policy asks for it.
+1. The batch's sidecar rows are written, and under `always` and `group` synced.
+2. The data is written, then its index rows. So data on disk implies its row on disk: after a crash a retried batch is
+   recognised, and one that survived in part is told from a whole one by its checksum and cut off.
+3. Under `always` and `group` the data is synced.
 
 A failure before 3 cuts all three files back to where they were. When the cut fails too, or an fsync failed (after
 which the kernel may have dropped the pages, so asking again proves nothing), the segment is *broken*: no file of it is
@@ -65,7 +64,6 @@ class Write:
     data: list[Bytes] = field(default_factory=list)
     index: list[Bytes] = field(default_factory=list)
     batches: list[Bytes] = field(default_factory=list)
-    whole: bool = False  # holds a batch that must be recognised as one after a crash
 
 
 class Writer:
@@ -84,8 +82,8 @@ class Writer:
         before = [file.size for file in files]
         try:
             batches.append(job.batches)
-            if sync and job.whole:
-                batches.sync()
+            if sync:
+                self._sync(BATCHES)
             data.append(job.data)
             index.append(job.index)
         except (StorageFull, StorageFailed) as error:
@@ -100,6 +98,8 @@ class Writer:
                 file = self.segment.file(kind)
                 if file.size != size:
                     file.truncate(size)
+                if file.poisoned:
+                    self.broken = file.poisoned
         except (StorageFull, StorageFailed) as error:
             self.broken = f"{why}; and cutting it off failed: {error}"
 

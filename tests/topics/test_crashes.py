@@ -1,0 +1,242 @@
+"""Power loss and failing disks at every single call: what was acknowledged is there, in order, once."""
+
+import asyncio
+import errno
+import os
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.topics.producers import Producer
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Appended, Topic
+from tests.support.faults import CHANGES, HOWS, FaultyFs, How
+from tests.support.topics import everything, run, running
+
+SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
+ROOT = Path("/data")
+SETTINGS = {"segment_bytes": 400, "fsync_interval": 0.0005, "retention_interval": 3600.0}
+
+
+@dataclass
+class Ledger:
+    """What was asked for and what was answered; payloads are unique, so each can be told from all others."""
+
+    acked: dict[int, bytes] = field(default_factory=dict)
+    asked: list[tuple[list[bytes], Producer | None]] = field(default_factory=list)
+    doubtful: list[tuple[list[bytes], Producer]] = field(default_factory=list)
+    sequence: int = 0
+    made: int = 0
+
+    async def append(self, topic: Topic, sizes: list[int], idempotent: bool) -> None:
+        """Some appends at once, as a pipelining client makes them."""
+        waiting = []
+        for size in sizes:
+            payloads = []
+            for _ in range(size):
+                payloads.append(b"%06d" % self.made + b"." * (self.made % 7))
+                self.made += 1
+            producer = Producer(b"producer-of-test", self.sequence) if idempotent else None
+            self.sequence += idempotent
+            self.asked.append((payloads, producer))
+            waiting.append((payloads, producer, topic.append(payloads, producer)))
+        for payloads, producer, future in waiting:
+            try:
+                self.note(payloads, await future)
+            except PenstockError:
+                if producer is not None:
+                    self.doubtful.append((payloads, producer))
+
+    def note(self, payloads: list[bytes], appended: Appended) -> None:
+        assert appended.count == len(payloads)
+        for i, payload in enumerate(payloads):
+            assert appended.first_offset + i not in self.acked, "an offset was given out twice"
+            self.acked[appended.first_offset + i] = payload
+
+    async def settle(self, topic: Topic) -> None:
+        """Retry what was not answered, in order, as the client does."""
+        for payloads, producer in self.doubtful:
+            self.note(payloads, await topic.append(payloads, producer))
+        self.doubtful = []
+
+    def check(self, topic: Topic, lossless: bool = True) -> None:
+        found = everything(topic)
+        offsets = [offset for offset, _ in found]
+        assert offsets == list(range(topic.next_offset)), "offsets have a gap or a repeat"
+        payloads = [payload for _, payload in found]
+        assert len(set(payloads)) == len(payloads), "a record is there twice"
+        where = dict(found)
+        if lossless:
+            assert {offset: where.get(offset) for offset in self.acked} == self.acked, "an acknowledged record is gone"
+        else:
+            assert all(where[offset] == payload for offset, payload in self.acked.items() if offset in where)
+        present = set(payloads)
+        assert present <= {payload for batch, _ in self.asked for payload in batch}
+        for batch, _ in self.asked:
+            inside = present & set(batch)
+            assert inside in (set(), set(batch)), "part of a batch is there"
+        assert topic.damage == [], topic.damage
+
+
+async def work(store: TopicStore, ledger: Ledger) -> None:
+    """Enough to create, share commits, roll several times and be retried."""
+    try:
+        topic = await store.create("t")
+    except PenstockError:
+        return
+    for sizes, idempotent in (
+        ([1], False),
+        ([1, 1, 1], False),
+        ([5], True),
+        ([3, 1, 2], True),
+        ([1, 4], False),
+        ([2, 2], True),
+        ([6], False),
+        ([1], True),
+    ):
+        await ledger.append(topic, sizes, idempotent)
+        if topic.deleted:
+            return
+
+
+async def reopen(fs: FaultyFs, ledger: Ledger, lossless: bool, **settings: object) -> None:
+    """Open twice (a restart must change nothing), retry, append, and look at everything."""
+    for _ in range(2):
+        async with running(ROOT, fs=fs, **SETTINGS, **settings) as store:
+            if store.get("t") is None:
+                assert not (ledger.acked and lossless), "the topic itself is gone"
+                continue
+            ledger.check(store.require("t"), lossless)
+    async with running(ROOT, fs=fs, **SETTINGS, **settings) as store:
+        topic = await store.create("t")
+        if lossless:
+            await ledger.settle(topic)
+            await ledger.append(topic, [2, 1], False)
+            ledger.check(topic)
+    async with running(ROOT, fs=fs, **SETTINGS, **settings) as store:
+        ledger.check(store.require("t"), lossless)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("policy", ["group", "always"])
+def test_power_loss_at_any_call_loses_nothing_acknowledged(policy: str, how: How) -> None:
+    async def attempt(n: int) -> bool:
+        fs, ledger = FaultyFs(), Ledger()
+        async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
+            fs.fail(n, errno.EIO, forever=True, only=CHANGES)
+            await work(store, ledger)
+            over = fs.failed == 0
+        await reopen(fs.crash(Random(n), how), ledger, True, fsync=policy)
+        return over
+
+    async def body() -> None:
+        for n in count(1):
+            try:
+                if await attempt(n):
+                    break
+            except AssertionError as error:
+                raise AssertionError(f"power lost at call {n}: {error}") from error
+        assert n > 50
+
+    run(body())
+
+
+@pytest.mark.parametrize("policy", ["group", "interval", "never"])
+def test_a_killed_process_loses_nothing_acknowledged(policy: str) -> None:
+    async def attempt(n: int) -> bool:
+        fs, ledger = FaultyFs(), Ledger()
+        async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
+            fs.fail(n, errno.EIO, forever=True, only=CHANGES)
+            await work(store, ledger)
+            over = fs.failed == 0
+        await reopen(fs.kill(), ledger, True, fsync=policy)
+        return over
+
+    async def body() -> None:
+        for n in count(1):
+            try:
+                if await attempt(n):
+                    break
+            except AssertionError as error:
+                raise AssertionError(f"killed at call {n}: {error}") from error
+        assert n > 20
+
+    run(body())
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_power_loss_without_fsync_leaves_a_log_without_gaps(how: How) -> None:
+    async def body() -> None:
+        for n in range(1, 200, 1 if SOAK else 3):
+            fs, ledger = FaultyFs(), Ledger()
+            async with running(ROOT, fs=fs, fsync="interval", **SETTINGS) as store:
+                fs.fail(n, errno.EIO, forever=True, only=CHANGES)
+                await work(store, ledger)
+            try:
+                await reopen(fs.crash(Random(n), how), ledger, False, fsync="interval")
+            except AssertionError as error:
+                raise AssertionError(f"power lost at call {n}: {error}") from error
+
+    run(body())
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("policy", ["group", "always", "interval", "never"])
+def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> None:
+    async def attempt(n: int) -> bool:
+        fs, ledger = FaultyFs(), Ledger()
+        async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
+            fs.fail(n, code, only=CHANGES)
+            await work(store, ledger)
+            over = fs.failed == 0
+            topic = await store.create("t")
+            await ledger.settle(topic)  # whatever failed works again without a restart
+            await ledger.append(topic, [1], False)
+            ledger.check(topic)
+        await reopen(fs.crash(Random(n), "drop") if policy != "never" else fs.kill(), ledger, True, fsync=policy)
+        return over
+
+    async def body() -> None:
+        for n in count(1):
+            try:
+                if await attempt(n):
+                    break
+            except (AssertionError, PenstockError) as error:
+                raise AssertionError(f"call {n} failed: {error!r}") from error
+        assert n > 20
+
+    run(body())
+
+
+def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
+    """Faults at random calls of a longer run."""
+
+    async def attempt(seed: int) -> None:
+        random = Random(seed)
+        fs = FaultyFs()
+        ledgers = [Ledger() for _ in range(1)]
+        async with running(ROOT, fs=fs, fsync="group", **SETTINGS) as store:
+            topic = await store.create("t")
+            for _ in range(15):
+                if random.random() < 0.5:
+                    code = random.choice([errno.EIO, errno.ENOSPC])
+                    fs.fail(random.randint(1, 12), code, forever=random.random() < 0.3, only=CHANGES)
+                for ledger in ledgers:
+                    await ledger.append(topic, [random.randint(1, 5) for _ in range(random.randint(1, 6))], False)
+                fs.heal()
+            for ledger in ledgers:
+                ledger.check(topic)
+        await reopen(fs.crash(random, random.choice(HOWS)), ledgers[0], True, fsync="group")
+
+    async def body() -> None:
+        for seed in range(200 if SOAK else 25):
+            try:
+                await asyncio.wait_for(attempt(seed), 30)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+
+    run(body())
