@@ -1,0 +1,453 @@
+"""The client of topics against a real server, and against the ways a server can fail it."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client import SyncTopicClient, TopicClient
+from penstock.client.connection import Backoff, parse_addresses
+from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, TooLarge, Unavailable
+from tests.support.http import run
+from tests.support.served import Served, serving
+from tests.support.wait import eventually
+
+
+def with_client(directory: Path, body: Callable[[Served, TopicClient], Awaitable[None]], **settings: Any) -> None:
+    async def test() -> None:
+        async with serving(directory, **settings) as served, TopicClient(served.address, timeout=5) as client:
+            await body(served, client)
+
+    run(test)
+
+
+class Proxy:
+    """Between client and server; cuts the connections when told, or after so many bytes."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._pairs: set[asyncio.StreamWriter] = set()
+        self.connections = 0
+        self.swallow_answers = False
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            self.cut()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.close()
+            return
+        self._pairs |= {writer, up_writer}
+        await asyncio.gather(self._copy(reader, up_writer, True), self._copy(up_reader, writer, False))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if up or not self.swallow_answers:
+                    writer.write(data)
+                    await writer.drain()
+        writer.close()
+
+    def cut(self) -> None:
+        pairs, self._pairs = self._pairs, set()
+        for writer in pairs:
+            writer.transport.abort()
+
+
+async def everything(client: TopicClient, topic: str) -> list[bytes]:
+    async with client.reader(topic, follow=False) as reader:
+        return [record.payload async for record in reader]
+
+
+def test_create_list_describe_produce_consume_and_delete(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        await client.create("b")
+        await client.create("a")
+        assert await client.names() == ["a", "b"]
+        assert await client.produce("a", b"x", b"y") == 0
+        assert await client.produce("a", b"z") == 2
+        assert await client.next_offset("a") == 3
+        assert await client.consume("a", 1) == [(1, b"y"), (2, b"z")]
+        info = await client.info("a")
+        assert (info.first_offset, info.next_offset, info.segments) == (0, 3, 1)
+        assert await client.offset_at("a", datetime(2000, 1, 1, tzinfo=UTC)) == 0
+        assert await client.offset_at("a", datetime.now(UTC) + timedelta(hours=1)) == 3
+        await client.delete("a")
+        with pytest.raises(NotFound):
+            await client.info("a")
+        with pytest.raises(NotFound):
+            await client.delete("a")
+        with pytest.raises(InvalidRequest):
+            await client.create("no/good")
+
+    with_client(tmp_path, body)
+
+
+def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        payloads = [b"%d" % number for number in range(25_000)]
+        async with client.producer("a", max_batch_records=1000) as producer:
+            deliveries = [await producer.send(payload) for payload in payloads]
+            await producer.flush()
+            assert [await deliveries[place] for place in (0, 999, 1000, 24_999)] == [0, 999, 1000, 24_999]
+            assert producer.records == len(payloads)
+        assert await everything(client, "a") == payloads
+        assert served.metrics.snapshot()['penstock_tcp_requests_total{command="produce_batch"}'] == 25
+
+    with_client(tmp_path, body)
+
+
+def test_a_record_is_sent_after_the_linger_without_a_flush(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        await client.create("a")
+        for linger in (0, 0.01):
+            async with client.producer("a", linger=linger) as producer:
+                before = served.topics.require("a").next_offset
+                assert await (await producer.send(b"x")) == before
+
+    with_client(tmp_path, body)
+
+
+def test_a_full_buffer_holds_the_sender_back_until_the_broker_answers(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        await client.create("a")
+        proxy = Proxy(served.tcp.port)
+        async with proxy.listening() as address, TopicClient(address) as through:
+            proxy.swallow_answers = True
+            producer = through.producer("a", buffer_bytes=10_000, max_batch_bytes=1000)
+
+            async def send_all() -> None:
+                for _ in range(100):
+                    await producer.send(b"x" * 1000)
+
+            sending = asyncio.ensure_future(send_all())
+            await eventually(lambda: bool(producer._room))
+            assert not sending.done()
+            assert producer._buffered <= 12_000
+            proxy.swallow_answers = False
+            proxy.cut()
+            await sending
+            await producer.close()
+        assert served.topics.require("a").next_offset == 100
+
+    with_client(tmp_path, body)
+
+
+def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        await client.create("a")
+        proxy = Proxy(served.tcp.port)
+        async with proxy.listening() as address, TopicClient(address) as through:
+            payloads = [b"%d" % number for number in range(6000)]
+            async with through.producer("a", max_batch_records=50, linger=0.001) as producer:
+                for place, payload in enumerate(payloads):
+                    await producer.send(payload)
+                    if place % 500 == 250:
+                        await eventually(lambda: proxy._pairs)
+                        await asyncio.sleep(place / 1e6)
+                        proxy.cut()
+                await producer.flush()
+            assert proxy.connections > 5
+        assert await everything(client, "a") == payloads
+
+    with_client(tmp_path, body)
+
+
+def test_produce_is_stored_once_when_its_answer_is_lost(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        await client.create("a")
+        proxy = Proxy(served.tcp.port)
+        async with proxy.listening() as address, TopicClient(address) as through:
+            assert await through.produce("a", b"first") == 0
+            proxy.swallow_answers = True
+            producing = asyncio.ensure_future(through.produce("a", b"second"))
+            await eventually(lambda: served.topics.require("a").next_offset == 2)
+            proxy.swallow_answers = False
+            proxy.cut()
+            assert await producing == 1
+            assert await through.produce("a", b"third") == 2
+        assert await everything(client, "a") == [b"first", b"second", b"third"]
+
+    with_client(tmp_path, body)
+
+
+def test_a_batch_that_is_refused_fails_alone_and_cannot_be_overlooked(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        producer = client.producer("a", max_batch_records=1)
+        sent = [await producer.send(b"x" * size) for size in (1, 5000, 2, 3, 4, 5)]
+        with pytest.raises(TooLarge):
+            await producer.flush()
+        with pytest.raises(TooLarge):
+            await sent[1]
+        assert [await sent[place] for place in (0, 2, 3, 4, 5)] == [0, 1, 2, 3, 4]
+        await producer.flush()
+        await producer.close()
+        with pytest.raises(InvalidRequest):
+            await producer.send(b"late")
+        assert [len(payload) for payload in await everything(client, "a")] == [1, 2, 3, 4, 5]
+
+    with_client(tmp_path, body, max_record=1000)
+
+
+def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with TopicClient("127.0.0.1:1", timeout=0.3) as client:
+            with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+                await client.names()
+            producer = client.producer("a", timeout=0.3)
+            delivery = await producer.send(b"x")
+            with pytest.raises(Unavailable):
+                await producer.close()
+            with pytest.raises(Unavailable):
+                await delivery
+
+    run(body)
+
+
+def test_the_next_address_is_used_when_one_is_dead(tmp_path: Path) -> None:
+    async def body(served: Served, _: TopicClient) -> None:
+        async with TopicClient(f"127.0.0.1:1,{served.address}") as client:
+            assert await client.produce("a", b"x") == 0
+
+    with_client(tmp_path, body)
+
+
+def test_reading_starts_where_it_is_told(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        await client.produce("a", b"0", b"1", b"2")
+        await asyncio.sleep(0.01)
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.01)
+        await client.produce("a", b"3", b"4")
+
+        async def read(start: Any) -> list[int]:
+            async with client.reader("a", start, follow=False) as reader:
+                return [record.offset async for record in reader]
+
+        assert await read("earliest") == [0, 1, 2, 3, 4]
+        assert await read(2) == [2, 3, 4]
+        assert await read(5) == []
+        assert await read("latest") == []
+        assert await read(between) == [3, 4]
+        with pytest.raises(InvalidOffset):
+            await read(6)
+        with pytest.raises(NotFound):
+            async with client.reader("none", follow=False) as reader:
+                await anext(reader.batches())
+        with pytest.raises(InvalidRequest):
+            client.reader("a", -1)
+
+    with_client(tmp_path, body)
+
+
+def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        await client.create("a")
+        proxy = Proxy(served.tcp.port)
+        async with proxy.listening() as address, TopicClient(address) as through:
+            found: list[int] = []
+
+            async def read() -> None:
+                async with through.reader("a", wait=0.5) as reader:
+                    async for record in reader:
+                        assert record.payload == b"%d" % record.offset
+                        found.append(record.offset)
+                        if len(found) == 3000:
+                            return
+
+            reading = asyncio.ensure_future(read())
+            async with client.producer("a", linger=0.001) as producer:
+                for number in range(3000):
+                    await producer.send(b"%d" % number)
+                    if number % 500 == 499:
+                        await producer.flush()
+                        await eventually(lambda number=number: len(found) > number - 400)
+                        proxy.cut()
+            await reading
+            assert found == [*range(3000)]
+            assert proxy.connections > 3
+
+    with_client(tmp_path, body)
+
+
+def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        payloads = [os.urandom(number % 700) for number in range(20_000)]
+        async with client.producer("a") as producer:
+            await producer.send_many(payloads)
+        found: list[bytes] = []
+        async with client.reader("a", follow=False) as reader:
+            async for batch in reader.batches():
+                columns = batch.to_arrow()
+                assert columns["offset"].to_pylist() == [*range(len(found), len(found) + batch.count)]
+                found += columns["payload"].to_pylist()
+        assert found == payloads
+
+    with_client(tmp_path, body)
+
+
+def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        await client.produce("a", b"0", b"1")
+        async with client.reader("a", max_bytes=1) as reader:
+            batches = reader.batches()
+            assert (await anext(batches)).payloads() == [b"0"]
+            await client.delete("a")
+            await client.produce("a", b"other", b"other", b"other")
+            with pytest.raises(Conflict):
+                await anext(batches)
+
+    with_client(tmp_path, body)
+
+
+def test_a_reader_whose_records_aged_out_fails_or_goes_on_as_told(tmp_path: Path) -> None:
+    async def body(served: Served, client: TopicClient) -> None:
+        for _ in range(4):
+            await client.produce("a", b"x" * 600)
+        await served.topics.maintain()
+        first = served.topics.require("a").first_offset
+        assert first > 0
+        with pytest.raises(InvalidOffset):
+            async with client.reader("a", 0, follow=False) as reader:
+                await anext(reader.batches())
+        async with client.reader("a", 0, follow=False, on_lost="earliest") as reader:
+            assert (await anext(reader.batches())).first_offset == first
+
+    with_client(tmp_path, body, segment_bytes=1000, retention_bytes=1500)
+
+
+def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        async with client.producer("a") as producer:
+            await producer.send_many(b"%d" % number for number in range(5000))
+        found: dict[str, list[int]] = {"one": [], "two": []}
+
+        async def member(name: str) -> None:
+            async with client.reader("a", group="g", member=name, max_records=100, follow=False) as reader:
+                async for batch in reader.batches():
+                    found[name] += batch.offsets().tolist()
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(member("one"), member("two"))
+        assert sorted(found["one"] + found["two"]) == [*range(5000)]
+        assert found["one"]
+        assert found["two"]
+        assert await client.committed("a", "g") == (5000, 0)
+        await client.commit("a", "g", 4990)
+        assert await client.committed("a", "g") == (4990, 10)
+        with pytest.raises(InvalidOffset):
+            await client.commit("a", "g", 5001)
+
+    with_client(tmp_path, body)
+
+
+def test_a_member_that_leaves_in_the_middle_gives_its_range_back(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        await client.produce("a", *[b"%d" % number for number in range(10)])
+        async with client.reader("a", group="g", max_records=10, max_bytes=1) as reader:
+            assert (await anext(reader.batches())).offsets().tolist() == [0]
+        async with client.reader("a", group="g", follow=False) as reader:
+            assert [record.offset async for record in reader] == [*range(10)]
+        assert await client.committed("a", "g") == (10, 0)
+
+    with_client(tmp_path, body)
+
+
+def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Path) -> None:
+    async def body(_: Served, client: TopicClient) -> None:
+        await client.produce("a", b"0", b"1", b"2")
+        async with client.reader("a", group="g", max_records=3, max_bytes=1, follow=False) as busy:
+            batches = busy.batches()
+            for number in range(3):
+                assert (await anext(batches)).first_offset == number
+                await asyncio.sleep(0.15)  # more than half of the lease each, more than all of it together
+            assert [batch async for batch in batches] == []
+        assert await client.committed("a", "g") == (3, 0)
+        await client.produce("a", b"3")
+        silent = client.reader("a", group="g", follow=False)
+        assert (await anext(silent.batches())).first_offset == 3
+        async with client.reader("a", group="g", wait=5) as other:
+            assert (await anext(other.batches())).first_offset == 3
+            await other.complete()
+        assert await client.committed("a", "g") == (4, 0)
+        await silent.close()
+
+    with_client(tmp_path, body, lease_time=0.25)
+
+
+def test_the_sync_facade_does_the_same_from_plain_code(tmp_path: Path) -> None:
+    stop, started = threading.Event(), threading.Event()
+    address = ""
+
+    def serve() -> None:
+        async def body() -> None:
+            nonlocal address
+            async with serving(tmp_path) as served:
+                address = served.address
+                started.set()
+                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+
+        run(body)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert started.wait(10)
+        with SyncTopicClient(address) as client:
+            client.create("a")
+            assert client.names() == ["a"]
+            assert client.produce("a", b"zero") == 0
+            with client.producer("a") as producer:
+                delivery = producer.send(b"one")
+                assert producer.offset(delivery) == 1
+                producer.send_many([b"two", b"three"])
+                producer.flush()
+            assert client.next_offset("a") == client.info("a").next_offset == 4
+            assert client.consume("a", 3) == [(3, b"three")]
+            assert client.offset_at("a", datetime(2000, 1, 1, tzinfo=UTC)) == 0
+            with client.reader("a", 1, follow=False) as reader:
+                assert [record.payload for record in reader] == [b"one", b"two", b"three"]
+                assert reader.position == 4
+            for record in client.reader("a"):
+                assert record == (0, b"zero")
+                break  # leaving a loop over a reader that would wait must not hang
+            client.commit("a", "g", 2)
+            assert client.committed("a", "g") == (2, 2)
+            client.delete("a")
+            with pytest.raises(NotFound):
+                client.info("a")
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_addresses_are_read_the_way_people_write_them() -> None:
+    assert parse_addresses("a:1, b:2") == [("a", 1), ("b", 2)]
+    assert parse_addresses("localhost") == [("localhost", 12345)]
+    assert parse_addresses([("a", 1), "[::1]:5"]) == [("a", 1), ("::1", 5)]
+    for wrong in ("", "a:b", ":5", []):
+        with pytest.raises(InvalidRequest):
+            parse_addresses(wrong)
+
+
+def test_backoff_doubles_up_to_its_limit_and_starts_over() -> None:
+    backoff = Backoff(1.0, 4.0)
+    for most in (1.0, 2.0, 4.0, 4.0):
+        assert most / 2 <= backoff.delay() <= most
+    backoff.reset()
+    assert backoff.delay() <= 1.0
