@@ -20,6 +20,7 @@ from penstock.config import Config
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.storage.lock import DirectoryLock
+from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 
 log = logging.getLogger("penstock.server")
@@ -45,8 +46,11 @@ class Broker:
         self.pool = ThreadPoolExecutor(config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock")
         self.database = Database(config.database, config.private_directory, self.metrics)
         self.topics: TopicStore | None = None
+        self.groups: Groups | None = None
         if owner:
             self.topics = TopicStore(config.data_directory, config.topics, pool=self.pool, metrics=self.metrics)
+            groups = config.private_directory / "groups"
+            self.groups = Groups(groups, self.topics, pool=self.pool, metrics=self.metrics)
         self._running = AsyncExitStack()
         self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")
         self.metrics.gauge("penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max")
@@ -67,7 +71,7 @@ class Broker:
 
     def _parts(self) -> list[Part]:
         """In the order of their start."""
-        parts: list[Part | None] = [self.database, self.topics]
+        parts: list[Part | None] = [self.database, self.topics, self.groups]
         return [part for part in parts if part]
 
     async def stop(self) -> None:

@@ -234,10 +234,13 @@ class Events:
 
 @asynccontextmanager
 async def events(served: Served, target: str, *headers: str) -> AsyncIterator[Events]:
-    async with connected(served.http) as wire:
+    wire = Wire(*await asyncio.open_connection("127.0.0.1", served.http.port))  # reads little ahead of the test
+    try:
         stream = Events(wire)
         await stream.open(target, *headers)
         yield stream
+    finally:
+        await wire.close()
 
 
 def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path: Path) -> None:

@@ -193,11 +193,15 @@ class Feed:
             chunk = self._read(self._head)
             if chunk is None:
                 return
-            self._head = following = chunk.next_offset
+            first, self._head = self._head, chunk.next_offset
+            following = self._head
             full = []
             for subscription in self._live:
-                if subscription.position >= following:
-                    continue  # it asked to start further on than the log reaches
+                if subscription.position > first:  # it asked to start further on than the log reached
+                    if subscription.position < following:
+                        full.append(subscription)
+                        self._loop.call_soon(self.catch_up, subscription)
+                    continue
                 subscription.position = following
                 if not subscription.subscriber.deliver(chunk):
                     full.append(subscription)

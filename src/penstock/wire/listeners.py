@@ -5,6 +5,7 @@ worker answers the queue API itself and forwards every other request to the owne
 the workers' metrics the same way. From outside it is one server.
 """
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -12,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.server import Broker
-from penstock.wire.http.api import system
+from penstock.wire.feed import Feeds
+from penstock.wire.http.api import system, topics
 from penstock.wire.http.routes import Route, Router
-from penstock.wire.http.server import HttpServer
+from penstock.wire.http.server import HttpServer, tls_context
+from penstock.wire.keepalive import KeepAlive
+from penstock.wire.tcp import TcpServer
+from penstock.wire.websocket import WebsocketServer
 
 log = logging.getLogger("penstock.wire")
 
@@ -42,6 +47,10 @@ class Listeners:
         self._worker = worker
         self._http: HttpServer | None = None
         self._private: HttpServer | None = None
+        self._tcp: TcpServer | None = None
+        self._websocket: WebsocketServer | None = None
+        self._feeds = Feeds()
+        self._keep_alive = KeepAlive()
         shared = broker.config.workers > 1
         self.rendezvous = rendezvous
         if shared and rendezvous is None:
@@ -60,6 +69,11 @@ class Listeners:
             settings = self._broker.config.http_server
             scheme = "https" if settings.ssl_cert_path else "http"
             found["HTTP"] = f"{scheme}://{settings.host}:{self._http.port}"
+        if self._tcp:
+            found["TCP"] = f"{self._broker.config.tcp_server.host}:{self._tcp.port}"
+        if self._websocket:
+            scheme = "wss" if self._websocket.secure else "ws"
+            found["WebSocket"] = f"{scheme}://{self._broker.config.websocket_server.host}:{self._websocket.port}"
         return found
 
     async def start(self) -> None:
@@ -76,12 +90,34 @@ class Listeners:
             await self._http.start()
             if self.rendezvous:
                 await self._meet(self.rendezvous)
+        await self._start_topics()
+
+    async def _start_topics(self) -> None:
+        """The protocols that only topics have: in the process that owns them."""
+        config, broker = self._broker.config, self._broker
+        if broker.topics is None or broker.groups is None:
+            return
+        if config.tcp_server.enabled:
+            self._tcp = TcpServer(config.tcp_server, broker.topics, broker.groups, broker.metrics)
+            await self._tcp.start()
+        if config.websocket_server.enabled:
+            self._websocket = WebsocketServer(
+                config.websocket_server,
+                broker.topics,
+                self._feeds,
+                broker.metrics,
+                keep_alive=self._keep_alive,
+                tls=tls_context(
+                    config.websocket_server.ssl_cert_path or config.http_server.ssl_cert_path,
+                    config.websocket_server.ssl_key_path or config.http_server.ssl_key_path,
+                ),
+            )
+            await self._websocket.start()
 
     async def stop(self, patience: float) -> None:
         """Stop accepting, let what is in flight finish within `patience` seconds, close."""
-        for server in (self._http, self._private):
-            if server:
-                await server.stop(patience)
+        servers = (self._http, self._private, self._tcp, self._websocket)
+        await asyncio.gather(*(server.stop(patience) for server in servers if server))
         if self.rendezvous and not self._worker:
             shutil.rmtree(self.rendezvous.directory, ignore_errors=True)
 
@@ -99,7 +135,16 @@ class Listeners:
         workers = []
         if self.rendezvous:
             workers = [self.rendezvous.worker(number + 1) for number in range(self.rendezvous.workers)]
-        return [*system.routes(self._broker, lambda: self.addresses, workers), *self._queue_routes()]
+        return [
+            *system.routes(self._broker, lambda: self.addresses, workers),
+            *self._queue_routes(),
+            *self._topic_routes(),
+        ]
+
+    def _topic_routes(self) -> list[Route]:
+        if self._broker.topics is None or self._broker.groups is None:
+            return []
+        return topics.routes(self._broker.topics, self._broker.groups, self._feeds, self._keep_alive)
 
     def _worker_routes(self) -> list[Route]:
         return self._queue_routes()

@@ -46,6 +46,10 @@ class WebsocketServer:
         metrics.gauge("penstock_websocket_messages", "WebSocket messages received", read=lambda: self.received)
 
     @property
+    def secure(self) -> bool:
+        return self._tls is not None
+
+    @property
     def port(self) -> int:
         if self._server is None:
             raise RuntimeError("the WebSocket server is not started")
