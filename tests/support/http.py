@@ -1,8 +1,9 @@
 """Run an HttpServer inside a test, and talk to it over plain sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import uvloop
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
+from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
 
@@ -115,3 +117,22 @@ async def talking(*routes: Route, **settings: Any) -> AsyncIterator[tuple[HttpSe
     """A server and one connection to it."""
     async with serving(*routes, **settings) as server, connected(server) as wire:
         yield server, wire
+
+
+@contextmanager
+def serving_in_thread(*routes: Route, **settings: Any) -> Iterator[HttpServer]:
+    """A server on a loop of its own, for clients that block."""
+    loop = uvloop.new_event_loop()
+    router = Router(routes)
+    router.extend(openapi.routes(router))
+    server = HttpServer(router, Settings(**{"port": 0, **settings}))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(2.0), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()

@@ -179,7 +179,7 @@ def test_a_client_still_sending_its_refused_body_gets_to_read_the_answer() -> No
     ("data", "setting", "text"),
     [
         (b"POST /echo HT", "header_timeout", "headers"),
-        (b"\r\n", "header_timeout", "headers"),
+        (b"\r", "header_timeout", "headers"),
         (HEAD + b"Content-Length: 5\r\n\r\nab", "body_timeout", "body"),
         (CHUNKED + b"5\r\nab", "body_timeout", "body"),
     ],

@@ -199,24 +199,26 @@ class Connection(asyncio.Protocol):
         return self._state == READY and self._writable
 
     def _wait_for_head(self, rest: bytes) -> None:
-        if rest in (b"\r", b"\r\n"):
-            self.rest = rest
-            self._since = self.seen
+        while rest.startswith(b"\r\n"):
+            rest = rest[2:]
+        if not rest:
+            if self._eof:
+                self._close()
             return
-        rest = rest.removeprefix(b"\r\n")
         try:
             if len(rest) > self._shared.settings.max_header:
                 raise self._header_too_large()
+            if self._eof:
+                raise Refused(400, "The connection ended within the headers")
             if self._partial is None:
                 self._partial, self._fed, self._since = Partial(), 0, self.seen
-            self._partial.feed(rest[self._fed :])
+            if rest != b"\r":  # which may turn out to be half an empty line
+                self._partial.feed(rest[self._fed :])
+                self._fed = len(rest)
         except Refused as refused:
             self._refuse(refused)
             return
-        self._fed = len(rest)
         self.rest = rest
-        if self._eof:
-            self._refuse(Refused(400, "The connection ended within the headers"))
 
     def _header_too_large(self) -> Refused:
         return Refused(431, f"The headers are larger than the limit of {self._shared.settings.max_header} bytes")
