@@ -124,7 +124,8 @@ class Buffer:
     )
     max_bytes: Size = key(10 << 30, "most bytes buffered; above it pushes are refused", "FILE_BUFFER_MAX_BYTES")
     free_space_reserve: Size = key(64 << 20, "refuse to buffer when the disk has less than this free")
-    replay_rate: int = key(0, "most events replayed per second while live pushes run; 0 = no limit")
+    replay_rate: int = key(0, "most events replayed per second; 0 = no limit")
+    replay_pause: Seconds = key(0.01, "pause after each 1000 events replayed while other pushes run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

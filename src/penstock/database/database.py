@@ -173,6 +173,8 @@ class Database:
             pass  # the connection is lost either way; the pool opens another when it needs one
 
     async def _suspect(self, error: BaseException) -> Unavailable:
+        if not self.healthy:  # decided already: this call was cut off, and asking again would take its time
+            return Unavailable("the database is down")
         if await self.probe():
             return Unavailable(f"a database connection was lost ({type(error).__name__})", retry_after=0.1)
         self._went_down()

@@ -31,7 +31,7 @@ class Entry:
 
     def __init__(self, item: Item) -> None:
         self.item = item
-        self.checked = bool(item.transaction_id)
+        self.checked = bool(item.transaction_id) and not item.fresh
         self.transaction_id = item.transaction_id or _random_id()
         self.trace = _trace(item.trace_id) if item.trace_id else None
         self.partition = 0

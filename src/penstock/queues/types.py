@@ -18,13 +18,15 @@ class Item:
     transaction_id: str | None = None
     trace_id: str | None = None
     producer: str | None = None
+    fresh: bool = False  # the transaction id was made for this very push: no stored message can have it
 
 
 @dataclass(slots=True)
 class Pushed:
-    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored."""
+    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored. `buffered`: it is on disk
+    and will be stored later (said by the buffer in front of the engine, never by the engine)."""
 
-    status: Literal["queued", "duplicate", "full"]
+    status: Literal["queued", "duplicate", "full", "buffered"]
     queue: str
     partition: str
     transaction_id: str

@@ -1,0 +1,113 @@
+"""What is buffered and not yet committed, and which partitions have to wait for it.
+
+A partition (queue, name) is *held* while any event of it is on its way to a file or in a file that is not yet
+replayed. New pushes to a held partition go behind those events; its direct path opens again at the moment the last of
+them is committed. Holds are counted per holder (a submission, a file), not per event: an event that is in two files,
+or in one of them twice, can only keep a hold longer, never end it early.
+
+A file taken over from a dead process holds everything until somebody has looked which partitions are in it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.buffer.files import KINDS, Kind, Name
+from penstock.queues.types import Item
+
+Key = tuple[str, str]  # queue, partition
+
+
+def keys_of(items: Iterable[Item]) -> set[Key]:
+    return {(item.queue, item.partition) for item in items}
+
+
+@dataclass(slots=True, eq=False)
+class BufferFile:
+    """One file of ours and what we know of its contents."""
+
+    name: Name
+    path: Path
+    events: int = 0
+    size: int = 0
+    keys: set[Key] | None = field(default_factory=set)  # None: not looked at yet, so it holds everything
+    done: int = 0  # events replayed so far, for the progress shown
+
+
+class Backlog:
+    """The complete files in the order of their replay, and the holds of all files and submissions."""
+
+    def __init__(self) -> None:
+        self.files: list[BufferFile] = []
+        self._holders: dict[Key, int] = {}
+        self._same: dict[Key, Key] = {}  # one tuple per partition, however many files mention it
+        self._unknown = 0  # files that hold everything
+
+    def add(self, file: BufferFile) -> None:
+        """A file is complete; what it holds was transferred to it while it was written."""
+        if file.keys is None:
+            self._unknown += 1
+        self.files.append(file)
+
+    def learn(self, file: BufferFile, keys: set[Key]) -> None:
+        """A file that held everything was looked at."""
+        if file.keys is None and file in self.files:
+            file.keys = set()
+            self.hold(keys)
+            self.transfer(keys, file)
+            self._unknown -= 1
+
+    def remove(self, file: BufferFile) -> None:
+        """All events of the file are committed or set aside."""
+        self.files.remove(file)
+        if file.keys is None:
+            self._unknown -= 1
+        else:
+            self.release(file.keys)
+
+    def hold(self, keys: set[Key]) -> None:
+        for key in keys:
+            key = self._same.setdefault(key, key)
+            self._holders[key] = self._holders.get(key, 0) + 1
+
+    def transfer(self, keys: set[Key], file: BufferFile) -> None:
+        """The submission that held these keys is in `file` now, which holds them in its place."""
+        assert file.keys is not None
+        for key in keys:
+            if key in file.keys:
+                self._let_go(key)
+            else:
+                file.keys.add(self._same[key])
+
+    def release(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._let_go(key)
+
+    def _let_go(self, key: Key) -> None:
+        left = self._holders[key] - 1
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key], self._same[key]
+
+    def holds(self, items: Iterable[Item]) -> bool:
+        """Whether any of these items would overtake an older event."""
+        if self._unknown:
+            return True
+        holders = self._holders
+        return bool(holders) and any((item.queue, item.partition) in holders for item in items)
+
+    @property
+    def held(self) -> int:
+        """Partitions that wait for the backlog."""
+        return len(self._holders)
+
+    def events(self, kind: Kind | None = None) -> int:
+        return sum(file.events - file.done for file in self.files if kind is None or file.name.kind == kind)
+
+    def bytes(self, kind: Kind | None = None) -> int:
+        return sum(file.size for file in self.files if kind is None or file.name.kind == kind)
+
+    def of(self, kind: Kind) -> list[BufferFile]:
+        assert kind in KINDS
+        return [file for file in self.files if file.name.kind == kind]

@@ -1,0 +1,405 @@
+"""Stands between the push handler and the queue engine, with the same `push`, and never loses an event it has answered.
+
+Where a push goes:
+
+    QoS 0 asked for                      the QoS 0 file, committed in batches        (qos0.py)
+    the database is up                   the engine, directly
+    the database is down, maintenance    the failover file, by group commit          (journal.py)
+    older events of a partition wait     behind them in the failover file            (backlog.py, admission.py)
+
+Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the connection broke)
+goes to the failover file under the same id, and replay finds out whether it is in the database already.
+
+Order, per partition, as pushes arrive:
+- *Down.* Pushes that were in flight when the database went down are written to the file before any later push: those
+  wait until all the former have failed, a matter of milliseconds since the connections are cut.
+- *Up.* A partition's direct path opens when its last buffered event is committed, not before.
+
+Files belong to a process (files.py); those of a dead one are adopted at start and every two seconds.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.buffer.admission import Admission
+from penstock.buffer.backlog import Backlog, keys_of
+from penstock.buffer.estate import Estate
+from penstock.buffer.events import encode
+from penstock.buffer.failed import Failed
+from penstock.buffer.files import KINDS, TITLES, Namer
+from penstock.buffer.journal import Journal
+from penstock.buffer.maintenance import Maintenance
+from penstock.buffer.qos0 import Qos0
+from penstock.buffer.reader import keys_in
+from penstock.buffer.replay import Engine, Progress, Replay
+from penstock.buffer.status import Status
+from penstock.config import schema
+from penstock.database import Database
+from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.ids import uuid7
+from penstock.metrics import Metrics
+from penstock.queues.push import entries_of
+from penstock.queues.types import Item, Pushed
+from penstock.storage.fs import Fs
+
+log = logging.getLogger("penstock.buffer")
+T = TypeVar("T")
+
+ADOPT_EVERY = 2.0
+LAST_PASS = 500  # events; so few are committed while new pushes wait
+LONGEST_PAUSE = 1.0
+SETTLE_LIMIT = 0.5
+STOP_LIMIT = 5.0
+FREE_FOR = 0.05  # how long a look at the free space of the disk is good for
+DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
+
+
+class Buffer:
+    """QoS 0 batching and failover of one process."""
+
+    def __init__(
+        self,
+        queues: Engine,
+        database: Database,
+        settings: schema.Buffer,
+        directory: Path,
+        fs: Fs,
+        pool: Executor,
+        metrics: Metrics,
+    ) -> None:
+        self._queues, self._database, self._settings = queues, database, settings
+        self.directory, self._fs, self._pool = directory, fs, pool
+        self.backlog = Backlog()
+        self.failed = Failed(directory, fs, settings.retry_interval)
+        self._estate = Estate(directory, fs, self.failed)
+        self.maintenance = Maintenance(database, directory, fs, self._look)
+        self.admission = Admission()
+        self.replay = Replay(
+            queues, database, settings, directory, fs, pool, self.failed, metrics, live=lambda: self._in_flight > 0
+        )
+        self._in_flight = 0  # direct pushes
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._scan: asyncio.Task[None] | None = None
+        self.recovering: Progress | None = None
+        self._free, self._free_until = 0, 0.0
+        self._stopping = False
+        self._recovered = True  # since the last time the database went down
+        self._buffered = metrics.counter("penstock_buffer_events_total", "Events accepted into a file", "kind")
+        self._rejected = metrics.counter("penstock_buffer_rejected_total", "Pushes that found no room on disk")
+        self._adopted = metrics.counter("penstock_buffer_adopted_total", "Files taken over from dead processes")
+        self.status = Status(self, database, metrics)
+
+    async def start(self) -> None:
+        """Take over what is there and, if the database is up, replay it before anything is served."""
+        namer = Namer(await self._in_pool(self._estate.found))
+        self.journal = Journal(
+            "failover",
+            self.directory,
+            self._fs,
+            self._pool,
+            self.backlog,
+            namer,
+            self._settings.events_per_file,
+            self._room,
+        )
+        self.qos0 = Qos0(
+            self.replay, self._database, self.journal, self.backlog, self.failed, namer, self.directory, self._fs,
+            self._pool, self._settings, self._room, self._settle,
+        )  # fmt: skip
+        self._namer = namer
+        await self._adopt()
+        await self.maintenance.start()
+        await self._recover()
+        self._database.on_change(self._database_changed)
+        self._worker = asyncio.create_task(self._work())
+        if self.backlog.files:
+            self._scan = asyncio.create_task(self._look_into_files())
+
+    async def stop(self) -> None:
+        """Commit what waits for QoS 0, complete the files, let go of them; the next start replays what is left."""
+        await self.qos0.flush()
+        self._stopping = True
+        self._wake.set()
+        if self._worker:
+            done, _ = await asyncio.wait([self._worker], timeout=STOP_LIMIT)
+            if not done:
+                self._worker.cancel()  # in the middle of a file, which stays
+                await asyncio.wait([self._worker])
+        if self._scan:
+            self._scan.cancel()
+            await asyncio.wait([self._scan])
+        self.admission.end()
+        await self.journal.close()
+        await self.maintenance.stop()
+        self._estate.leave(self.backlog.files)
+        if self.backlog.files:
+            log.info("%d events stay in %d buffer files", self.backlog.events(), len(self.backlog.files))
+
+    async def push(
+        self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
+    ) -> list[Pushed]:
+        """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored later."""
+        for item in items:
+            if not item.transaction_id:
+                item.transaction_id, item.fresh = str(uuid7()), True
+        if buffer_ms is not None or buffer_max is not None:
+            return await self._push_qos0(
+                items,
+                DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms,
+                DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max,
+            )
+        if self._up and not self.backlog.holds(items) and not self.qos0.holds(items):
+            return await self._push_directly(items)
+        return await self._push_behind(items)
+
+    @property
+    def _up(self) -> bool:
+        return self._database.healthy and not self.maintenance.push
+
+    async def _push_directly(self, items: list[Item]) -> list[Pushed]:
+        self._in_flight += 1
+        try:
+            return await self._queues.push(items)
+        except Unavailable:
+            written = self._submit(items)  # it may be in the database or not: replay will find out
+        finally:
+            self._in_flight -= 1
+            self._settle()
+        await self._written(written)
+        return _buffered(items)
+
+    async def _push_behind(self, items: list[Item]) -> list[Pushed]:
+        entries_of(items)  # what the engine would refuse is refused now, not at replay
+        while True:
+            if not self._up:
+                await self._others_first()
+                break
+            if self.qos0.holds(items):
+                await self.qos0.flush()
+            elif not self.backlog.holds(items):
+                return await self._push_directly(items)
+            elif await self.admission.ask(len(items)):
+                break
+        await self._written(self._submit(items))
+        return _buffered(items)
+
+    async def _push_qos0(self, items: list[Item], buffer_ms: float, buffer_max: int) -> list[Pushed]:
+        if not items:
+            return []
+        if not self._up or self.backlog.holds(items):
+            return await self._push_behind(items)
+        entries_of(items)
+        try:
+            await self.qos0.push(items, buffer_ms, buffer_max)
+        except (StorageFull, StorageFailed) as error:
+            log.warning("%s: a QoS 0 push goes to the database directly", error)
+            return await self._push_directly(items)
+        self._buffered.add(len(items), "qos0")
+        return _buffered(items)
+
+    def _submit(self, items: list[Item]) -> asyncio.Future[None]:
+        written = self.journal.submit(encode(items), keys_of(items))
+        self._buffered.add(len(items), "failover")
+        if self._up:
+            self._wake.set()
+        return written
+
+    async def _written(self, written: asyncio.Future[None]) -> None:
+        try:
+            await written
+        except (StorageFull, StorageFailed):
+            self._rejected.add()
+            raise
+
+    async def _others_first(self) -> None:
+        """Let the pushes that were in flight when the database went down reach the file before this one."""
+        if not self._settled.is_set():
+            try:
+                async with asyncio.timeout(SETTLE_LIMIT):
+                    await self._settled.wait()
+            except TimeoutError:
+                log.warning("%d pushes are still in flight though the database is down", self._in_flight)
+
+    def _settle(self) -> None:
+        if not self._settled.is_set() and not self._in_flight and not self.qos0.busy:
+            self._settled.set()
+
+    def _database_changed(self, healthy: bool) -> None:
+        if healthy:
+            self._settled.set()
+            self.maintenance.told(None)
+            self._wake.set()
+            return
+        log.warning("Database connection failed, switching to file buffer")
+        self._recovered = False
+        self.qos0.hurry()
+        if self._in_flight or self.qos0.busy:
+            self._settled.clear()
+        self.admission.end()
+
+    def _look(self) -> None:
+        """Something changed that the worker should know of."""
+        if self.maintenance.push:
+            self.admission.end()
+        self._wake.set()
+
+    async def _work(self) -> None:
+        """Replay when there is something to replay, with growing pauses while that fails; adopt; retry."""
+        pause = shortest = self._settings.flush_ms / 1000
+        adopt_at = time.monotonic() + ADOPT_EVERY
+        while not self._stopping:
+            waits = self._up and self._waiting_events > 0
+            next_look = min(adopt_at, self.failed.next_due) if self._up else adopt_at
+            limit = pause if waits else max(0.0, next_look - time.monotonic())
+            try:
+                async with asyncio.timeout(limit):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                if time.monotonic() >= adopt_at:
+                    adopt_at = time.monotonic() + ADOPT_EVERY
+                    await self._adopt()
+                if self._up and self._waiting_events:
+                    done = await self._drain()
+                    pause = shortest if done else min(pause * 2, LONGEST_PAUSE)
+                if self._up:
+                    await self.retry_failed()
+            except PenstockError as error:
+                log.error("the buffer's worker: %s", error)
+                pause = min(pause * 2, LONGEST_PAUSE)
+            except Exception:  # a bug here must not end the replay for the life of the process
+                log.exception("the buffer's worker failed; it goes on")
+                pause = LONGEST_PAUSE
+
+    @property
+    def _waiting_events(self) -> int:
+        return len(self.backlog.files) + self.journal.events
+
+    async def _drain(self) -> bool:
+        """Replay everything, in order, until nothing is held; False when the database went down meanwhile."""
+        self.admission.begin()
+        try:
+            while self._up:
+                while self.backlog.files and self._up:
+                    file = self.backlog.files[0]
+                    await self.replay.file(file, self._committed)
+                    self.backlog.remove(file)
+                if not self.journal.events:
+                    break
+                if self.journal.events <= LAST_PASS:
+                    self.admission.close()
+                    await self.journal.flush()
+                await self.journal.seal()
+            self._estate.let_go(self.backlog.files)
+            return not self._waiting_events
+        except Unavailable:
+            return False
+        finally:
+            self.admission.end()
+
+    def _committed(self, events: int) -> None:
+        if not self._recovered:
+            self._recovered = True
+            log.info("PostgreSQL recovery detected! Batch flush succeeded")
+        self.admission.committed(events)
+        if self.recovering:
+            self.recovering.add(events)
+
+    async def _recover(self) -> None:
+        """Before anything is served: failover files first, oldest first, then QoS 0."""
+        if not self.backlog.files:
+            return
+        total = self.backlog.events()
+        if not self._up:
+            log.warning(
+                "%d events wait in %d files; %s: serving in failover mode",
+                total,
+                len(self.backlog.files),
+                "maintenance is on" if self.maintenance.push else "the database is down",
+            )
+            return
+        began = time.monotonic()
+        log.info("Recovery: %d events in %d buffer files", total, len(self.backlog.files))
+        try:
+            async with asyncio.timeout(self._settings.startup_recovery_timeout):
+                for kind in KINDS:
+                    chosen = self.backlog.of(kind)
+                    self.recovering = Progress(TITLES[kind], sum(file.events for file in chosen))
+                    for file in chosen:
+                        await self.replay.file(file, self._committed)
+                        self.backlog.remove(file)
+        except (Unavailable, TimeoutError) as error:
+            log.warning(
+                "Recovery stopped after %.1f s (%s): it goes on while we serve", time.monotonic() - began, error
+            )
+        else:
+            log.info("Recovery: %d events replayed in %.2f s", total, time.monotonic() - began)
+        finally:
+            self.recovering = None
+        self._estate.let_go(self.backlog.files)
+
+    async def retry_failed(self, *, now: bool = False) -> None:
+        """Try the files in failed/ whose time has come (or all of them)."""
+        for file in self.failed.due(now=now):
+            try:
+                await self.replay.failed_file(file)
+            except Unavailable:
+                return
+
+    async def _adopt(self) -> None:
+        """Take over the files of processes that died."""
+        found = await self._in_pool(self._estate.adopt)
+        for file in found:
+            self._namer.seen(file.name)
+            self.backlog.add(file)
+        if found:
+            self._adopted.add(len(found))
+            log.info("Adopted %d buffer files with %d events", len(found), sum(file.events for file in found))
+            self._wake.set()
+            if self._worker and self._scan is None:
+                self._scan = asyncio.create_task(self._look_into_files())
+
+    async def _look_into_files(self) -> None:
+        """Find out which partitions the adopted files hold, so that the others need not wait."""
+        try:
+            for file in list(self.backlog.files):
+                if file.keys is None:
+                    try:
+                        self.backlog.learn(file, await self._in_pool(keys_in, self._fs, file.path))
+                    except FileNotFoundError:
+                        pass  # replayed meanwhile
+        finally:
+            self._scan = None
+
+    def _room(self, more: int) -> None:
+        """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
+        used = self.status.bytes
+        if used + more > self._settings.max_bytes:
+            raise StorageFull(f"the buffer is full: {used} of {self._settings.max_bytes} bytes are used")
+        now = time.monotonic()
+        if now > self._free_until:  # asking the disk for each push would cost more than writing it
+            self._free_until, self._free = now + FREE_FOR, self._fs.free_bytes(self.directory)
+        self._free -= more
+        if self._free < self._settings.free_space_reserve:
+            self._free_until = 0.0
+            raise StorageFull("the disk of the buffer is full")
+
+    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+def _buffered(items: list[Item]) -> list[Pushed]:
+    return [
+        Pushed("buffered", item.queue, item.partition, item.transaction_id or "", None, "", item.trace_id)
+        for item in items
+    ]

@@ -1,0 +1,128 @@
+"""Events that the database refused, kept until they go in or a person decides.
+
+    failed/<file>          the refused events of the buffer file of that name, in the same format
+    failed/<file>.error    one line for each: {"line", "queue", "partition", "transaction_id", "error"}
+
+A file is tried again after `retry_interval`, then after twice that, and so on up to five minutes: a queue that was
+full has room again, a schema was repaired. What went in leaves the file. Nothing else waits for these events.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.buffer.events import encode
+from penstock.buffer.files import FAILED, Name, parse
+from penstock.buffer.reader import count_events
+from penstock.queues.types import Item
+from penstock.storage.fs import Fs
+
+log = logging.getLogger("penstock.buffer")
+
+LONGEST_PAUSE = 300.0
+
+
+@dataclass(slots=True)
+class Refusal:
+    """An event the database would not take, and why."""
+
+    item: Item
+    error: str
+
+
+@dataclass(slots=True, eq=False)
+class FailedFile:
+    name: Name
+    path: Path
+    events: int
+    size: int
+    due: float  # on the monotonic clock
+    pause: float
+
+
+class Failed:
+    """The files in failed/ that are ours."""
+
+    def __init__(
+        self, directory: Path, fs: Fs, retry_interval: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory, self._fs = directory / FAILED, fs
+        self._interval, self._clock = retry_interval, clock
+        self.files: dict[str, FailedFile] = {}
+
+    @property
+    def events(self) -> int:
+        return sum(file.events for file in list(self.files.values()))
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in list(self.files.values()))
+
+    def tags(self) -> set[str]:
+        """The owners of all files here, ours or not. Blocks."""
+        return {name.tag for name in map(parse, self._fs.list_dir(self._directory)) if name}
+
+    def adopt(self, tags: Iterable[str]) -> None:
+        """Take over the files of these owners; they are due at once. Blocks."""
+        wanted = set(tags)
+        for text in self._fs.list_dir(self._directory):
+            name = parse(text)
+            if name and name.tag in wanted and text not in self.files:
+                path = self._directory / text
+                self._keep(name, path, count_events(self._fs, path), self._clock())
+
+    def write(self, name: Name, refusals: list[Refusal]) -> None:
+        """Put the refused events of the buffer file `name` aside, durably. Twice is the same as once. Blocks."""
+        path = self._directory / str(name.complete)
+        reasons = path.with_name(path.name + ".error")
+        if not refusals:
+            self._fs.remove(path)
+            self._fs.remove(reasons)
+            self.files.pop(str(name.complete), None)
+            return
+        self._fs.make_dir(self._directory)
+        self._fs.replace(reasons, b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)))
+        self._fs.replace(path, b"".join(encode(refusal.item for refusal in refusals)))
+        self._keep(name.complete, path, len(refusals), self._clock() + self._interval)
+
+    def _keep(self, name: Name, path: Path, events: int, due: float) -> None:
+        known = self.files.get(str(name))
+        pause = known.pause if known else self._interval
+        self.files[str(name)] = FailedFile(name, path, events, self._fs.size(path), due, pause)
+
+    def due(self, *, now: bool = False) -> list[FailedFile]:
+        """The files to try again, oldest first."""
+        moment = self._clock()
+        return sorted(
+            (file for file in self.files.values() if now or file.due <= moment), key=lambda file: str(file.name)
+        )
+
+    @property
+    def next_due(self) -> float:
+        """When the next file is to be tried again, on the monotonic clock."""
+        return min((file.due for file in self.files.values()), default=float("inf"))
+
+    def postpone(self, file: FailedFile) -> None:
+        """It was tried and did not go in as a whole."""
+        file.pause = min(file.pause * 2, max(LONGEST_PAUSE, self._interval))
+        file.due = self._clock() + file.pause
+
+
+def _reason(number: int, refusal: Refusal) -> bytes:
+    item = refusal.item
+    return (
+        msgspec.json.encode(
+            {
+                "line": number,
+                "queue": item.queue,
+                "partition": item.partition,
+                "transaction_id": item.transaction_id,
+                "error": refusal.error,
+            }
+        )
+        + b"\n"
+    )

@@ -1,0 +1,177 @@
+"""Names of buffer files, whose they are, and what is in them.
+
+    <directory>/
+      failover_<uuid7>.buf.tmp     being written
+      failover_<uuid7>.buf         complete; deleted once all its events are committed
+      qos0_<uuid7>.buf[.tmp]       the same for QoS 0
+      failed/<file>                events that the database refused, and beside each file
+      failed/<file>.error          why: one JSON object per event
+      quarantine/<file>.torn       a last line that a crash cut short (its push was never answered)
+      quarantine/<file>.bad        lines that are no events (damage)
+      owner_<tag>.lock             held by the process whose files end in <tag>
+      maintenance.json             the maintenance modes as last known here
+
+Names sort as the files were made. The last eight digits of the UUID are the owner's tag: whoever holds the lock of a
+tag owns all files with it, and only the owner writes, renames, replays or deletes them. The kernel drops the lock of
+a process that dies, however it dies; another one then takes the lock and with it the files. So no file is replayed by
+two at a time, and none is left behind. A file copied in by hand has a tag nobody holds, and is adopted like any
+other.
+"""
+
+import fcntl
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+from penstock.errors import StorageFailed
+from penstock.ids import uuid7
+from penstock.storage.fs import storage_error
+
+Kind = Literal["failover", "qos0"]
+KINDS: tuple[Kind, ...] = ("failover", "qos0")
+TITLES: dict[Kind, str] = {"failover": "Failover", "qos0": "QoS 0"}
+FAILED, QUARANTINE = "failed", "quarantine"
+_NAME = re.compile(r"(failover|qos0)_([0-9A-Za-z-]+)\.buf(\.tmp)?")
+_TAG = re.compile(r"[0-9a-f]{8}")
+NOBODY = "00000000"  # the tag of files that were named by somebody else
+_LOCK = re.compile(r"owner_([0-9a-f]{8})\.lock")
+_MILLISECOND = 1 << 80  # in a UUID of version 7
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Name:
+    """A buffer file's name, taken apart. Sorts by time within a kind."""
+
+    kind: Kind
+    id: str
+    tag: str
+    active: bool  # still .tmp
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.id}.buf{'.tmp' if self.active else ''}"
+
+    @property
+    def complete(self) -> "Name":
+        return Name(self.kind, self.id, self.tag, active=False)
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch, from the name; 0 when the name holds no UUID of version 7."""
+        try:
+            return (UUID(self.id).int >> 80) / 1000
+        except ValueError:
+            return 0.0
+
+
+def parse(name: str) -> Name | None:
+    found = _NAME.fullmatch(name)
+    if not found:
+        return None
+    kind, identifier, active = found.groups()
+    tag = identifier[-8:] if _TAG.fullmatch(identifier[-8:]) else NOBODY
+    return Name("failover" if kind == "failover" else "qos0", identifier, tag, active is not None)
+
+
+def lock_name(tag: str) -> str:
+    return f"owner_{tag}.lock"
+
+
+def tag_of_lock(name: str) -> str | None:
+    found = _LOCK.fullmatch(name)
+    return found.group(1) if found else None
+
+
+class Namer:
+    """Makes names that sort after every name made or seen before, also when the clock was set back."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self._last = 0
+
+    def seen(self, name: Name) -> None:
+        try:
+            self._last = max(self._last, UUID(name.id).int)
+        except ValueError:
+            pass  # named by hand; it has no place in time
+
+    def next(self, kind: Kind) -> Name:
+        value = uuid7().int >> 32 << 32 | int(self.tag, 16)
+        if value <= self._last:
+            value = (self._last + _MILLISECOND) >> 32 << 32 | int(self.tag, 16)
+        self._last = value
+        return Name(kind, str(UUID(int=value)), self.tag, active=True)
+
+
+class Ownership:
+    """The lock of one tag, held from `take` to `release` or to the end of the process."""
+
+    def __init__(self, directory: Path, tag: str) -> None:
+        self.tag = tag
+        self.path = directory / lock_name(tag)
+        self._fd: int | None = None
+
+    def take(self) -> bool:
+        """Whether the tag is ours now; False when a living process holds it."""
+        while True:
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            except OSError as error:
+                raise storage_error(error, "opening", self.path) from error
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            if self._still_there(fd):
+                self._fd = fd
+                return True
+            os.close(fd)  # its last owner removed it between our open and our lock: there may be a new one by now
+
+    def _still_there(self, fd: int) -> bool:
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return os.fstat(fd).st_ino == there.st_ino
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def release(self, *, remove: bool) -> None:
+        """Give the tag up; `remove` when no file of it is left."""
+        if self._fd is not None:
+            if remove:
+                self.path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = None
+
+
+def new_ownership(directory: Path) -> Ownership:
+    """A tag that nobody has or had, and its lock."""
+    for _ in range(100):
+        ownership = Ownership(directory, os.urandom(4).hex())
+        if any(ownership.tag in name for name in os.listdir(directory)):
+            continue
+        if ownership.take():
+            return ownership
+    raise StorageFailed(f"no free owner tag in {directory}")
+
+
+def is_live(directory: Path, tag: str) -> bool:
+    """Whether a living process owns the files of this tag."""
+    path = directory / lock_name(tag)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,228 @@
+"""Writes events to the active file of one kind, by group commit.
+
+Submissions that arrive while a write is under way wait together and share the next one: one append, one fsync,
+whatever their number. Order is the order of `submit`. A submission is in one file as a whole, or refused as a whole.
+
+- A full disk (or a used-up cap) refuses the submissions of that write; the file is cut back to what was acknowledged.
+- A failed fsync poisons its file, since the kernel may have dropped the pages and a retry would lie. The file is cut
+  back to what was synced before and completed; the same submissions go to a new file from memory, once.
+- A file is complete when it holds `events_per_file` events, or when `seal` is called because its turn has come.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.buffer.backlog import Backlog, BufferFile, Key
+from penstock.buffer.events import size_of
+from penstock.buffer.files import Kind, Namer
+from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.storage.fs import File, Fs
+
+log = logging.getLogger("penstock.buffer")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    lines: list[bytes]
+    keys: set[Key]
+    done: asyncio.Future[None]
+
+
+class Journal:
+    """The active file of a kind. All file access is serialised by `_lock` and runs in the pool."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        directory: Path,
+        fs: Fs,
+        pool: Executor,
+        backlog: Backlog,
+        namer: Namer,
+        events_per_file: int,
+        room: Callable[[int], None],  # raises StorageFull when so many more bytes do not fit
+    ) -> None:
+        self._kind, self._directory, self._fs, self._pool = kind, directory, fs, pool
+        self._backlog, self._namer, self._per_file, self._room = backlog, namer, events_per_file, room
+        self._active: BufferFile | None = None
+        self._file: File | None = None
+        self._synced = 0  # bytes of the active file known to be durable
+        self._waiting: deque[Submission] = deque()
+        self._unwritten = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._completed: list[BufferFile] = []  # made in the pool, handed to the backlog on the event loop
+
+    @property
+    def active(self) -> BufferFile | None:
+        return self._active
+
+    @property
+    def events(self) -> int:
+        """Events in the active file and on their way to it."""
+        return self._unwritten + (self._active.events if self._active else 0)
+
+    def submit(self, lines: list[bytes], keys: set[Key]) -> asyncio.Future[None]:
+        """Queue events for the file; the future is done when they are durable. Their partitions are held from now."""
+        if self._closed:
+            raise Unavailable("the broker is stopping")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._backlog.hold(keys)
+        self._waiting.append(Submission(lines, keys, done))
+        self._unwritten += len(lines)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+        return done
+
+    async def flush(self) -> None:
+        """Wait until everything submitted so far is written or refused."""
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def seal(self) -> None:
+        """Complete the active file and hand it to the backlog."""
+        async with self._lock:
+            await self._in_pool(self._complete)
+            self._hand_over()
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.flush()
+        await self.seal()
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                async with self._lock:
+                    batch = self._take()
+                    try:
+                        file = await self._in_pool(self._commit, batch)
+                    except (StorageFull, StorageFailed) as error:
+                        self._refuse(batch, error)
+                    else:
+                        self._accept(batch, file)
+                    self._unwritten -= sum(len(submission.lines) for submission in batch)
+                    self._hand_over()
+        finally:
+            self._writing = None
+            self._unwritten = 0
+            for submission in self._waiting:  # only when we are cancelled or broken: nobody is left waiting
+                self._refuse([submission], StorageFailed("the buffer's writer ended"))
+            self._waiting.clear()
+
+    def _take(self) -> list[Submission]:
+        batch = [self._waiting.popleft()]
+        events = len(batch[0].lines)
+        while self._waiting and events + len(self._waiting[0].lines) <= self._per_file:
+            batch.append(self._waiting.popleft())
+            events += len(batch[-1].lines)
+        return batch
+
+    def _accept(self, batch: list[Submission], file: BufferFile) -> None:
+        for submission in batch:
+            self._backlog.transfer(submission.keys, file)
+            if not submission.done.done():
+                submission.done.set_result(None)
+
+    def _refuse(self, batch: list[Submission], error: PenstockError) -> None:
+        for submission in batch:
+            self._backlog.release(submission.keys)
+            if not submission.done.done():
+                submission.done.set_exception(error)
+
+    def _hand_over(self) -> None:
+        for file in self._completed:
+            self._backlog.add(file)
+            log.info("Buffered %d events to %s", file.events, file.name)
+        self._completed.clear()
+
+    # From here on: in the pool, one at a time.
+
+    def _commit(self, batch: list[Submission]) -> BufferFile:
+        lines = [line for submission in batch for line in submission.lines]
+        total = size_of(lines)
+        self._room(total)
+        if self._active and self._active.events + len(lines) > self._per_file:
+            self._complete()
+        try:
+            return self._append(lines)
+        except StorageFailed as error:
+            log.error("%s; starting a new buffer file", error)
+            self._abandon()
+            return self._append(lines)
+
+    def _append(self, lines: list[bytes]) -> BufferFile:
+        if self._active is None:
+            self._open()
+        assert self._active
+        assert self._file
+        self._file.append(lines)
+        try:
+            self._file.sync()
+        except StorageFull:
+            self._abandon()
+            raise
+        self._synced = self._file.size
+        self._active.events += len(lines)
+        self._active.size = self._file.size
+        return self._active
+
+    def _open(self) -> None:
+        name = self._namer.next(self._kind)
+        path = self._directory / str(name)
+        self._file = self._fs.open(path, create=True)
+        try:
+            self._fs.sync_dir(self._directory)
+        except (StorageFull, StorageFailed):
+            self._file.close()
+            self._file = None
+            self._fs.remove(path)
+            raise
+        self._active = BufferFile(name, path)
+        self._synced = 0
+
+    def _complete(self) -> None:
+        """Rename the active file. Its content is durable already; a file that keeps its .tmp is replayed as well."""
+        if self._active is None or self._active.events == 0:
+            return
+        active, complete = self._active, self._active.name.complete
+        try:
+            self._fs.rename(active.path, self._directory / str(complete))
+            active.name, active.path = complete, self._directory / str(complete)
+            self._fs.sync_dir(self._directory)
+        except (StorageFull, StorageFailed) as error:
+            log.warning("%s: it is replayed as %s", error, active.name)
+        self._let_go()
+        self._completed.append(active)
+
+    def _abandon(self) -> None:
+        """The active file takes no more writes: keep what was durable in it, forget what was not."""
+        if self._active is None or self._file is None:
+            return
+        active = self._active
+        try:
+            self._file.truncate(self._synced)
+        except (StorageFull, StorageFailed) as error:
+            log.error("%s: events written twice are recognised at replay", error)
+        self._let_go()
+        if active.events:
+            self._completed.append(active)
+        else:
+            self._fs.remove(active.path)
+
+    def _let_go(self) -> None:
+        assert self._file
+        self._file.close()
+        self._file = None
+        self._active = None
+
+    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)

@@ -1,0 +1,119 @@
+"""Maintenance modes: pushes go to the buffer and stay there; pops find nothing.
+
+They belong to the database, not to a broker: all brokers on it follow the table `settings`, told by NOTIFY. Each
+keeps a copy in `maintenance.json` in its buffer directory, so that a broker that starts while the database is down
+(the very moment maintenance is about) still knows. A mode switched while the database is down holds here at once and
+is written to the database when it is back.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from penstock.database import Database
+from penstock.errors import StorageFailed, StorageFull, Unavailable
+from penstock.storage.fs import Fs
+
+log = logging.getLogger("penstock.buffer")
+
+CHANNEL = "penstock_settings"
+NAME = "maintenance"
+READ = "SELECT value::text FROM settings WHERE name = $1"
+WRITE = """
+    WITH changed AS (
+        INSERT INTO settings (name, value) VALUES ($1, $2::text::jsonb)
+        ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = now()
+    )
+    SELECT pg_notify($3, $1)
+"""
+
+
+class Modes(msgspec.Struct, frozen=True):
+    push: bool = False
+    pop: bool = False
+
+
+class Maintenance:
+    """The modes as they are now: `push`, `pop`. `changed` is called whenever they change."""
+
+    def __init__(self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]) -> None:
+        self._database, self._fs, self._changed = database, fs, changed
+        self._path = directory / "maintenance.json"
+        self.modes = Modes()
+        self._unsaved = False  # switched while the database was down
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def push(self) -> bool:
+        return self.modes.push
+
+    @property
+    def pop(self) -> bool:
+        return self.modes.pop
+
+    async def start(self) -> None:
+        self._recall()
+        if self._database.healthy:
+            await self._read()
+        await self._database.listen(CHANNEL, self.told)
+
+    async def stop(self) -> None:
+        if self._reading:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    async def switch(self, *, push: bool | None = None, pop: bool | None = None) -> None:
+        """Set one or both modes, here at once and everywhere as soon as the database knows."""
+        modes = Modes(self.push if push is None else push, self.pop if pop is None else pop)
+        self._apply(modes)
+        try:
+            await self._write()
+        except Unavailable:
+            self._unsaved = True
+            log.warning("maintenance switched while the database is down: the other brokers follow when it is back")
+
+    def told(self, name: str | None) -> None:
+        """Something in `settings` changed, or (None) we are connected again and may have missed it."""
+        if name in (None, NAME) and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            if self._unsaved:
+                await self._write()
+                return
+            rows = await self._database.fetch(READ, NAME)
+        except Unavailable:
+            return  # the listener calls again when it is connected
+        self._apply(msgspec.json.decode(rows[0][0], type=Modes) if rows else Modes())
+
+    async def _write(self) -> None:
+        await self._database.fetch(WRITE, NAME, msgspec.json.encode(self.modes).decode(), CHANNEL)
+        self._unsaved = False
+
+    def _apply(self, modes: Modes) -> None:
+        if modes == self.modes:
+            return
+        self.modes = modes
+        log.warning(
+            "maintenance: pushes go to %s, pops %s",
+            "the buffer" if modes.push else "the database",
+            "find nothing" if modes.pop else "work",
+        )
+        try:
+            self._fs.replace(self._path, msgspec.json.encode(modes))
+        except (StorageFull, StorageFailed) as error:
+            log.error("the maintenance mode cannot be remembered: %s", error)
+        self._changed()
+
+    def _recall(self) -> None:
+        if self._fs.exists(self._path):
+            try:
+                self.modes = msgspec.json.decode(self._fs.read(self._path), type=Modes)
+            except msgspec.DecodeError as error:
+                log.error(
+                    "%s cannot be read (%s): maintenance is off until the database says otherwise", self._path, error
+                )

@@ -1,0 +1,250 @@
+"""QoS 0: events that may wait a moment are written to a file, answered, and committed together.
+
+An event is in its file before the answer (kill -9 loses nothing) and durable at most `flush_ms` after it (a power cut
+may lose that much): in the database if the batch was committed by then, else by an fsync of the file. A batch is
+committed when the first of its requests has waited `bufferMs` or the smallest `bufferMax` of its requests is reached;
+a file holds one batch. While one batch is being committed the next one grows, so a slow database makes batches
+larger, up to `events_per_file`; then pushes wait for it.
+
+This path is for a database that is up. When it goes down, what waits here moves to the failover file in order (the
+copies left in the QoS 0 file are recognised by their transaction ids), and later pushes go there too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
+from penstock.buffer.events import encode, size_of
+from penstock.buffer.failed import Failed, Refusal
+from penstock.buffer.files import Namer
+from penstock.buffer.journal import Journal
+from penstock.buffer.replay import Health, Replay, batches
+from penstock.config import schema
+from penstock.errors import StorageFailed, StorageFull, Unavailable
+from penstock.queues.types import Item
+from penstock.storage.fs import File, Fs
+
+log = logging.getLogger("penstock.buffer")
+
+EARLY = 0.8  # of bufferMs: what is committed within it needs no fsync of its own
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Events of one file, from the first write to the commit."""
+
+    file: BufferFile
+    handle: File
+    done: asyncio.Future[None]
+    due: float
+    most: int
+    items: list[Item] = field(default_factory=list)
+    keys: set[Key] = field(default_factory=set)
+    timer: asyncio.TimerHandle | None = None
+    unsynced: asyncio.TimerHandle | None = None
+
+
+class Qos0:
+    """The batch that grows and the one that is being committed."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        health: Health,
+        journal: Journal,
+        backlog: Backlog,
+        failed: Failed,
+        namer: Namer,
+        directory: Path,
+        fs: Fs,
+        pool: Executor,
+        settings: schema.Buffer,
+        room: Callable[[int], None],
+        idle: Callable[[], None],
+    ) -> None:
+        self._replay, self._health, self._journal, self._backlog = replay, health, journal, backlog
+        self._failed, self._namer, self._directory, self._fs, self._pool = failed, namer, directory, fs, pool
+        self._settings, self._room, self._idle = settings, room, idle
+        self._growing: Batch | None = None
+        self._flushing: Batch | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = False
+
+    @property
+    def busy(self) -> bool:
+        return self._growing is not None or self._flushing is not None
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [batch for batch in (self._flushing, self._growing) if batch]
+
+    def holds(self, items: list[Item]) -> bool:
+        """Whether any of these items would overtake an event that waits here."""
+        return any(
+            (item.queue, item.partition) in batch.keys
+            for batch in (self._flushing, self._growing)
+            if batch
+            for item in items
+        )
+
+    async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> None:
+        """Write the events to the file; StorageFull or StorageFailed when that is not possible."""
+        while self._growing and len(self._growing.items) >= self._settings.events_per_file:
+            await asyncio.wait([self._growing.done])
+        lines = encode(items)
+        self._room(size_of(lines))
+        batch = self._growing or self._open()
+        try:
+            batch.handle.append(lines)
+        except StorageFailed as error:
+            log.error("%s; starting a new buffer file", error)
+            if not batch.items:
+                self._drop(batch)
+                raise
+            await self.flush()
+            batch = self._open()
+            batch.handle.append(lines)
+        batch.items += items
+        batch.keys |= keys_of(items)
+        batch.file.events += len(items)
+        batch.file.size = batch.handle.size
+        self._schedule(batch, buffer_ms / 1000, buffer_max)
+
+    async def flush(self) -> None:
+        """Commit (or move to the failover file) everything that waits here now."""
+        last = self._growing or self._flushing
+        if last:
+            self._hurry = True
+            self._start()
+            await asyncio.wait([last.done])
+
+    def hurry(self) -> None:
+        """Begin to commit now, without waiting for it."""
+        if self._growing:
+            self._hurry = True
+            self._start()
+
+    def _open(self) -> Batch:
+        loop = asyncio.get_running_loop()
+        name = self._namer.next("qos0")
+        path = self._directory / str(name)
+        handle = self._fs.open(path, create=True)
+        batch = Batch(BufferFile(name, path), handle, loop.create_future(), due=float("inf"), most=1 << 62)
+        batch.unsynced = loop.call_later(self._settings.flush_ms / 1000, self._sync_later, batch, 0)
+        self._growing = batch
+        return batch
+
+    def _drop(self, batch: Batch) -> None:
+        """A file that never took an event."""
+        self._growing = None
+        if batch.unsynced:
+            batch.unsynced.cancel()
+        batch.handle.close()
+        self._fs.remove(batch.file.path)
+        batch.done.set_result(None)
+        self._idle()
+
+    def _schedule(self, batch: Batch, seconds: float, most: int) -> None:
+        loop = asyncio.get_running_loop()
+        batch.most = min(batch.most, max(1, most))
+        due = loop.time() + seconds * EARLY
+        if due < batch.due:
+            batch.due = due
+            if batch.timer:
+                batch.timer.cancel()
+            batch.timer = loop.call_at(due, self._start)
+        if len(batch.items) >= batch.most:
+            self._start()
+
+    def _start(self) -> None:
+        if self._task is None and self._growing and self._growing.items:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._growing and self._is_due(self._growing):
+                batch, self._growing = self._growing, None
+                self._flushing = batch
+                if batch.timer:
+                    batch.timer.cancel()
+                try:
+                    await self._commit(batch)
+                except Exception as error:  # a bug must not cost events: they are in the file, and wait there
+                    log.exception("a QoS 0 batch could not be committed")
+                    self._leave(batch, error)
+                finally:
+                    self._flushing = None
+                    if batch.unsynced:
+                        batch.unsynced.cancel()
+                    batch.done.set_result(None)
+        finally:
+            self._task = None
+            if self._growing is None:
+                self._hurry = False
+                self._idle()
+
+    def _is_due(self, batch: Batch) -> bool:
+        late = asyncio.get_running_loop().time() >= batch.due - 0.001
+        return bool(batch.items) and (self._hurry or late or len(batch.items) >= batch.most)
+
+    async def _commit(self, batch: Batch) -> None:
+        file, refusals, done = batch.file, list[Refusal](), 0
+        try:
+            self._fs.rename(file.path, self._directory / str(file.name.complete))
+            file.name = file.name.complete
+            file.path = self._directory / str(file.name)
+        except (StorageFull, StorageFailed) as error:
+            log.warning("%s: it goes on as %s", error, file.name)
+        try:
+            for part in batches(batch.items, self._settings.max_batch):
+                refusals += await self._replay.insert(part, "qos0")
+                done += len(part)
+        except Unavailable:
+            rest = batch.items[done:]
+            written = self._journal.submit(encode(rest), keys_of(rest))
+            try:
+                await written
+            except (StorageFull, StorageFailed) as error:
+                self._leave(batch, error)
+                return
+        batch.handle.close()
+        try:
+            if refusals:
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._failed.write, file.name, refusals)
+                self._replay.refused.add(len(refusals), "qos0")
+                log.error("%d QoS 0 events were refused and are in failed/: %s", len(refusals), refusals[0].error)
+            self._fs.remove(file.path)
+        except (StorageFull, StorageFailed) as error:
+            self._leave(batch, error)
+
+    def _leave(self, batch: Batch, error: Exception) -> None:
+        """The events cannot move on: the file they are in waits for its replay like one that a crash left."""
+        log.error("%s: %d QoS 0 events wait in %s", error, len(batch.items), batch.file.name)
+        batch.handle.close()
+        self._backlog.hold(batch.keys)
+        self._backlog.transfer(batch.keys, batch.file)
+        self._backlog.add(batch.file)
+
+    def _sync_later(self, batch: Batch, synced: int) -> None:
+        """Called `flush_ms` after a write that nothing made durable since."""
+        batch.unsynced = None
+        if batch.done.done() or batch.handle.size == synced:
+            again = synced
+        else:
+            again = batch.handle.size
+            asyncio.get_running_loop().run_in_executor(self._pool, self._sync, batch)
+        if not batch.done.done():
+            delay = self._settings.flush_ms / 1000
+            batch.unsynced = asyncio.get_running_loop().call_later(delay, self._sync_later, batch, again)
+
+    def _sync(self, batch: Batch) -> None:
+        try:
+            batch.handle.sync()
+        except (StorageFull, StorageFailed) as error:
+            if not batch.done.done():
+                log.error("%s: its events are committed at once", error)
+                batch.done.get_loop().call_soon_threadsafe(self.hurry)

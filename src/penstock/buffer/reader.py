@@ -1,0 +1,90 @@
+"""Reads a buffer file window by window, and says which bytes of it are no events.
+
+A last line without its newline was cut short by a crash: its push was never answered, and it is set aside. A whole
+line that is no event is damage, and is set aside as well. Neither stops the events around it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from penstock.buffer.backlog import Key, keys_of
+from penstock.buffer.events import decode, decode_all
+from penstock.queues.types import Item
+from penstock.storage.fs import Fs
+
+WINDOW = 4 << 20
+
+
+@dataclass(slots=True)
+class Window:
+    """Some events of a file, in order."""
+
+    items: list[Item] = field(default_factory=list)
+    bad: list[bytes] = field(default_factory=list)  # whole lines that are no events
+    torn: bytes = b""  # what is left after the last newline of the file
+
+
+def windows(fs: Fs, path: Path, window: int = WINDOW) -> Iterator[Window]:
+    """The file's contents. Blocks: each step reads about `window` bytes (more when a line is longer)."""
+    file = fs.open(path, write=False)
+    try:
+        position, rest = 0, b""
+        while position < file.size:
+            data = file.read_at(position, window)
+            if not data:
+                break
+            position += len(data)
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield _decoded(rest + data[:end])
+                rest = data[end:]
+            else:
+                rest += data
+        if rest:
+            yield Window(torn=rest)
+    finally:
+        file.close()
+
+
+def _decoded(data: bytes) -> Window:
+    try:
+        return Window(decode_all(data))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # some line is no event; find out which
+    found = Window()
+    for line in _lines(data):
+        if not line.strip():
+            continue
+        try:
+            found.items.append(decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            found.bad.append(line)
+    return found
+
+
+def _lines(data: bytes) -> list[bytes]:
+    return [line + b"\n" for line in data.split(b"\n")[:-1]]
+
+
+def count_events(fs: Fs, path: Path) -> int:
+    """Lines in the file, without looking into them."""
+    file = fs.open(path, write=False)
+    try:
+        found = position = 0
+        while data := file.read_at(position, WINDOW):
+            found += data.count(b"\n")
+            position += len(data)
+        return found
+    finally:
+        file.close()
+
+
+def keys_in(fs: Fs, path: Path) -> set[Key]:
+    """The partitions that a file has events of."""
+    found: set[Key] = set()
+    for window in windows(fs, path):
+        found |= keys_of(window.items)
+    return found

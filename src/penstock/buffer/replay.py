@@ -1,0 +1,239 @@
+"""Moves events from files into the database, each exactly once and none in the way of another.
+
+Insert is the engine's push: it de-duplicates by transaction id, so replaying a file from its beginning after a crash
+inserts only what is missing. What comes back decides what happens to an event:
+
+| the engine says                 | the event                                                                          |
+|---------------------------------|------------------------------------------------------------------------------------|
+| queued, duplicate               | is in the database                                                                 |
+| full (`maxSize`)                | is set aside in failed/ and tried again                                            |
+| refused for its content         | the batch is halved until the culprit is alone; it is set aside in failed/         |
+| unavailable, the database is up | the batch is tried again a few times, then halved like above                       |
+| unavailable, the database down  | stays where it is: replay stops and begins again when the database is back         |
+
+A file is deleted after its last event is in the database or durably in failed/.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from penstock.buffer.backlog import BufferFile
+from penstock.buffer.failed import Failed, FailedFile, Refusal
+from penstock.buffer.files import QUARANTINE, TITLES, Kind
+from penstock.buffer.reader import Window, windows
+from penstock.config import schema
+from penstock.errors import Full, InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.metrics import Metrics
+from penstock.queues.types import Item, Pushed
+from penstock.storage.fs import Fs
+
+log = logging.getLogger("penstock.buffer")
+T = TypeVar("T")
+
+REFUSED = (InvalidRequest, TooLarge, Full, ValueError)  # what says "this will not do" of an event's content
+TRIES = 4
+PAUSE = 0.05
+BATCH_BYTES = 8 << 20
+PROGRESS_EVERY = 5000
+PAUSE_EVERY = 1000
+RATE_SPAN = 10.0
+
+
+class Engine(Protocol):
+    """The part of the queue engine that the buffer stands in front of."""
+
+    async def push(self, items: list[Item]) -> list[Pushed]: ...
+
+
+class Health(Protocol):
+    @property
+    def healthy(self) -> bool: ...
+
+
+class Progress:
+    """How far a recovery is: logged every few thousand events and shown in the status."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done, self._told = what, total, 0, 0
+
+    def add(self, events: int) -> None:
+        self.done += events
+        if self.done - self._told >= PROGRESS_EVERY or (self.done >= self.total > self._told):
+            self._told = self.done
+            share = 100 * self.done / self.total if self.total else 100.0
+            log.info("%s: Progress %d/%d events (%.1f%%)", self.what, self.done, self.total, share)
+
+
+class Replay:
+    """Inserts events and whole files of events."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        health: Health,
+        settings: schema.Buffer,
+        directory: Path,
+        fs: Fs,
+        pool: Executor,
+        failed: Failed,
+        metrics: Metrics,
+        live: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._engine, self._health, self._settings = engine, health, settings
+        self._directory, self._fs, self._pool, self._failed = directory, fs, pool, failed
+        self._live = live  # whether pushes go to the database directly right now
+        self._recent: deque[tuple[float, int]] = deque()
+        self._unpaused = 0
+        self.flushed = metrics.counter("penstock_buffer_flushed_total", "Buffered events committed", "kind")
+        self.refused = metrics.counter("penstock_buffer_refused_total", "Events set aside in failed/", "kind")
+        self.quarantined = metrics.counter("penstock_buffer_quarantined_total", "Torn or damaged lines set aside")
+        self.writes = metrics.counter("penstock_buffer_inserts_total", "Batches sent to the database")
+
+    @property
+    def rate(self) -> float:
+        """Events per second over the last seconds."""
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - RATE_SPAN:
+            self._recent.popleft()
+        if not self._recent:
+            return 0.0
+        return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
+
+    async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
+        """Replay one complete file and delete it; `committed(n)` as events go in. Unavailable: begin again."""
+        file.done = 0
+        refusals: list[Refusal] = []
+        bad: list[bytes] = []
+        if not self._fs.exists(file.path):
+            log.error("the buffer file %s with %d events was deleted by somebody else", file.name, file.events)
+            return
+        steps = windows(self._fs, file.path)
+        while (window := await self._in_pool(_next, steps)) is not None:
+            for batch in batches(window.items, self._settings.max_batch):
+                refusals += await self.insert(batch, file.name.kind)
+                file.done += len(batch)
+                committed(len(batch))
+                await self._throttle(len(batch))
+            bad += window.bad
+            if window.bad or window.torn:
+                file.done += len(window.bad)
+                await self._in_pool(self._quarantine, file, window, bad)
+        await self._in_pool(self._settle, file, refusals)
+        if refusals:
+            self.refused.add(len(refusals), file.name.kind)
+            log.error(
+                "%d events of %s were refused and are in failed/: %s", len(refusals), file.name, refusals[0].error
+            )
+        log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
+
+    async def failed_file(self, file: FailedFile) -> bool:
+        """Try the events of a file in failed/ again; whether all of them went in."""
+        refusals: list[Refusal] = []
+        total = 0
+        steps = windows(self._fs, file.path)
+        while (window := await self._in_pool(_next, steps)) is not None:
+            for batch in batches(window.items, self._settings.max_batch):
+                refusals += await self.insert(batch, file.name.kind)
+                total += len(batch)
+        log.info("Retried failed file %s: %d events went in, %d left", file.name, total - len(refusals), len(refusals))
+        if len(refusals) < total or not total:
+            await self._in_pool(self._failed.write, file.name, refusals)
+        if refusals:
+            self._failed.postpone(self._failed.files[str(file.name)])
+        return not refusals
+
+    async def insert(self, items: list[Item], kind: Kind, *, tries: int = TRIES) -> list[Refusal]:
+        """Put the items into the database, in order; those it refuses come back. Unavailable when it is down."""
+        try:
+            results = await self._push(items, tries)
+        except REFUSED as error:
+            reason = str(error)
+        except Unavailable as error:
+            if not self._health.healthy:
+                raise
+            reason = f"given up after {tries} tries: {error}"
+        else:
+            refusals = [
+                Refusal(item, f"the queue {item.queue} is full")
+                for item, result in zip(items, results, strict=True)
+                if result.status == "full"
+            ]
+            self._count(len(items) - len(refusals), kind)
+            return refusals
+        if len(items) == 1:
+            return [Refusal(items[0], reason)]
+        middle = len(items) // 2
+        first = await self.insert(items[:middle], kind, tries=2)
+        return first + await self.insert(items[middle:], kind, tries=2)
+
+    async def _push(self, items: list[Item], tries: int) -> list[Pushed]:
+        for turn in range(1, tries + 1):
+            self.writes.add()
+            try:
+                return await self._engine.push(items)
+            except PenstockError as error:
+                for item in items:
+                    item.fresh = False  # from now on it may be stored
+                if not isinstance(error, Unavailable) or turn == tries or not self._health.healthy:
+                    raise
+                await asyncio.sleep(PAUSE * turn)
+        raise AssertionError("unreachable")
+
+    def _count(self, flushed: int, kind: Kind) -> None:
+        self.flushed.add(flushed, kind)
+        self._recent.append((time.monotonic(), flushed))
+
+    async def _throttle(self, events: int) -> None:
+        """Leave room for live pushes: a pause every thousand events, and a rate if one is set."""
+        if self._settings.replay_rate:
+            await asyncio.sleep(events / self._settings.replay_rate)
+        self._unpaused += events
+        if self._unpaused >= PAUSE_EVERY:
+            self._unpaused = 0
+            if self._live():
+                await asyncio.sleep(self._settings.replay_pause)
+
+    # From here on: in the pool.
+
+    def _settle(self, file: BufferFile, refusals: list[Refusal]) -> None:
+        if refusals:
+            self._failed.write(file.name, refusals)
+        self._fs.remove(file.path)
+        if file.name.kind == "failover":
+            self._fs.sync_dir(self._directory)  # or a power cut brings the file back when its messages are long gone
+
+    def _quarantine(self, file: BufferFile, window: Window, bad: list[bytes]) -> None:
+        directory = self._directory / QUARANTINE
+        self._fs.make_dir(directory)
+        if window.torn:
+            self._fs.replace(directory / f"{file.name.complete}.torn", window.torn)
+            log.warning("the last line of %s was cut short by a crash: %d bytes set aside", file.name, len(window.torn))
+        if window.bad:
+            self._fs.replace(directory / f"{file.name.complete}.bad", b"".join(bad))
+            log.error("%d lines of %s are no events: set aside in %s/", len(window.bad), file.name, QUARANTINE)
+        self.quarantined.add(len(window.bad) + bool(window.torn))
+
+    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+def _next(steps: Iterator[Window]) -> Window | None:
+    return next(steps, None)
+
+
+def batches(items: list[Item], most: int) -> Iterator[list[Item]]:
+    """The items in order, at most so many and so many bytes at a time."""
+    start = size = 0
+    for end, item in enumerate(items):
+        size += len(item.payload)
+        if end > start and (end - start >= most or size > BATCH_BYTES):
+            yield items[start:end]
+            start, size = end, len(item.payload)
+    if start < len(items):
+        yield items[start:]

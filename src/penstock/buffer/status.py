@@ -1,0 +1,162 @@
+"""What the buffer says about itself: metrics, the status page, the JSON block of the seed."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.buffer.files import KINDS, Kind
+from penstock.database import Database
+from penstock.metrics import Metrics
+
+if TYPE_CHECKING:
+    from penstock.buffer.buffer import Buffer
+
+
+class KindStatus(msgspec.Struct, rename="camel"):
+    """The files of one kind: those being written and those waiting for their replay."""
+
+    pending: int
+    files: int
+    bytes: int
+    oldest_age: float  # seconds since the oldest file was begun; 0 = no file
+    flushed: int  # events committed since the start
+
+
+class Recovery(msgspec.Struct):
+    what: str
+    done: int
+    total: int
+
+
+class BufferStatus(msgspec.Struct, rename="camel"):
+    pending: int
+    failed: int
+    db_healthy: bool
+    worker: int  # process id: each process has files of its own
+    maintenance_mode: bool
+    pop_maintenance_mode: bool
+    held_partitions: int
+    replay_rate: float  # events per second, over the last ten seconds
+    quarantined: int
+    failed_files: list[str]
+    directory: str
+    recovery: Recovery | None
+    failover: KindStatus
+    qos0: KindStatus
+
+
+class FileBuffer(msgspec.Struct):
+    pending: int
+    flushed: int
+    failed: int
+    db_healthy: bool
+
+
+class Status:
+    """Reads the numbers of one buffer; keeps none."""
+
+    def __init__(self, buffer: "Buffer", database: Database, metrics: Metrics) -> None:
+        self._buffer, self._database = buffer, database
+
+        def of_kinds(read: Callable[[KindStatus], float]) -> Callable[[], dict[tuple[str, ...], float]]:
+            return lambda: {(kind,): read(self.kind(kind)) for kind in KINDS}
+
+        metrics.gauge("penstock_buffer_pending", "Events not yet committed", "kind", read=of_kinds(lambda k: k.pending))
+        metrics.gauge("penstock_buffer_files", "Buffer files", "kind", read=of_kinds(lambda k: k.files))
+        metrics.gauge("penstock_buffer_bytes", "Bytes in buffer files", "kind", read=of_kinds(lambda k: k.bytes))
+        metrics.gauge(
+            "penstock_buffer_oldest_age_seconds",
+            "Age of the oldest file",
+            "kind",
+            read=of_kinds(lambda k: k.oldest_age),
+        )
+        metrics.gauge("penstock_buffer_failed", "Events in failed/", read=lambda: buffer.failed.events)
+        metrics.gauge("penstock_buffer_held_partitions", "Partitions that wait", read=lambda: buffer.backlog.held)
+        metrics.gauge("penstock_buffer_replay_rate", "Events replayed per second", read=lambda: buffer.replay.rate)
+        metrics.gauge("penstock_buffer_maintenance", "1 while the mode is on", "mode", read=self._modes)
+
+    def _modes(self) -> dict[tuple[str, ...], float]:
+        modes = self._buffer.maintenance.modes
+        return {("push",): int(modes.push), ("pop",): int(modes.pop)}
+
+    @property
+    def pending(self) -> int:
+        return sum(self.kind(kind).pending for kind in KINDS)
+
+    @property
+    def bytes(self) -> int:
+        """On disk, in files of this process."""
+        buffer = self._buffer
+        found = buffer.backlog.bytes() + buffer.failed.size
+        if buffer.journal.active:
+            found += buffer.journal.active.size
+        return found + sum(batch.file.size for batch in buffer.qos0.batches)
+
+    def kind(self, kind: Kind) -> KindStatus:
+        buffer = self._buffer
+        found = buffer.backlog.of(kind)
+        pending = buffer.backlog.events(kind)
+        if kind == "failover":
+            pending += buffer.journal.events
+            active = buffer.journal.active
+            found += [active] if active else []
+        else:
+            growing = [batch.file for batch in buffer.qos0.batches]
+            pending += sum(file.events for file in growing)
+            found += growing
+        oldest = min((file.name.created_at for file in found if file.name.created_at), default=None)
+        return KindStatus(
+            pending=pending,
+            files=len(found),
+            bytes=sum(file.size for file in found),
+            oldest_age=0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
+            flushed=int(buffer.replay.flushed.value(kind)),
+        )
+
+    def file_buffer(self) -> FileBuffer:
+        """The block `file_buffer` of /metrics.json."""
+        flushed = sum(self._buffer.replay.flushed.value(kind) for kind in KINDS)
+        return FileBuffer(self.pending, int(flushed), self._buffer.failed.events, self._database.healthy)
+
+    def report(self) -> BufferStatus:
+        buffer, progress = self._buffer, self._buffer.recovering
+        return BufferStatus(
+            pending=self.pending,
+            failed=buffer.failed.events,
+            db_healthy=self._database.healthy,
+            worker=os.getpid(),
+            maintenance_mode=buffer.maintenance.push,
+            pop_maintenance_mode=buffer.maintenance.pop,
+            held_partitions=buffer.backlog.held,
+            replay_rate=round(buffer.replay.rate, 1),
+            quarantined=int(buffer.replay.quarantined.value()),
+            failed_files=sorted(buffer.failed.files),
+            directory=str(buffer.directory),
+            recovery=Recovery(progress.what, progress.done, progress.total) if progress else None,
+            failover=self.kind("failover"),
+            qos0=self.kind("qos0"),
+        )
+
+    def maintenance(self) -> dict[str, Any]:
+        """The answer of the maintenance page."""
+        buffer = self._buffer
+        return {
+            "maintenanceMode": buffer.maintenance.push,
+            "popMaintenanceMode": buffer.maintenance.pop,
+            "bufferedMessages": self.pending,
+            "bufferHealthy": self._database.healthy,
+            "bufferStats": {
+                "pendingCount": self.pending,
+                "failedCount": buffer.failed.events,
+                "dbHealthy": self._database.healthy,
+                "failedFiles": {
+                    "count": len(buffer.failed.files),
+                    "totalBytes": buffer.failed.size,
+                    "failoverCount": sum(f.name.kind == "failover" for f in buffer.failed.files.values()),
+                    "qos0Count": sum(f.name.kind == "qos0" for f in buffer.failed.files.values()),
+                },
+            },
+        }

@@ -1,0 +1,90 @@
+"""The line format: golden bytes, raw payloads, one line per event whatever the client sent."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.buffer.events import decode, decode_all, encode
+from penstock.errors import InvalidRequest
+from penstock.queues.types import Item
+
+
+def test_an_event_is_the_seeds_line_byte_for_byte():
+    item = Item("orders", b'{"id":1}', "customer-123", "tx-1", "0198c5a0-0000-7000-8000-000000000001")
+    line = (
+        b'{"queue":"orders","partition":"customer-123","payload":{"id":1},"transaction_id":"tx-1",'
+        b'"trace_id":"0198c5a0-0000-7000-8000-000000000001","namespace":"","task":""}\n'
+    )
+    assert encode([item]) == [line]
+
+
+def test_an_authenticated_producer_is_kept():
+    item = Item("q", b"1", "p", "t", None, "alice")
+    line = (
+        b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
+        b'"producer":"alice"}\n'
+    )
+    assert encode([item]) == [line]
+    assert decode(encode([item])[0]) == item
+
+
+def test_the_seeds_own_lines_are_read():
+    line = (
+        b'{"queue":"orders","partition":"customer-123","payload":{"id":1},"transaction_id":"tx-1","trace_id":"trace-1",'
+        b'"namespace":"sales","task":"process"}'
+    )
+    assert decode(line) == Item("orders", b'{"id":1}', "customer-123", "tx-1", "trace-1")
+
+
+@pytest.mark.parametrize(
+    "payload", [b'{"a": 1.10,  "a":1e400}', b"12345678901234567890123.0", b'"\xc3\xa9\\u00e9"', b"null"]
+)
+def test_payload_bytes_are_not_touched(payload):
+    [line] = encode([Item("q", payload, "p", "t")])
+    assert decode(line).payload == payload
+
+
+def test_newlines_between_tokens_are_taken_out_and_nothing_else():
+    [line] = encode([Item("q", b'{\n  "a": 1.10,\n  "a": "x\\ny",\r\n "b": [1,\n 2e5]\n}', "p", "t")])
+    assert line.count(b"\n") == 1
+    assert decode(line).payload == b'{"a":1.10,"a":"x\\ny","b":[1,2e5]}'
+
+
+def test_a_raw_newline_inside_a_string_is_refused():
+    with pytest.raises(InvalidRequest):
+        encode([Item("q", b'"a\nb"', "p", "t")])
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"first", b'{"a":1', b"1}", b'1,"queue":"other"}{', b"\xff", b'"\xff"', b'1,"x":2']
+)
+def test_what_could_not_be_read_back_is_refused_or_harmless(payload):
+    item = Item("q", payload, "p", "t")
+    try:
+        [line] = encode([item])
+    except InvalidRequest:
+        return
+    assert (decode(line).queue, decode(line).transaction_id) == ("q", "t")
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+)
+
+
+@given(st.lists(st.tuples(texts, texts, texts.filter(bool), values, st.sampled_from([None, 1])), max_size=5))
+def test_what_is_written_is_read_back(rows):
+    given_items = [
+        Item(queue, json.dumps(value, indent=indent).encode(), partition, transaction)
+        for queue, partition, transaction, value, indent in rows
+    ]
+    data = b"".join(encode(given_items))
+    assert data.count(b"\n") == len(rows)
+    for item, back in zip(given_items, decode_all(data), strict=True):
+        assert (back.queue, back.partition, back.transaction_id) == (item.queue, item.partition, item.transaction_id)
+        assert msgspec.json.decode(back.payload) == msgspec.json.decode(item.payload)
