@@ -34,6 +34,14 @@ class Part(Protocol):
     async def stop(self) -> None: ...
 
 
+class Logs:
+    """Topics and the groups on them: what only the owner has."""
+
+    def __init__(self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics) -> None:
+        self.topics = TopicStore(config.data_directory, config.topics, pool=pool, metrics=metrics)
+        self.groups = Groups(config.private_directory / "groups", self.topics, pool=pool, metrics=metrics)
+
+
 class Broker:
     """The parts of one process, from `start` to `stop`."""
 
@@ -45,12 +53,7 @@ class Broker:
         self._began = time.monotonic()
         self.pool = ThreadPoolExecutor(config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock")
         self.database = Database(config.database, config.private_directory, self.metrics)
-        self.topics: TopicStore | None = None
-        self.groups: Groups | None = None
-        if owner:
-            self.topics = TopicStore(config.data_directory, config.topics, pool=self.pool, metrics=self.metrics)
-            groups = config.private_directory / "groups"
-            self.groups = Groups(groups, self.topics, pool=self.pool, metrics=self.metrics)
+        self.logs = Logs(config, self.pool, self.metrics) if owner else None
         self._running = AsyncExitStack()
         self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")
         self.metrics.gauge("penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max")
@@ -71,8 +74,10 @@ class Broker:
 
     def _parts(self) -> list[Part]:
         """In the order of their start."""
-        parts: list[Part | None] = [self.database, self.topics, self.groups]
-        return [part for part in parts if part]
+        parts: list[Part] = [self.database]
+        if self.logs:
+            parts += [self.logs.topics, self.logs.groups]
+        return parts
 
     async def stop(self) -> None:
         """Stop every part, the last started first."""

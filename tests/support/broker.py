@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.wait import until
 
-START_TIMEOUT = 60
+START_TIMEOUT = 90
 
 
 class BrokerProcess:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from penstock.server import Broker
 from penstock.wire.feed import Feeds
+from penstock.wire.http import openapi
 from penstock.wire.http.api import system, topics
+from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer, tls_context
 from penstock.wire.keepalive import KeepAlive
@@ -46,14 +48,13 @@ class Listeners:
         self._broker = broker
         self._worker = worker
         self._http: HttpServer | None = None
-        self._private: HttpServer | None = None
         self._tcp: TcpServer | None = None
         self._websocket: WebsocketServer | None = None
+        self._private: HttpServer | None = None  # for the other processes of this broker
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
-        shared = broker.config.workers > 1
         self.rendezvous = rendezvous
-        if shared and rendezvous is None:
+        if rendezvous is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
             self.rendezvous = Rendezvous(directory, broker.config.workers - 1)
 
@@ -64,90 +65,85 @@ class Listeners:
     @property
     def addresses(self) -> dict[str, str]:
         """Name -> address of everything that listens, as a person would type it."""
-        found = {}
+        config, found = self._broker.config, {}
         if self._http:
-            settings = self._broker.config.http_server
-            scheme = "https" if settings.ssl_cert_path else "http"
-            found["HTTP"] = f"{scheme}://{settings.host}:{self._http.port}"
+            found["HTTP"] = self._http.url
         if self._tcp:
-            found["TCP"] = f"{self._broker.config.tcp_server.host}:{self._tcp.port}"
+            found["TCP"] = f"tcp://{config.tcp_server.host}:{self._tcp.port}"
         if self._websocket:
             scheme = "wss" if self._websocket.secure else "ws"
-            found["WebSocket"] = f"{scheme}://{self._broker.config.websocket_server.host}:{self._websocket.port}"
+            found["WebSocket"] = f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
         return found
 
     async def start(self) -> None:
-        config = self._broker.config
+        broker, config = self._broker, self._broker.config
         if config.http_server.enabled:
-            router = Router(self._worker_routes() if self._worker else self._owner_routes())
             self._http = HttpServer(
-                router,
+                self._router(),
                 config.http_server,
-                metrics=self._broker.metrics,
-                executor=self._broker.pool,
+                metrics=broker.metrics,
+                executor=broker.pool,
                 reuse_port=config.workers > 1,
             )
             await self._http.start()
-            if self.rendezvous:
-                await self._meet(self.rendezvous)
-        await self._start_topics()
-
-    async def _start_topics(self) -> None:
-        """The protocols that only topics have: in the process that owns them."""
-        config, broker = self._broker.config, self._broker
-        if broker.topics is None or broker.groups is None:
-            return
-        if config.tcp_server.enabled:
-            self._tcp = TcpServer(config.tcp_server, broker.topics, broker.groups, broker.metrics)
+        if self.rendezvous:
+            await self._meet(self.rendezvous)
+        if broker.logs and config.tcp_server.enabled:
+            self._tcp = TcpServer(config.tcp_server, broker.logs.topics, broker.logs.groups, broker.metrics)
             await self._tcp.start()
-        if config.websocket_server.enabled:
+        if broker.logs and config.websocket_server.enabled:
             self._websocket = WebsocketServer(
                 config.websocket_server,
-                broker.topics,
+                broker.logs.topics,
                 self._feeds,
                 broker.metrics,
                 keep_alive=self._keep_alive,
-                tls=tls_context(
-                    config.websocket_server.ssl_cert_path or config.http_server.ssl_cert_path,
-                    config.websocket_server.ssl_key_path or config.http_server.ssl_key_path,
-                ),
+                tls=tls_context(*self._websocket_certificate()),
             )
             await self._websocket.start()
 
     async def stop(self, patience: float) -> None:
         """Stop accepting, let what is in flight finish within `patience` seconds, close."""
-        servers = (self._http, self._private, self._tcp, self._websocket)
-        await asyncio.gather(*(server.stop(patience) for server in servers if server))
+        servers = [server for server in (self._http, self._tcp, self._websocket) if server]
+        await asyncio.gather(*(server.stop(patience) for server in servers))
+        if self._private:
+            await self._private.stop(patience)
         if self.rendezvous and not self._worker:
             shutil.rmtree(self.rendezvous.directory, ignore_errors=True)
 
-    async def _meet(self, rendezvous: Rendezvous) -> None:
+    def _websocket_certificate(self) -> tuple[Path | None, Path | None]:
+        config = self._broker.config
+        own = config.websocket_server
+        if own.ssl_cert_path or own.ssl_key_path:
+            return own.ssl_cert_path, own.ssl_key_path
+        return config.http_server.ssl_cert_path, config.http_server.ssl_key_path
+
+    def _router(self) -> Router:
         if self._worker:
-            router = Router(system.worker_routes(self._broker))
-            path = rendezvous.worker(self._worker)
-        else:
-            router = Router(self._owner_routes())
-            path = rendezvous.owner
-        self._private = HttpServer(router, self._broker.config.http_server, unix_path=path)
-        await self._private.start()
+            assert self.rendezvous is not None
+            rest = Route("*", "/{rest...}", forward_to(self.rendezvous.owner), hidden=True)
+            return Router([*self._queue_routes(), rest])
+        router = Router(self._owner_routes())
+        router.extend(openapi.routes(router))
+        return router
 
     def _owner_routes(self) -> list[Route]:
-        workers = []
-        if self.rendezvous:
-            workers = [self.rendezvous.worker(number + 1) for number in range(self.rendezvous.workers)]
-        return [
-            *system.routes(self._broker, lambda: self.addresses, workers),
-            *self._queue_routes(),
-            *self._topic_routes(),
-        ]
-
-    def _topic_routes(self) -> list[Route]:
-        if self._broker.topics is None or self._broker.groups is None:
-            return []
-        return topics.routes(self._broker.topics, self._broker.groups, self._feeds, self._keep_alive)
-
-    def _worker_routes(self) -> list[Route]:
-        return self._queue_routes()
+        logs, meeting = self._broker.logs, self.rendezvous
+        workers = [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
+        found = [*system.routes(self._broker, lambda: self.addresses, workers), *self._queue_routes()]
+        if logs:
+            found += topics.routes(logs.topics, logs.groups, self._feeds, self._keep_alive)
+        return found
 
     def _queue_routes(self) -> list[Route]:
+        """What every process answers itself."""
         return []
+
+    async def _meet(self, rendezvous: Rendezvous) -> None:
+        """Listen for the other processes of this broker."""
+        if self._worker:
+            path, router = rendezvous.worker(self._worker), Router(system.worker_routes(self._broker))
+        else:
+            path, router = rendezvous.owner, self._router()
+        self._private = HttpServer(router, owner_settings(self._broker.config.http_server), unix_path=path)
+        await self._private.start()

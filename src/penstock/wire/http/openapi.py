@@ -6,7 +6,8 @@ made at the first request, when all routes are known, and kept.
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -22,9 +23,13 @@ _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "requir
 
 def document(routes: Iterable[Route], title: str = "Penstock", version: str = __version__) -> dict[str, Any]:
     shown = [route for route in routes if not route.hidden and route.method != ANY]
-    types = {id(kind): kind for route in shown for kind in (route.query, route.body, route.answer) if _has_schema(kind)}
+    kinds = [kind for route in shown for kind in (route.query, route.body, route.answer) if _has_schema(kind)]
+    types = {id(one): one for kind in kinds for one in _alternatives(kind)}
     made, components = msgspec.json.schema_components(list(types.values()), ref_template=_REF)
     schemas = dict(zip(types, made, strict=True))
+    for kind in kinds:
+        if id(kind) not in schemas:
+            schemas[id(kind)] = {"anyOf": [schemas[id(one)] for one in _alternatives(kind)]}
     components["Error"] = _ERROR
     paths: dict[str, dict[str, Any]] = {}
     for route in shown:
@@ -44,6 +49,13 @@ def document(routes: Iterable[Route], title: str = "Penstock", version: str = __
 
 def _has_schema(kind: Any) -> bool:
     return kind is not None and kind is not bytes
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """The members of a union of structs, which msgspec only knows how to describe one by one."""
+    members = get_args(kind) if get_origin(kind) is UnionType else ()
+    structs = [one for one in members if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    return members if len(structs) > 1 else (kind,)
 
 
 def _name(schema: dict[str, Any]) -> str:
