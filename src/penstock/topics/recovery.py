@@ -31,7 +31,6 @@ from penstock.topics.context import Context
 from penstock.topics.layout import (
     ARCHIVED,
     BATCH_SIZE,
-    BATCH_TYPE,
     BATCHES,
     CHECKPOINT,
     CLEAN,
@@ -57,7 +56,7 @@ from penstock.topics.layout import (
     sealed_name,
 )
 from penstock.topics.producers import Producers
-from penstock.topics.scan import CHAIN, Hole, agreeing, is_record, scan
+from penstock.topics.scan import CHAIN, Hole, agreeing, drop_untiled, is_record, scan
 from penstock.topics.segment import Segment
 from penstock.topics.topic import Recovered
 
@@ -186,6 +185,8 @@ class _Recovery:
 
     def _read_checkpoint(self) -> Checkpoint | None:
         if CHECKPOINT not in self.names:
+            if INCARNATION in self.names:
+                self.report("repaired", f"{CHECKPOINT} is missing, the active segment is scanned whole")
             return None
         checkpoint = Checkpoint.parse(self.fs.read(self.directory / CHECKPOINT))
         if checkpoint is None:
@@ -199,6 +200,8 @@ class _Recovery:
             if text is None or len(text) != 32:
                 self.report("repaired", f"{INCARNATION} is damaged")
                 text = None
+        elif checkpoint is not None:
+            self.report("repaired", f"{INCARNATION} is missing")
         if text is None:
             text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
             self.fs.replace(self.directory / INCARNATION, pack_checked(text), sync=self.context.durable)
@@ -249,7 +252,9 @@ class _Recovery:
     def _rebuild(self, segment: Segment, data: File, following: int | None) -> None:
         limit = following if following is not None else 1 << 63
         index = self._all_index_rows(segment)
-        found = scan(data, data.size, 0, segment.base, index=index, anchors=self._anchors(segment), limit=limit)
+        batches = self._intact_batches(segment)
+        found = scan(data, data.size, 0, segment.base, index=index, anchors=_anchors(batches), limit=limit)
+        found = drop_untiled(found, batches)
         self._note_holes(segment, found.holes)
         if found.end < data.size:
             lost = data.size - found.end
@@ -272,13 +277,11 @@ class _Recovery:
         file = segment.file(INDEX)
         return np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
 
-    def _anchors(self, segment: Segment, start: int = 0) -> np.ndarray:
-        """Where the sidecar says that batches begin."""
+    def _intact_batches(self, segment: Segment) -> np.ndarray:
         file = segment.file(BATCHES)
-        rows, good = parse_batches(file.read_at(start, file.size - start))
-        anchors = np.empty(int(good.sum()), INDEX_TYPE)
-        anchors["offset"], anchors["position"] = rows["first"][good], rows["start"][good]
-        return anchors
+        rows, good = parse_batches(file.read_at(0, file.size))
+        intact: np.ndarray = rows[good]
+        return intact
 
     def _trust_batches(self, segment: Segment) -> None:
         """Sealed sidecars are believed as they are: `verify` reads them whole, lookups only what they need."""
@@ -373,6 +376,8 @@ class _Recovery:
         segment.end = segment.base
         here = checkpoint if checkpoint is not None and checkpoint.base == segment.base else None
         start, rows = self._trusted(segment, here, data, index)
+        if here is not None:
+            self._check_hints(here, index, batches)
         shorter = here is not None and here.data_size > data.size
         if here is not None and shorter:
             self.report(
@@ -394,8 +399,19 @@ class _Recovery:
         if not untouched:
             self._settle_active(segment, data, index, batches)
         segment.holes = self.holes_of(segment.base) if untouched else segment.holes
-        self._check_metadata(segment)
+        self._check_metadata(segment, checkpoint)
         return segment, not untouched
+
+    def _check_hints(self, here: Checkpoint, index: File, batches: File) -> None:
+        """What the checkpoint says was durable of index and sidecar must be there."""
+        if index.size < here.index_size:
+            self.report("repaired", f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is built anew")
+        if batches.size < here.batches_size:
+            self.report("lost", f"{BATCHES} has {batches.size} bytes, {here.batches_size} were durable")
+        elif here.batches_size:
+            _, good = parse_batches(batches.read_at(here.batches_size - BATCH_SIZE, BATCH_SIZE))
+            if not bool(good[0]):
+                self.report("lost", f"{BATCHES}: the row at {here.batches_size - BATCH_SIZE} is damaged")
 
     def _just_rolled(self, sealed: list[Segment], checkpoint: Checkpoint) -> bool:
         return bool(sealed) and sealed[-1].base == checkpoint.base
@@ -445,7 +461,9 @@ class _Recovery:
             offset = int(np.frombuffer(tail, INDEX_TYPE)["offset"][0]) + 1
         told = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
         told_rows = np.frombuffer(told, INDEX_TYPE)
-        found = scan(data, cut, start, offset, index=told_rows, anchors=self._anchors(segment))
+        batches = self._intact_batches(segment)
+        found = scan(data, cut, start, offset, index=told_rows, anchors=_anchors(batches))
+        found = drop_untiled(found, batches[batches["start"] >= start])
         if found.holes:
             self._note_holes(segment, found.holes)
         if not np.array_equal(found.rows, told_rows) or index.size % INDEX_SIZE:
@@ -521,8 +539,11 @@ class _Recovery:
         except (StorageFull, StorageFailed) as error:
             log.error("topic %s: what was recovered could not be synced: %s", self.directory.name, error)
 
-    def _check_metadata(self, segment: Segment) -> None:
-        if self._read_metadata() != segment.end:
+    def _check_metadata(self, segment: Segment, checkpoint: Checkpoint | None) -> None:
+        told = self._read_metadata()
+        if told != segment.end:
+            if told is None or (checkpoint is not None and checkpoint.state == CLEAN):
+                self.report("repaired", f"{METADATA} said {told}, the next offset is {segment.end}")
             self.fs.replace(self.directory / METADATA, pack_metadata(segment.end), sync=False)
 
     # Producers
@@ -545,6 +566,13 @@ class _Recovery:
         return producers
 
 
+def _anchors(batches: np.ndarray) -> np.ndarray:
+    """Where the sidecar says that batches begin."""
+    anchors = np.empty(len(batches), INDEX_TYPE)
+    anchors["offset"], anchors["position"] = batches["first"], batches["start"]
+    return anchors
+
+
 def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
     """Put a compacted segment in place of those it was made from; see `penstock.topics.compaction`."""
     told = parse_checked(fs.read(directory / marker))
@@ -559,6 +587,3 @@ def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
                 fs.remove(directory / sealed_name(kind, other))
         fs.sync_dir(directory)
     fs.remove(directory / marker)
-
-
-__all__ = ["BATCH_TYPE", "create_files", "finish_swap", "recover"]

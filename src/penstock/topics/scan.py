@@ -132,6 +132,25 @@ def scan(
     return Scan(found, at, offset, holes)
 
 
+def drop_untiled(found: Scan, batches: np.ndarray) -> Scan:
+    """Leave out what the sidecar contradicts: a batch must consist of exactly its records (zeros look like some)."""
+    rows, holes, end, offset = found.rows, found.holes, found.end, found.next_offset
+    for batch in batches[batches["start"] < found.end]:
+        low, high = np.searchsorted(rows["position"], [batch["start"], batch["end"]])
+        inside = rows[low:high]
+        whole = len(inside) == int(batch["count"]) and inside[0]["offset"] == batch["first"]
+        if not len(inside) or whole:
+            continue
+        start, stop, first = int(batch["start"]), int(batch["end"]), int(batch["first"])
+        rows = np.concatenate([rows[:low], rows[high:]])
+        holes = [hole for hole in holes if hole.end <= start or hole.start >= stop]
+        if high < len(rows) + len(inside):
+            holes.append(Hole(start, stop, first, first + int(batch["count"])))
+        else:
+            end, offset = start, first
+    return Scan(rows, end, offset, sorted(holes))
+
+
 def _sorted(index: np.ndarray) -> bool:
     return bool((index["position"][1:] > index["position"][:-1]).all())
 

@@ -4,10 +4,11 @@ A segment is three files and a few numbers. The numbers (`rows`, `data_size`) sa
 the active segment they grow after a commit, so a reader never sees what may still vanish. Reads name positions and
 share no state, so they run on the event loop or in a pool while the writer appends.
 
-Offsets inside a segment may have gaps (compaction), so nothing assumes `row = offset - base`: that is only the first
-guess of a search in the index. Every record handed out by `read` was checked against its own header; a mismatch is
-`Damaged` with the file, the place and the offset where reading can go on. A hole in the *positions* is damage that
-recovery found; a hole in the *offsets* alone is compaction.
+Offsets inside a segment may have gaps (compaction), so `row = offset - base` is used only where the numbers prove that
+there are none; otherwise the index is searched. Every record handed out by `read` was checked against its own header.
+Where index and data disagree the data is walked from the last place where they agreed: a damaged index costs time, a
+damaged record is `Damaged` with the file, the place and the offset where reading can go on. A hole in the *positions*
+is damage that recovery found; a hole in the *offsets* alone is compaction.
 
 Files are opened on demand and dropped when idle; a reader that still holds one keeps it alive (the last reference
 closes it), so neither retention nor the idle close can pull a file away from under a transfer.
@@ -40,6 +41,10 @@ WINDOW = 512  # index rows read at once at the end of a search
 ROWS_AT_ONCE = 1 << 16  # index rows looked at by one read
 
 _IN_HEADER = np.arange(HEADER_SIZE)
+
+
+class _Mismatch(Exception):
+    """Index and data disagree."""
 
 
 class Batch:
@@ -110,6 +115,7 @@ class Segment:
         "fs",
         "holes",
         "newest",
+        "on_mismatch",
         "on_open",
         "pinned",
         "rows",
@@ -128,6 +134,7 @@ class Segment:
         self.newest = 0  # append time of the newest record, microseconds
         self.holes: tuple[tuple[int, int], ...] = ()  # byte ranges of data that recovery found damaged
         self.on_open: Callable[[Segment], None] | None = None
+        self.on_mismatch: Callable[[Segment], None] | None = None  # told when index and data disagree
         self.pinned = False  # being written: its files stay open
         self._files: dict[str, File] = {}
 
@@ -164,14 +171,18 @@ class Segment:
         data = self.file(INDEX).read_at(start * INDEX_SIZE, (stop - start) * INDEX_SIZE)
         rows = np.frombuffer(data, INDEX_TYPE, len(data) // INDEX_SIZE)
         if len(rows) < stop - start:
-            raise Damaged(f"{self.path(INDEX).name} ends at row {start + len(rows)} of {self.rows}")
+            raise Damaged(f"{self.path(INDEX).name} ends at row {start + len(rows)} of {self.rows}", self.end)
         return rows
+
+    @property
+    def dense(self) -> bool:
+        """Whether every offset from `base` to `end` is there."""
+        return self.end - self.base == self.rows
 
     def row_of(self, offset: int) -> int:
         """The first row whose offset is not below `offset`; `rows` when there is none."""
-        guess = offset - self.base
-        if 0 <= guess < self.rows and int(self.index_rows(guess, guess + 1)["offset"][0]) == offset:
-            return guess
+        if self.dense:
+            return min(max(0, offset - self.base), self.rows)
         return self._search("offset", offset)
 
     def _search(self, column: str, value: int) -> int:
@@ -196,9 +207,21 @@ class Segment:
         row = self.row_of(offset)
         if row >= self.rows:
             return empty_batch(self.end)
+        try:
+            return self._read_indexed(row, offset, max_records, max_bytes)
+        except _Mismatch:
+            rows, end = self._walk(row, offset, max_records, max_bytes)
+        start = rows[0][1]
+        buffer = self.file(DATA).read_at(start, end - start)
+        offsets, positions = np.array(rows, np.int64).T
+        starts = positions - start + HEADER_SIZE
+        ends = np.append(starts[1:] - HEADER_SIZE, end - start)
+        return Batch(buffer, offsets, starts, ends, int(offsets[-1]) + 1)
+
+    def _read_indexed(self, row: int, offset: int, max_records: int, max_bytes: int) -> Batch:
         stop = min(self.rows, row + min(max_records, ROWS_AT_ONCE, max_bytes // HEADER_SIZE + 1))
         rows = self.index_rows(row, min(stop + 1, self.rows))
-        self._refuse_hole(rows, offset)
+        self._expect(rows, offset)
         positions = rows["position"].astype(np.int64)
         if stop == self.rows:
             positions = np.append(positions, self.data_size)
@@ -207,12 +230,12 @@ class Segment:
             count = max(1, int(np.searchsorted(positions, positions[0] + max_bytes, "right")) - 1)
         start, end = int(positions[0]), int(positions[count])
         if not 0 <= start < end <= self.data_size:
-            raise Damaged(f"{self.path(INDEX).name} row {row} points outside {self.path(DATA).name}")
+            raise _Mismatch
         buffer = self.file(DATA).read_at(start, end - start)
         starts = positions[:count] - start
         good, lengths = self._check(buffer, rows["offset"][:count], starts, end - start)
         if good == 0:
-            raise self._damaged(row, start)
+            raise _Mismatch
         starts = starts[:good] + HEADER_SIZE
         offsets = rows["offset"][:good].astype(np.int64)
         return Batch(buffer, offsets, starts, starts + lengths[:good], int(offsets[-1]) + 1)
@@ -254,43 +277,88 @@ class Segment:
         row = self.row_of(offset)
         if row >= self.rows:
             return Raw(self.end, 0, self.end, None, 0, 0)
+        try:
+            return self._raw_indexed(row, offset, max_bytes, max_records)
+        except _Mismatch:
+            rows, end = self._walk(row, offset, max_records or ROWS_AT_ONCE, max_bytes)
+            start = rows[0][1]
+            return Raw(rows[0][0], len(rows), rows[-1][0] + 1, self.file(DATA), start, end - start)
+
+    def _raw_indexed(self, row: int, offset: int, max_bytes: int, max_records: int | None) -> Raw:
         first = self.index_rows(row, row + 1)
-        self._refuse_hole(first, offset)
+        self._expect(first, offset)
         start = int(first["position"][0])
         stop = self.rows if max_records is None else min(self.rows, row + max(1, max_records))
+        if self.position_of(stop) - start > max_bytes:
+            stop = max(row + 1, self._search("position", start + max_bytes + 1) - 1)
         end = self.position_of(stop)
         for hole, _ in self.holes:
             if start < hole < end:
                 end, stop = hole, self._search("position", hole)
-        if end - start > max_bytes:
-            stop = max(row + 1, self._search("position", start + max_bytes + 1) - 1)
-            end = self.position_of(stop)
-            for hole, _ in self.holes:
-                end = min(end, hole) if start < hole else end
-        if not 0 <= start < end <= self.data_size:
-            raise Damaged(f"{self.path(INDEX).name} row {row} points outside {self.path(DATA).name}")
         file = self.file(DATA)
-        found, length = RECORD_HEADER.unpack(file.read_at(start, HEADER_SIZE))
-        if found != int(first["offset"][0]) or start + HEADER_SIZE + length > end:
-            raise self._damaged(row, start)
+        if not 0 <= start < end <= self.data_size or self._offset_at(start) != int(first["offset"][0]):
+            raise _Mismatch
         last = int(self.index_rows(stop - 1, stop)["offset"][0])
+        if self._offset_at(self.position_of(stop - 1)) != last:
+            raise _Mismatch
         return Raw(int(first["offset"][0]), stop - row, last + 1, file, start, end - start)
 
-    def _refuse_hole(self, rows: np.ndarray, offset: int) -> None:
+    def _expect(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
         found, position = int(rows["offset"][0]), int(rows["position"][0])
-        if found == offset or not self.holes:
+        if found == offset:
             return
+        if self.dense:
+            raise _Mismatch
         for start, end in self.holes:
             if end == position:
                 name = self.path(DATA).name
                 text = f"{name}: offsets {offset} to {found - 1} are lost, bytes {start} to {end} are damaged"
                 raise Damaged(text, found)
 
-    def _damaged(self, row: int, position: int) -> Damaged:
-        offset = int(self.index_rows(row, row + 1)["offset"][0])
-        resume = int(self.index_rows(row + 1, row + 2)["offset"][0]) if row + 1 < self.rows else self.end
-        return Damaged(f"{self.path(DATA).name}: the record at byte {position} (offset {offset}) is damaged", resume)
+    def _offset_at(self, position: int) -> int:
+        """The offset in the record header at this position, -1 when there can be none."""
+        header = self.file(DATA).read_at(position, HEADER_SIZE) if 0 <= position < self.data_size else b""
+        return int(RECORD_HEADER.unpack(header)[0]) if len(header) == HEADER_SIZE else -1
+
+    def _agrees(self, row: int) -> bool:
+        offset, position = self.index_rows(row, row + 1)[0]
+        return self._offset_at(int(position)) == int(offset)
+
+    def _walk(self, row: int, offset: int, max_records: int, max_bytes: int) -> tuple[list[tuple[int, int]], int]:
+        """Records from `offset` on by their headers alone: (offset, position) of each, and where the last one ends."""
+        if self.on_mismatch is not None:
+            self.on_mismatch(self)
+        at = expected = 0
+        for before in range(row - 1, max(-1, row - 1 - WINDOW), -1):
+            if self._agrees(before):
+                at = self.position_of(before)
+                break
+        else:
+            row = WINDOW
+        rows: list[tuple[int, int]] = []
+        size = 0
+        for _ in range(row + WINDOW + max_records):
+            header = self.file(DATA).read_at(at, HEADER_SIZE) if at < self.data_size else b""
+            if len(header) < HEADER_SIZE:
+                break
+            found, length = RECORD_HEADER.unpack(header)
+            end = at + HEADER_SIZE + length
+            if end > self.data_size or not expected <= found < self.end:
+                break
+            if found >= offset:
+                size += HEADER_SIZE + length
+                if rows and (size > max_bytes or len(rows) == max_records):
+                    return rows, at
+                rows.append((found, at))
+            at, expected = end, found + 1
+        if rows:
+            return rows, at
+        resume = next((r for r in range(row + 1, min(self.rows, row + 8 * WINDOW)) if self._agrees(r)), None)
+        raise Damaged(
+            f"{self.path(DATA).name}: the record at byte {at} (offset {offset}) is damaged",
+            self.end if resume is None else int(self.index_rows(resume, resume + 1)["offset"][0]),
+        )
 
     # Times, from the sidecar
 

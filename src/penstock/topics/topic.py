@@ -126,7 +126,7 @@ class Topic:
         self._segments = found.segments  # replaced, never changed in place: a reader keeps the tuple it started with
         self._producers = found.producers
         for segment in found.segments:
-            segment.on_open = context.open_files.opened
+            self._adopt(segment)
         self._writer = Writer(context.fs, directory, found.segments[-1])
         self._last_time = max(segment.newest for segment in found.segments)
         self._synced = self._mark()
@@ -149,6 +149,19 @@ class Topic:
         self.maintenance = asyncio.Lock()  # retention and compaction take turns
         self._stopping = False
         self.last_used = time.monotonic()
+
+    def _adopt(self, segment: Segment) -> None:
+        segment.on_open = self._context.open_files.opened
+        segment.on_mismatch = self._note_mismatch
+
+    def _note_mismatch(self, segment: Segment) -> None:
+        segment.on_mismatch = None  # once is enough
+        self._context.instruments.damage.add(1, "walked")
+        log.warning(
+            "topic %s: index and data of segment %d disagree, `verify` tells where; reading without the index there",
+            self.name,
+            segment.base,
+        )
 
     # What it holds
 
@@ -563,6 +576,8 @@ class Topic:
         self._context.open_files.closed(self._segments[-1])
         kept = self._segments[:-1]
         self._segments = (*kept, sealed, fresh) if sealed is not None else (*kept, fresh)
+        for segment in self._segments[len(kept) :]:
+            self._adopt(segment)
         self._synced = self._mark()
         self._state = -1  # the checkpoint still speaks of the segment before
 
@@ -610,6 +625,14 @@ class Topic:
         for segment in segments:
             self._context.open_files.closed(segment)
             await self._context.run(remove_files, segment)
+
+    def swapped(self, old: Sequence[Segment], fresh: Segment) -> None:
+        """A compacted segment took the place of these."""
+        at = self._segments.index(old[0])
+        self._segments = (*self._segments[:at], fresh, *self._segments[at + len(old) :])
+        self._adopt(fresh)
+        for segment in old:
+            self._context.open_files.closed(segment)
 
     # Checkpoints
 

@@ -130,7 +130,6 @@ class Writer:
         """
         old = self.segment
         fresh = Segment(self.fs, self.directory, base, sealed=False)
-        fresh.on_open = old.on_open
         if self._renames is None:
             self._renames = self._prepare(old, base, carried)
         try:
@@ -145,7 +144,6 @@ class Writer:
         if durable.rows == 0:
             return None, fresh
         sealed = Segment(self.fs, self.directory, old.base, sealed=True)
-        sealed.on_open = old.on_open
         sealed.rows, sealed.data_size, sealed.end = durable.rows, durable.data_size, durable.next_offset
         sealed.batches_size, sealed.newest, sealed.holes = durable.batches_size, durable.newest, old.holes
         return sealed, fresh

@@ -1,0 +1,292 @@
+"""Reading everything a topic has on disk and checking it against everything else.
+
+Works on files alone, so it runs on a stopped broker's directory as well as beside a running one (for the latter, pass
+`until`: the active segment is then checked only up to what was visible). Each finding names a file and a position:
+
+- records: header, length and offset follow one another; a whole batch matches its CRC32C
+- index rows: each points at the record of its offset, none is missing or left over
+- sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
+- metadata, checkpoint, incarnation, archived: whole, and in agreement with the rest
+
+Records without a sidecar row (another server wrote them, or their row is damaged) have no checksum: they are counted as
+`unchecked`, and only their framing is known to be right.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.storage.fs import DISK, File, Fs
+from penstock.topics.layout import (
+    ARCHIVED,
+    BATCH_SIZE,
+    BATCH_TYPE,
+    BATCHES,
+    CHECKPOINT,
+    COMPACTED,
+    DATA,
+    HEADER_SIZE,
+    INCARNATION,
+    INDEX,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    METADATA,
+    RECORD_HEADER,
+    Checkpoint,
+    parse_batches,
+    parse_checked,
+    parse_metadata,
+    parse_sealed,
+    sealed_name,
+)
+from penstock.topics.scan import agreeing
+
+BATCH_ROWS = 1 << 14
+INDEX_ROWS = 1 << 20
+CHUNK = 16 << 20
+
+
+@dataclass(slots=True)
+class Finding:
+    file: str
+    position: int
+    what: str
+
+
+@dataclass(slots=True)
+class Report:
+    topic: str
+    records: int = 0
+    bytes: int = 0
+    unchecked: int = 0  # records that no checksum covers
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.findings
+
+    def add(self, file: str, position: int, what: str) -> None:
+        self.findings.append(Finding(file, position, what))
+
+
+def verify(
+    directory: Path,
+    *,
+    fs: Fs = DISK,
+    until: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
+    return _Verifier(directory, fs, until, progress).run()
+
+
+class _Verifier:
+    def __init__(self, directory: Path, fs: Fs, until: int | None, progress: Callable[[int, int], None] | None) -> None:
+        self.fs, self.directory, self.until = fs, directory, until
+        self.progress = progress
+        self.report = Report(directory.name)
+        self.total = 0
+
+    def run(self) -> Report:
+        names = set(self.fs.list_dir(self.directory))
+        sealed = sorted(found[1] for found in map(parse_sealed, names) if found is not None and found[0] == DATA)
+        orphans = sorted({found[1] for found in map(parse_sealed, names) if found is not None} - set(sealed))
+        for orphan in orphans:
+            self.report.add(sealed_name(DATA, orphan), 0, "is missing")
+        files: list[tuple[str, int | None]] = [(sealed_name(DATA, base), base) for base in sealed]
+        files += [(DATA, None)] if DATA in names else []
+        self.total = sum(self.fs.size(self.directory / name) for name, _ in files)
+        checkpoint = self._checkpoint(names)
+        ours = checkpoint is not None or INCARNATION in names
+        if DATA not in names:
+            self.report.add(DATA, 0, "is missing")
+        end: int | None = None
+        compacted = False
+        for name, base in files:
+            begin, last, gaps = self._segment(name, base, names, ours)
+            if end is not None and begin is not None and begin != end and not (compacted and begin > end):
+                self.report.add(name, 0, f"begins at offset {begin}, the segment before ends at {end}")
+            compacted = gaps
+            end = last if last is not None else end
+        self._small_files(names, checkpoint, end)
+        return self.report
+
+    # A segment
+
+    def _segment(self, name: str, base: int | None, names: set[str], ours: bool) -> tuple[int | None, int | None, bool]:
+        """Check one; its first offset, the offset after its last, and whether it was compacted."""
+        index_name = INDEX if base is None else sealed_name(INDEX, base)
+        batches_name = BATCHES if base is None else sealed_name(BATCHES, base)
+        if index_name not in names:
+            self.report.add(index_name, 0, "is missing")
+        if batches_name not in names and (ours or base is not None):
+            self.report.add(batches_name, 0, "is missing")
+        data = self.fs.open(self.directory / name, write=False)
+        try:
+            size = data.size
+            batches = self._read_batches(batches_name, names)
+            compacted = bool(len(batches)) and bool(int(batches["flags"][0]) & COMPACTED)
+            first, end, size = self._records(name, data, size, base, compacted)
+            if index_name in names:
+                self._index(index_name, name, data, size, first)
+            self._batches(name, batches_name, data, size, batches)
+        finally:
+            data.close()
+        return first if first is not None else base, end, compacted
+
+    def _records(
+        self, name: str, data: File, size: int, base: int | None, gaps: bool
+    ) -> tuple[int | None, int | None, int]:
+        """Walk the framing. The size returned leaves out what became visible after `until`."""
+        at, first, expected, count = 0, None, base, 0
+        unpack = RECORD_HEADER.unpack_from
+        while at < size:
+            buffer = data.read_at(at, min(CHUNK, size - at))
+            inside = 0
+            while inside + HEADER_SIZE <= len(buffer):
+                offset, length = unpack(buffer, inside)
+                here = at + inside
+                if self.until is not None and base is None and expected is not None and expected >= self.until:
+                    self._count(count, here)
+                    return first, expected, here
+                wrong = expected is not None and (offset < expected if gaps else offset != expected)
+                if wrong or here + HEADER_SIZE + length > size:
+                    self.report.add(name, here, f"the record here is damaged (offset {offset}, length {length})")
+                    self._count(count, here)
+                    return first, expected, here
+                first = offset if first is None else first
+                expected = offset + 1
+                count += 1
+                inside += HEADER_SIZE + length
+            if inside == 0:
+                self.report.add(name, at, f"{size - at} bytes at the end are no whole record")
+                size = at
+                break
+            at += inside
+            if self.progress is not None:
+                self.progress(self.report.bytes + min(at, size), self.total)
+        self._count(count, size)
+        return first, expected, size
+
+    def _count(self, records: int, size: int) -> None:
+        self.report.records += records
+        self.report.bytes += size
+
+    def _index(self, name: str, data_name: str, data: File, size: int, first: int | None) -> None:
+        file = self.fs.open(self.directory / name, write=False)
+        try:
+            at, row = 0, 0
+            while True:
+                count = min(INDEX_ROWS, max(0, file.size // INDEX_SIZE - row))
+                rows = np.frombuffer(file.read_at(row * INDEX_SIZE, count * INDEX_SIZE), INDEX_TYPE)
+                if self.until is not None and name == INDEX:
+                    rows = rows[: int(np.searchsorted(rows["offset"], np.uint64(self.until)))] if len(rows) else rows
+                good = agreeing(data, rows, size, at)
+                if good < len(rows):
+                    self.report.add(name, (row + good) * INDEX_SIZE, f"this row does not match {data_name}")
+                    return
+                if not len(rows):
+                    break
+                last = int(rows["position"][-1])
+                at = last + HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(last, HEADER_SIZE))[1]
+                row += len(rows)
+            if at < size:
+                self.report.add(name, row * INDEX_SIZE, f"rows are missing: {data_name} goes on from byte {at}")
+            if file.size % INDEX_SIZE and self.until is None:
+                self.report.add(name, file.size // INDEX_SIZE * INDEX_SIZE, "ends in the middle of a row")
+            if row == 0 and first is not None:
+                self.report.add(name, 0, "is empty")
+        finally:
+            file.close()
+
+    def _read_batches(self, name: str, names: set[str]) -> np.ndarray:
+        if name not in names:
+            return np.empty(0, BATCH_TYPE)
+        data = self.fs.read(self.directory / name)
+        rows, good = parse_batches(data)
+        for i in np.flatnonzero(~good):
+            self.report.add(name, int(i) * BATCH_SIZE, "this row does not match its checksum")
+        if len(data) % BATCH_SIZE and self.until is None:
+            self.report.add(name, len(rows) * BATCH_SIZE, "ends in the middle of a row")
+        intact: np.ndarray = rows[good]
+        return intact
+
+    def _batches(self, name: str, batches_name: str, data: File, size: int, rows: np.ndarray) -> None:
+        at = 0
+        for i, row in enumerate(rows):
+            start, end = int(row["start"]), int(row["end"])
+            if end > size:
+                if self.until is None or name != DATA:
+                    self.report.add(
+                        batches_name, i * BATCH_SIZE, f"speaks of bytes {start} to {end}, {name} has {size}"
+                    )
+                return
+            if start != at:
+                self.report.unchecked += self._between(data, at, start)
+            if not self._matches(data, start, end, int(row["crc"])):
+                self.report.add(
+                    name, start, f"bytes {start} to {end} (offsets from {int(row['first'])}) fail their CRC32C"
+                )
+            at = end
+        if at < size:
+            self.report.unchecked += self._between(data, at, size)
+            if name != DATA:
+                self.report.add(
+                    batches_name, len(rows) * BATCH_SIZE, f"rows are missing: {name} goes on from byte {at}"
+                )
+
+    def _matches(self, data: File, start: int, end: int, wanted: int) -> bool:
+        value = 0
+        while start < end:
+            chunk = data.read_at(start, min(CHUNK, end - start))
+            if not chunk:
+                return False
+            value = crc32c(chunk, value)
+            start += len(chunk)
+        return value == wanted
+
+    def _between(self, data: File, start: int, end: int) -> int:
+        """Records in a part of the data that no sidecar row covers."""
+        count = 0
+        while start + HEADER_SIZE <= end:
+            start += HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(start, HEADER_SIZE))[1]
+            count += 1
+        return count
+
+    # The small files
+
+    def _checkpoint(self, names: set[str]) -> Checkpoint | None:
+        if CHECKPOINT not in names:
+            if INCARNATION in names:
+                self.report.add(CHECKPOINT, 0, "is missing")
+            return None
+        checkpoint = Checkpoint.parse(self.fs.read(self.directory / CHECKPOINT))
+        if checkpoint is None:
+            self.report.add(CHECKPOINT, 0, "does not match its checksum")
+        return checkpoint
+
+    def _small_files(self, names: set[str], checkpoint: Checkpoint | None, end: int | None) -> None:
+        for name in (INCARNATION, ARCHIVED):
+            if name in names and parse_checked(self.fs.read(self.directory / name)) is None:
+                self.report.add(name, 0, "does not match its checksum")
+        if INCARNATION not in names and checkpoint is not None:
+            self.report.add(INCARNATION, 0, "is missing")
+        next_offset = end if end is not None else checkpoint.next_offset if checkpoint is not None else 0
+        lowest = next_offset if checkpoint is None else min(checkpoint.next_offset, next_offset)
+        if checkpoint is not None and self.until is None and checkpoint.next_offset > next_offset:
+            self.report.add(DATA, 0, f"ends before offset {checkpoint.next_offset}, up to which it was durable")
+        if checkpoint is not None and BATCHES in names and self.until is None:
+            size = self.fs.size(self.directory / BATCHES)
+            if size < checkpoint.batches_size and sealed_name(DATA, checkpoint.base) not in names:
+                self.report.add(BATCHES, size, f"has {size} bytes, {checkpoint.batches_size} were durable")
+        if METADATA not in names:
+            self.report.add(METADATA, 0, "is missing")
+            return
+        metadata = parse_metadata(self.fs.read(self.directory / METADATA))
+        if metadata is None:
+            self.report.add(METADATA, 0, "does not have 8 bytes")
+        elif not lowest <= metadata <= max(next_offset, lowest):
+            self.report.add(METADATA, 0, f"says that the next offset is {metadata}, the records say {next_offset}")

@@ -1,0 +1,260 @@
+"""Damaged files: flip, cut, delete, zero each kind, sealed and active. What is intact is served, the rest reported."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import Damaged
+from penstock.topics.producers import Producer
+from penstock.topics.topic import Topic
+from penstock.topics.verify import verify
+from tests.support.topics import run, running
+
+SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
+PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
+FIRST = "00000000000000000000"
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A topic with two sealed segments and an active one, stopped cleanly."""
+    directory = tmp_path_factory.mktemp("pristine") / "data"
+
+    async def body() -> None:
+        async with running(directory) as store:
+            topic = await store.create("t")
+            for i in range(0, 60, 5):
+                await topic.append(PAYLOADS[i : i + 5], Producer(b"p" * 16, i // 5))
+                if i in (20, 40):
+                    await topic.seal()
+            await topic.mark_archived(5)
+            assert [segment.base for segment in topic.segments] == [0, 25, 45]
+
+    run(body())
+    assert verify(directory / "t").sound
+    return directory
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def readable(topic: Topic) -> dict[int, bytes]:
+    """Everything that can be read, going on after each damage where its error says."""
+    found: dict[int, bytes] = {}
+    at = topic.first_offset
+    while at < topic.next_offset:
+        try:
+            batch = topic.read(at, 7, 1 << 20)
+        except Damaged as error:
+            before, at = at, error.resume or -1
+            if at <= before:
+                raise
+            continue
+        found.update((offset, bytes(payload)) for offset, payload in batch)
+        assert batch.next_offset > at
+        at = batch.next_offset
+    return found
+
+
+def damaged(data: Path, directory: Path, name: str, harm: Callable[[Path], None]) -> Path:
+    shutil.copytree(data, directory)
+    harm(directory / "t" / name)
+    return directory
+
+
+# What each cell of the matrix comes to: how many of the 60 records are served correctly, at least, and whether opening
+# reports it ("opening"), or reading does ("reading"), or only `verify`, which always does.
+MATRIX = [
+    # sealed data: a flip in a payload is seen by the checksum only; a cut loses the records behind it
+    (f"data-{FIRST}.log", flip, 60 - 1, "verify"),
+    (f"data-{FIRST}.log", truncate, 60 - 10, "opening"),
+    (f"data-{FIRST}.log", delete, 60 - 25, "opening"),
+    (f"data-{FIRST}.log", zero, 60 - 25, "opening"),
+    # the active data
+    ("data.log", flip, 60 - 1, "verify"),
+    ("data.log", truncate, 60 - 7, "opening"),
+    ("data.log", delete, 60 - 15, "opening"),
+    ("data.log", zero, 60 - 15, "opening"),
+    # an index is rebuilt; a flip inside it is seen when it is read
+    (f"index-{FIRST}.idx", flip, 60, "reading"),
+    (f"index-{FIRST}.idx", truncate, 60, "opening"),
+    (f"index-{FIRST}.idx", delete, 60, "opening"),
+    (f"index-{FIRST}.idx", zero, 60, "opening"),
+    ("index.idx", flip, 60, "reading"),
+    ("index.idx", truncate, 60, "opening"),
+    ("index.idx", delete, 60, "opening"),
+    ("index.idx", zero, 60, "opening"),
+    # a sidecar tells less, the records are all there
+    (f"batches-{FIRST}.crc", flip, 60, "verify"),
+    (f"batches-{FIRST}.crc", truncate, 60, "opening"),
+    (f"batches-{FIRST}.crc", delete, 60, "opening"),
+    (f"batches-{FIRST}.crc", zero, 60, "opening"),
+    ("batches.crc", flip, 60, "verify"),
+    ("batches.crc", truncate, 60, "opening"),
+    ("batches.crc", delete, 60, "opening"),
+    ("batches.crc", zero, 60, "opening"),
+    # hints: repaired
+    ("checkpoint", flip, 60, "opening"),
+    ("checkpoint", truncate, 60, "opening"),
+    ("checkpoint", delete, 60, "opening"),
+    ("checkpoint", zero, 60, "opening"),
+    ("metadata.meta", flip, 60, "opening"),
+    ("metadata.meta", truncate, 60, "opening"),
+    ("metadata.meta", delete, 60, "opening"),
+    ("metadata.meta", zero, 60, "opening"),
+    ("incarnation", flip, 60, "opening"),
+    ("incarnation", truncate, 60, "opening"),
+    ("incarnation", delete, 60, "opening"),
+    ("incarnation", zero, 60, "opening"),
+    ("archived", flip, 60, "opening"),
+    ("archived", truncate, 60, "opening"),
+    ("archived", zero, 60, "opening"),
+]
+
+
+@pytest.mark.parametrize(("name", "harm", "served", "seen_by"), MATRIX, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_damage_is_never_silent(
+    pristine: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    harm: Callable[[Path], None],
+    served: int,
+    seen_by: str,
+) -> None:
+    data = damaged(pristine, tmp_path / "data", name, harm)
+    report = verify(data / "t")
+    assert not report.sound
+    assert name in {finding.file for finding in report.findings}
+
+    async def body() -> None:
+        async with running(data, fsync="never") as store:
+            opening = store._context.instruments.damage.values
+            assert bool(opening) == (seen_by == "opening"), opening
+            topic = store.require("t")
+            found = readable(topic)
+            right = [offset for offset, payload in found.items() if payload == PAYLOADS[offset]]
+            assert len(right) >= served
+            if seen_by != "verify":
+                assert len(right) == len(found), "something wrong was served"
+            if seen_by == "reading":
+                assert opening == {("walked",): 1}
+            if seen_by == "opening":
+                assert any(name.split("-")[0].split(".")[0] in message for message in caplog.messages), caplog.messages
+            appended = await topic.append([b"still working"])
+            assert topic.read(appended.first_offset).payloads() == [b"still working"]
+        before = dict(found)
+        async with running(data, fsync="never") as store:
+            found = readable(store.require("t"))
+            assert found.pop(appended.first_offset) == b"still working"
+            assert found == before, "a second start changed what is served"
+
+    run(body())
+
+
+def test_the_archived_mark_that_cannot_be_read_protects_everything(pristine: Path, tmp_path: Path) -> None:
+    data = damaged(pristine, tmp_path / "data", "archived", zero)
+
+    async def body() -> None:
+        async with running(data, retention_bytes=1) as store:
+            await store.maintain()
+            assert store.require("t").archived_offset == 0
+            assert store.require("t").first_offset == 0
+
+    run(body())
+
+
+def test_verify_finds_every_single_flipped_bit(pristine: Path, tmp_path: Path) -> None:
+    shutil.copytree(pristine, tmp_path / "data")
+    topic = tmp_path / "data" / "t"
+    missed = []
+    for path in sorted(topic.iterdir()):
+        data = path.read_bytes()
+        for i in range(0, len(data), 1 if SOAK else 11):
+            path.write_bytes(data[:i] + bytes([data[i] ^ (1 << i % 8)]) + data[i + 1 :])
+            report = verify(topic)
+            if report.sound or path.name not in {finding.file for finding in report.findings}:
+                missed.append((path.name, i, report.findings))
+        path.write_bytes(data)
+    assert missed == []
+    assert verify(topic).sound
+
+
+def test_verify_counts_records_that_no_checksum_covers(tmp_path: Path) -> None:
+    original = Path(__file__).parent / "fixtures" / "original" / "data" / "orders"
+    report = verify(original)
+    assert (report.records, report.unchecked, report.findings) == (25, 25, [])
+
+
+def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with running(tmp_path) as store:
+            topic = await store.create("t")
+            await topic.append(PAYLOADS)
+            until = topic.next_offset
+            await topic.append(PAYLOADS)
+            report = verify(tmp_path / "t", until=until)
+            assert (report.records, report.findings) == (60, [])
+
+    run(body())
+
+
+@settings(max_examples=400 if SOAK else 60, deadline=None)
+@given(data=st.data())
+def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
+    pristine: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("harm") / "data"
+    shutil.copytree(pristine, directory)
+    topic = directory / "t"
+    names = sorted(path.name for path in topic.iterdir())
+    harmed_data = False
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(names))
+        harmed_data |= name.startswith("data")
+        content = bytearray((topic / name).read_bytes())
+        at = data.draw(st.integers(0, max(0, len(content) - 1)))
+        match data.draw(st.sampled_from(["flip", "cut", "extend", "overwrite"])):
+            case "flip" if content:
+                content[at] ^= 1 << data.draw(st.integers(0, 7))
+            case "cut":
+                del content[at:]
+            case "extend":
+                content += data.draw(st.binary(min_size=1, max_size=200))
+            case _:
+                piece = data.draw(st.binary(min_size=1, max_size=30))
+                content[at : at + len(piece)] = piece
+        (topic / name).write_bytes(content)
+
+    async def body() -> None:
+        async with running(directory, fsync="never") as store:
+            opened = store.require("t")
+            found = readable(opened)
+            if not harmed_data:
+                # only hints were harmed: no wrong payload, and the index errors that are met leave the data intact
+                assert all(PAYLOADS[offset] == payload for offset, payload in found.items())
+            appended = await opened.append([b"still working"])
+            assert opened.read(appended.first_offset).payloads() == [b"still working"]
+
+    run(body())
