@@ -173,7 +173,20 @@ class SendQueue:
     stale_flush: Seconds = key(30.0, "memory blocks go to disk after this much inactivity")
     write_buffer_size: Size = key(256 << 10, "bytes coalesced into one write")
     compression: Literal["none", "snappy", "zstd", "gzip"] = key("snappy", "compression of stored blocks")
-    always_queue: bool = key(True, "everything goes through the queue")
+    always_queue: bool = key(True, "everything goes through the queue; false is refused")
+    fsync: Literal["always", "interval", "never"] = key(
+        "always", "when a push is answered: synced, written (synced every meta_sync_interval), in memory"
+    )
+    free_space_reserve: Size = key(64 << 20, "queue nothing more when the disk has less than this free")
+    failover_max_size: int = key(
+        1000, "under fsync `never`: blocks held in memory beyond the usual while the disk fails"
+    )
+    failover_max_bytes: Size = key(256 << 20, "the same in bytes")
+    drain_order: Literal["fifo", "newest_first", "mixed"] = key("fifo", "which batches go first")
+    fresh_share: float = key(0.5, "under `mixed`: share of sends that go to the newest while a backlog drains")
+    catchup_rate: float = key(0.0, "most batches per second taken from a backlog on disk; 0 = no limit")
+    max_attempts: int = key(0, "failed sends after which a batch goes to the dead letters; 0 = never")
+    max_age: Seconds = key(0.0, "age at which a batch goes to the dead letters; 0 = never")
     workers: int = key(0, "0 = twice the number of cores")
     max_concurrent_sends: int = key(4, "sends in flight per sender")
     global_send_limit: int = key(0, "sends in flight in all; 0 = eight times the number of cores")

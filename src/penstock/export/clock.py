@@ -1,0 +1,40 @@
+"""Time as export sees it: one object, so that tests can simulate an hour's outage in a second.
+
+Delays and ages are measured on the monotonic clock; enqueue times must survive a restart, so they are wall time, read
+once at the start and carried on by the monotonic clock (`steady`): a wall clock that jumps while we run changes no age.
+"""
+
+import asyncio
+import time
+
+
+class Clock:
+    def __init__(self) -> None:
+        self._wall_at_zero = self.wall() - self.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def steady(self) -> float:
+        """Wall time that never jumps: the wall clock when we started plus what has passed since."""
+        return self._wall_at_zero + self.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def wait(self, event: asyncio.Event, timeout: float | None) -> bool:
+        """Whether the event came within `timeout` seconds (None: wait as long as it takes)."""
+        if event.is_set() or timeout is None:
+            await event.wait()
+            return True
+        sleep = asyncio.ensure_future(self.sleep(timeout))
+        wait = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait((sleep, wait), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            wait.cancel()
+        return event.is_set()

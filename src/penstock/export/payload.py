@@ -1,0 +1,108 @@
+"""How the records of a batch lie side by side in a block's body, and how the body is compressed.
+
+The encoding is the destination's: what it takes on the wire is what is stored, so that a batch is encoded and
+compressed once and sent as it lies on disk.
+
+    0 frames   each record as 4-byte little-endian length and bytes: any bytes at all
+    1 ndjson   one JSON value per line
+    2 json     one JSON array
+    3 raw      the body is one record, whatever it is
+
+A record that is no JSON still goes into a JSON body: as a string if it is UTF-8, else as {"$base64": "..."}.
+"""
+
+import base64
+import struct
+from collections.abc import Sequence
+
+import cramjam
+import msgspec
+
+FRAMES, NDJSON, JSON, RAW = range(4)
+ENCODINGS = {"frames": FRAMES, "ndjson": NDJSON, "json": JSON, "raw": RAW}
+NONE, SNAPPY, ZSTD, GZIP = range(4)
+COMPRESSIONS = {"none": NONE, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
+CONTENT_ENCODINGS = {SNAPPY: "snappy", ZSTD: "zstd", GZIP: "gzip"}
+
+_LENGTH = struct.Struct("<I")
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+_raw_one = msgspec.json.Decoder(msgspec.Raw)
+
+
+def join(records: Sequence[bytes], encoding: int) -> bytes:
+    """The body that holds `records`."""
+    if encoding == FRAMES:
+        parts = []
+        for record in records:
+            parts.append(_LENGTH.pack(len(record)))
+            parts.append(record)
+        return b"".join(parts)
+    if encoding == RAW:
+        if len(records) != 1:
+            raise ValueError("a raw body is exactly one record")
+        return records[0]
+    array = b"[" + b",".join(records) + b"]"
+    if not _is_array_of(array, records):
+        records = [as_json(record) for record in records]
+        array = b"[" + b",".join(records) + b"]"
+    if encoding == JSON:
+        return array
+    if b"\n" in array:
+        records = [msgspec.json.format(record, indent=-1) for record in records]
+    return b"\n".join(records) + b"\n" if records else b""
+
+
+def split(body: bytes, encoding: int) -> list[bytes]:
+    """The records in `body`, as they were joined."""
+    if encoding == RAW:
+        return [body]
+    if encoding == NDJSON:
+        return body.split(b"\n")[:-1]
+    if encoding == JSON:
+        return [bytes(record) for record in _raw_list.decode(body)]
+    records, at = [], 0
+    while at < len(body):
+        (length,) = _LENGTH.unpack_from(body, at)
+        records.append(body[at + 4 : at + 4 + length])
+        at += 4 + length
+    return records
+
+
+def as_json(record: bytes) -> bytes:
+    """`record` if it is JSON, else JSON that carries it."""
+    try:
+        return bytes(_raw_one.decode(record))
+    except msgspec.DecodeError:
+        pass
+    try:
+        return msgspec.json.encode(record.decode())
+    except UnicodeDecodeError:
+        return msgspec.json.encode({"$base64": base64.b64encode(record).decode()})
+
+
+def _is_array_of(array: bytes, records: Sequence[bytes]) -> bool:
+    """Whether the array's elements are exactly the records (`1,2` between commas would pass for two)."""
+    try:
+        return [bytes(element) for element in _raw_list.decode(array)] == list(records)
+    except msgspec.DecodeError:
+        return False
+
+
+def compress(data: bytes, compression: int) -> bytes:
+    if compression == SNAPPY:
+        return bytes(cramjam.snappy.compress_raw(data))
+    if compression == ZSTD:
+        return bytes(cramjam.zstd.compress(data, level=3))
+    if compression == GZIP:
+        return bytes(cramjam.gzip.compress(data, level=6))
+    return data
+
+
+def decompress(data: bytes, compression: int) -> bytes:
+    if compression == SNAPPY:
+        return bytes(cramjam.snappy.decompress_raw(data))
+    if compression == ZSTD:
+        return bytes(cramjam.zstd.decompress(data))
+    if compression == GZIP:
+        return bytes(cramjam.gzip.decompress(data))
+    return data

@@ -1,0 +1,387 @@
+"""The send queue of one route: limits, what happens at them, and waiting, around a FastQueue.
+
+Capacity is real: batches that are not settled, and bytes that are in files or in memory only, headers, journal and
+consumed parts of chunks included. Before the disk itself is full there is a reserve, so that settlements can still be
+written down. At a limit the policy decides:
+
+    drop_oldest  the oldest batches nobody holds are dropped and counted; with bytes short, a whole chunk at a time,
+                 because only a whole chunk frees any
+    drop_newest  the push is dropped, counted, and the caller told
+    block        the push waits up to block_timeout for room, then raises Full; nothing is accepted
+
+A disk that refuses (ENOSPC, EIO) raises StorageFull or StorageFailed to the caller of a write-through queue; a queue
+with fsync `never` goes on in memory up to the failover limits, then raises too. Nothing accepted is lost by it, and
+the next tick tries the disk again.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.config.schema import SendQueue as Settings
+from penstock.errors import Full, StorageFull, TooLarge, Unavailable
+from penstock.export.block import Block
+from penstock.export.clock import Clock
+from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
+from penstock.export.payload import COMPRESSIONS
+from penstock.export.sizing import Sizes, adapt, memory_limit, memory_used, sizes
+from penstock.export.telemetry import RouteMetrics
+from penstock.storage.fs import Fs
+
+log = logging.getLogger("penstock.export")
+RATE_MEMORY = 30.0  # seconds over which rates are averaged
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of a push, in records."""
+
+    accepted: int
+    dropped: int  # by drop_newest; the older ones that gave way are not in it
+
+
+class Rate:
+    """A moving average of events per second, fed with a running total."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._at, self._total, self.value = clock, clock.monotonic(), 0.0, 0.0
+
+    def update(self, total: float) -> None:
+        now = self._clock.monotonic()
+        passed = now - self._at
+        if passed > 0:
+            weight = 1 - math.exp(-passed / RATE_MEMORY)
+            self.value += weight * ((total - self._total) / passed - self.value)
+            self._at, self._total = now, total
+
+
+class SendQueue:
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        fs: Fs,
+        directory: Path,
+        pool: Executor,
+        metrics: RouteMetrics,
+        clock: Clock,
+        *,
+        sourced: bool,
+        limit: int | None = None,
+    ) -> None:
+        self.name, self.settings = name, settings
+        self._fs, self._clock, self._metrics = fs, clock, metrics
+        self._directory = directory
+        self._memory_bytes_limit = memory_limit() if limit is None else limit
+        self.sizes: Sizes = sizes(settings, self._memory_bytes_limit)
+        in_memory = settings.type == "memory"
+        self.fast = FastQueue(
+            fs,
+            None if in_memory else directory,
+            Options(
+                fsync=settings.fsync,
+                write_through=not in_memory and (sourced or settings.fsync != "never"),
+                inmemory_blocks=settings.inmemory_blocks,
+                inmemory_bytes=self.sizes.inmemory_bytes,
+                chunk_size=self.sizes.chunk_size,
+                write_buffer_size=settings.write_buffer_size,
+                compression=COMPRESSIONS[settings.compression],
+                stale_flush=settings.stale_flush,
+                drain_order=settings.drain_order,
+                fresh_share=min(1.0, max(0.0, settings.fresh_share)),
+            ),
+            pool,
+            clock,
+            metrics.event,
+        )
+        self._takers: deque[asyncio.Future[None]] = deque()
+        self._room = asyncio.Event()
+        self._arriving, self._arriving_bytes = 0, 0  # pushed, not yet in the queue
+        self._free_bytes = 0
+        self._stopping = False
+        self._ticker: asyncio.Task[None] | None = None
+        self._next_backlog_take = 0.0
+        self._in, self._out = Rate(clock), Rate(clock)
+        self._pushed = 0
+
+    async def start(self) -> None:
+        await self.fast.open()
+        self._look_at_disk()
+        self._in.update(0)
+        self._out.update(self._settled())
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """Everything that is not delivered is on disk when this returns."""
+        self.stop_taking()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        await self.fast.close()
+
+    def stop_taking(self) -> None:
+        """Takers get None from now on."""
+        self._stopping = True
+        self.wake()
+        self._room.set()
+
+    # Pushing
+
+    async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
+        """Take the blocks in. `wait`: however long it takes (sources wait; their data is safe where it is)."""
+        count, size = len(blocks), sum(block.size for block in blocks)
+        records = sum(block.records for block in blocks)
+        if size > self.sizes.max_bytes or count > self.settings.max_size:
+            raise TooLarge(
+                f"{count} batches of {size} bytes do not fit into the send queue of route {self.name} "
+                f"({self.settings.max_size} batches, {self.sizes.max_bytes} bytes)"
+            )
+        if not await self._find_room(count, size, records, wait):
+            return Pushed(0, records)
+        self._arriving += count
+        self._arriving_bytes += size
+        try:
+            await self.fast.put(blocks)
+        finally:
+            self._arriving -= count
+            self._arriving_bytes -= size
+        self._pushed += count
+        self._metrics.add("queue_push_total", count)
+        self._metrics.add("queue_accepted_records_total", records)
+        self._wake(count)
+        return Pushed(records, 0)
+
+    async def _find_room(self, count: int, size: int, records: int, wait: bool) -> bool:
+        """True when the blocks fit; False when they were dropped instead."""
+        settings = self.settings
+        deadline = self._clock.monotonic() + settings.block_timeout
+        while True:
+            if self._stopping:
+                raise Unavailable(f"route {self.name} is stopping")
+            if self._fits(count, size):
+                self._check_disk(size)
+                return True
+            if settings.full_behavior == "drop_oldest":
+                if await self._drop_for(count, size, OLDEST):
+                    continue
+            elif settings.full_behavior == "block" or wait:
+                left = deadline - self._clock.monotonic()
+                self._room.clear()
+                if wait:
+                    await self._clock.wait(self._room, 5.0)
+                    continue
+                if left > 0 and await self._clock.wait(self._room, left):
+                    continue
+                raise Full(f"the send queue of route {self.name} is full")
+            self.fast.refuse(records, NEWEST)
+            self._metrics.add("queue_accepted_records_total", records)
+            self._metrics.add("queue_dropped_total", records, "newest")
+            return False
+
+    def _fits(self, count: int, size: int) -> bool:
+        return (
+            self.fast.count + self._arriving + count <= self.settings.max_size
+            and self.fast.bytes + self._arriving_bytes + size <= self.sizes.max_bytes
+        )
+
+    async def _drop_for(self, count: int, size: int, reason: int) -> bool:
+        """Drop old blocks until the new ones fit, or nothing more can be dropped (False: nothing was)."""
+        over = self.fast.count + self._arriving + count - self.settings.max_size
+        dropped, records = await self.fast.drop_oldest(over, reason) if over > 0 else (0, 0)
+        freed = 0
+        if self.fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
+            on_disk = self.fast.oldest_chunk_blocks()
+            more = await self.fast.drop_oldest(on_disk or 1, reason) if on_disk or self.fast.memory_blocks else (0, 0)
+            dropped, records = dropped + more[0], records + more[1]
+            if self.fast.store is not None:
+                freed = await self.fast.store.remove_settled_chunks(whole=True)
+        if records:
+            self._metrics.add("queue_dropped_total", records, REASONS[reason])
+        return bool(dropped or freed)
+
+    def _check_disk(self, size: int) -> None:
+        """Refuse before the disk is full: the reserve is for writing down what happens to what we have."""
+        store = self.fast.store
+        if store is None:
+            return
+        self._free_bytes -= size
+        if self._free_bytes < self.settings.free_space_reserve:
+            self._look_at_disk()
+            if self._free_bytes - size < self.settings.free_space_reserve:
+                self._metrics.add("queue_disk_full_total")
+                raise StorageFull(
+                    f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes free, "
+                    f"{self.settings.free_space_reserve} are kept in reserve"
+                )
+        blocks, in_memory = self.fast.unwritten
+        if store.failing is not None and (
+            blocks > self.settings.inmemory_blocks + self.settings.failover_max_size
+            or in_memory > self.sizes.inmemory_bytes + self.settings.failover_max_bytes
+        ):
+            raise StorageFull(f"route {self.name} takes nothing more: {store.failing}")
+
+    def _look_at_disk(self) -> None:
+        if self.fast.store is not None:
+            self._free_bytes = self._fs.free_bytes(self._directory)
+
+    # Taking
+
+    async def take(self) -> Block | None:
+        """Lease the next block; waits for one. None when the queue is stopping."""
+        while not self._stopping:
+            if self.settings.catchup_rate > 0 and self.fast.backlog:
+                now = self._clock.monotonic()
+                if now < self._next_backlog_take:
+                    await self._clock.sleep(self._next_backlog_take - now)
+                    continue
+                self._next_backlog_take = max(now, self._next_backlog_take) + 1 / self.settings.catchup_rate
+            block = await self.fast.take()
+            if block is not None:
+                if self._stopping:
+                    self.fast.give_back(block, attempted=False)
+                    return None
+                return block
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._takers.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake(1)  # the wake-up was for us: hand it on
+                raise
+        return None
+
+    def wake(self) -> None:
+        self._wake(len(self._takers))
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._takers:
+            waiter = self._takers.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    def ack(self, block: Block, dead: int = 0) -> None:
+        self.fast.ack(block, dead)
+        self._metrics.add("queue_delivered_records_total", block.records - dead)
+        if dead:
+            self._metrics.add("queue_dead_lettered_records_total", dead)
+        self._room.set()
+
+    def give_back(self, block: Block, *, attempted: bool = True) -> None:
+        self.fast.give_back(block, attempted=attempted)
+        self._wake(1)
+
+    async def purge(self) -> int:
+        """Drop everything nobody holds; the number of records."""
+        _, records = await self.fast.drop_oldest(1 << 62, PURGED)
+        self._metrics.add("queue_dropped_total", records, "purged")
+        self._room.set()
+        if self.fast.store is not None:
+            await self.fast.store.remove_settled_chunks(whole=True)
+        return records
+
+    # Upkeep
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(self.settings.meta_sync_interval)
+            await self.tick()
+
+    async def tick(self) -> None:
+        settings, fast = self.settings, self.fast
+        await fast.tick()
+        self._look_at_disk()
+        if (
+            settings.full_behavior == "drop_oldest"
+            and fast.store is not None
+            and self._free_bytes < settings.free_space_reserve
+        ):
+            blocks = fast.oldest_chunk_blocks()
+            if blocks and len(fast.store.chunks.chunks) > 1:
+                _, records = await fast.drop_oldest(blocks, DISK_FULL)
+                self._metrics.add("queue_dropped_total", records, "disk_full")
+                await fast.store.remove_settled_chunks()
+        if settings.adaptive_enabled and fast.store is not None:
+            fast.limit_memory(
+                adapt(
+                    fast.memory_limit,
+                    settings.inmemory_blocks,
+                    memory_used(),
+                    self._memory_bytes_limit,
+                    settings.target_utilization,
+                )
+            )
+        self._in.update(self._pushed)
+        self._out.update(self._settled())
+        if self._fits(1, 0):
+            self._room.set()
+
+    def _settled(self) -> int:
+        return self.fast.state.next_sequence - 1 - self.fast.count
+
+    def status(self) -> dict[str, Any]:
+        """Depth, sizes, ages, rates and the books."""
+        state, fast = self.fast.state, self.fast
+        return {
+            "batches": fast.count,
+            "leased": fast.leased,
+            "records": state.queued,
+            "bytes": fast.bytes,
+            "diskBytes": fast.disk_bytes,
+            "memoryBlocks": fast.memory_blocks,
+            "oldestAgeSeconds": round(fast.oldest_age(), 3),
+            "batchesInPerSecond": round(self._in.value, 3),
+            "batchesOutPerSecond": round(self._out.value, 3),
+            "timeToFullSeconds": self.time_to_full(),
+            "drainEtaSeconds": self.drain_eta(),
+            "storageFailing": fast.store.failing if fast.store is not None else None,
+            "accounting": {
+                "accepted": state.accepted,
+                "delivered": state.delivered,
+                "deadLettered": state.dead,
+                "dropped": {REASONS[number]: n for number, n in enumerate(state.dropped) if n},
+                "queued": state.queued,
+            },
+        }
+
+    def time_to_full(self) -> float:
+        growth = self._in.value - self._out.value
+        if growth <= 1e-6:
+            return -1.0
+        used, fast = max(1, self.fast.count), self.fast
+        by_bytes = (self.sizes.max_bytes - fast.bytes) / max(1.0, fast.bytes / used)
+        return round(max(0.0, min(self.settings.max_size - fast.count, by_bytes) / growth), 1)
+
+    def drain_eta(self) -> float:
+        if not self.fast.count:
+            return 0.0
+        shrinking = self._out.value - self._in.value
+        return round(self.fast.count / shrinking, 1) if shrinking > 1e-6 else -1.0
+
+    def gauges(self) -> dict[str, float]:
+        fast, settings = self.fast, self.settings
+        return {
+            "queue_size": fast.count,
+            "queue_bytes": fast.bytes,
+            "queue_max_size": settings.max_size,
+            "queue_max_bytes": self.sizes.max_bytes,
+            "queue_utilization_ratio": max(
+                fast.count / max(1, settings.max_size), fast.bytes / max(1, self.sizes.max_bytes)
+            ),
+            "queue_effective_max_size": fast.memory_limit,
+            "queue_disk_available_bytes": self._free_bytes,
+            "queue_oldest_age_seconds": fast.oldest_age(),
+            "queue_time_to_full_seconds": self.time_to_full(),
+            "queue_drain_eta_seconds": self.drain_eta(),
+            "queue_records": fast.state.queued,
+            "fastqueue_inmemory_blocks": fast.memory_blocks,
+            "fastqueue_disk_bytes": fast.disk_bytes,
+            "export_storage_failing": float(fast.store is not None and fast.store.failing is not None),
+        }

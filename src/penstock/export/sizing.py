@@ -1,0 +1,92 @@
+"""How much memory there is, and how large a send queue may be.
+
+The limit that matters is the smallest one that applies: the cgroup's (version 2 or 1, our own group or one above it),
+or the machine's memory. A container sized by the host's memory would be killed long before it is full.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config.schema import SendQueue
+
+DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
+CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Bytes this process may use: the smallest limit of its cgroups, else the machine's memory."""
+    return min([_machine_memory(root), *(limit for limit, _ in _cgroups(root))])
+
+
+def memory_used(root: Path = Path("/")) -> int:
+    """Bytes in use against that limit: the tightest cgroup's usage, else this process's resident memory."""
+    groups = sorted((limit, usage) for limit, usage in _cgroups(root))
+    if groups and groups[0][0] < _machine_memory(root):
+        return groups[0][1]
+    pages = int((root / "proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _machine_memory(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no MemTotal in /proc/meminfo")
+
+
+def _cgroups(root: Path) -> list[tuple[int, int]]:
+    """(limit, usage) of our memory cgroup and of every one above it that we can see."""
+    found = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        here = top / path.lstrip("/")
+        for directory in (here, *here.parents):
+            if not directory.is_relative_to(top):
+                break
+            limit = _number(directory / names[0])
+            if limit is not None:
+                found.append((limit, _number(directory / names[1]) or 0))
+    return found
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max" is no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    max_bytes: int
+    inmemory_bytes: int
+    chunk_size: int
+
+
+def sizes(config: SendQueue, limit: int) -> Sizes:
+    """The sizes a queue works with. `memory_percent` makes max_bytes a share of the memory that counts as ours."""
+    ours = limit * config.memory_limit_ratio
+    max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
+    inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
+    return Sizes(max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE)))
+
+
+def adapt(current: int, most: int, used: int, limit: int, target: float) -> int:
+    """How many blocks to keep in memory next: half when memory is short, a quarter more when there is room again."""
+    if used > target * limit:
+        return max(1, current // 2)
+    if used < 0.9 * target * limit:
+        return min(most, current + max(1, current // 4))
+    return current

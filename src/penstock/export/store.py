@@ -1,0 +1,338 @@
+"""The part of a send queue that survives: chunks (what was accepted), journal (what became of it), metadata (a hint).
+
+`fastqueue.meta` is JSON with the seed's fields and four of ours (`next_sequence`, `records`, `position`, `clean`). It
+spares the next start a scan; every hint in it is checked before it is believed, and the file may be missing, old or
+garbage: then the chunks are read. Data is always written before metadata that speaks of it.
+
+Blocks are numbered without gaps. A number that is neither settled nor found on disk was lost (a kill before memory was
+written out, damage): it is booked as dropped, with its exact number of records, because every block and every settled
+range knows how many records came before it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StorageFailed, StorageFull
+from penstock.export.block import NO_POSITION, Block
+from penstock.export.chunks import Chunks, Reading
+from penstock.export.journal import CRASH, DAMAGED, REASONS, STORAGE_ERRORS, Entry, Journal, Kind
+from penstock.export.payload import NONE, compress
+from penstock.export.state import State, replay
+from penstock.storage.fs import Fs
+from penstock.storage.lock import DirectoryLock
+
+log = logging.getLogger("penstock.export")
+JOURNAL_LIMIT = 1 << 20
+META = "fastqueue.meta"
+LOG = "fastqueue.log"
+UNSYNCED = 32 << 20  # most bytes kept in memory because they are not synced yet
+EMPTY_CHUNK = 1 << 20  # a fully settled last chunk smaller than this is kept and appended to
+
+
+class Store:
+    """Blocking calls run in the pool under `writing` or `reading`; booking happens on the event loop."""
+
+    def __init__(
+        self,
+        fs: Fs,
+        directory: Path,
+        pool: Executor,
+        *,
+        chunk_size: int,
+        write_buffer: int,
+        sync: bool,
+        compression: int,
+        on_event: Callable[[str, int], None],
+    ) -> None:
+        self.state = State()
+        self.directory = directory
+        self.failing: str | None = None  # why the disk takes no more, while it does not
+        self.writing, self.reading = asyncio.Lock(), asyncio.Lock()
+        self.on_event = on_event
+        self._fs, self._pool = fs, pool
+        self._sync_wanted, self._compression = sync, compression
+        self._lock = DirectoryLock(directory, "send queue")
+        self._journal = Journal(fs, directory / LOG)
+        self.chunks = Chunks(
+            fs,
+            directory,
+            chunk_size=chunk_size,
+            write_buffer=write_buffer,
+            keep_unsynced=sync,
+            on_event=lambda name: on_event(name, 1),
+        )
+        self._stream_end = 0  # where the stream goes on, also when all chunks are gone
+        self._stop, self._through = 1, 0  # the next sequence number on disk, and the records before it
+        self._flush_scheduled = False
+        self._dirty = False  # the metadata is behind
+
+    @property
+    def bytes(self) -> int:
+        """Real bytes on disk."""
+        return self.chunks.disk_bytes + self._journal.size
+
+    # Opening
+
+    async def open(self) -> None:
+        self._fs.make_dir(self.directory)
+        self._lock.acquire()
+        try:
+            await self.in_pool(self._recover)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _recover(self) -> None:
+        self.state, damaged = replay(self._journal.load())
+        state = self.state
+        if damaged:
+            log.warning("%s: %d damaged journal entries; their blocks are delivered again", self.directory, damaged)
+            self.on_event("quarantined", damaged)
+        meta = self._load_meta()
+        stop, through, position, cut = self.chunks.open(
+            meta["writer_offset"], meta["next_sequence"], meta["records"], clean=meta["clean"]
+        )
+        if cut:
+            self.on_event("torn_bytes", cut)
+        state.advance(meta["next_sequence"], meta["records"])
+        state.advance(stop, through)
+        if position < 0 and not meta["clean"]:
+            position = self.chunks.last_position()
+        state.position = max(state.position, position, meta["position"])
+        self._stream_end = max(self.chunks.end, meta["writer_offset"])
+        chunks = self.chunks.chunks
+        first = chunks[0].base if chunks else state.next_sequence
+        last = chunks[-1].stop if chunks else state.next_sequence
+        for start, end in state.settled.gaps(1, first) + state.settled.gaps(last, state.next_sequence):
+            self._lose(start, end, self.records_before(start), self.records_in_front_of(end), CRASH)
+        self._stop, self._through = state.next_sequence, state.numbered
+        low = state.first_unsettled()
+        if low < state.next_sequence and not self.chunks.block_at(meta["reader_offset"], low):
+            log.info("%s: the read position is found by looking", self.directory)
+        self._dirty = True
+
+    def unsettled(self) -> list[tuple[int, int]]:
+        """After opening: the ranges of blocks on disk that are still to be delivered."""
+        chunks = self.chunks.chunks
+        return self.state.settled.gaps(chunks[0].base, chunks[-1].stop) if chunks else []
+
+    def _load_meta(self) -> dict[str, Any]:
+        """The hints; all zero when the file is missing, damaged or of another version."""
+        names = ("reader_offset", "writer_offset", "next_sequence", "records", "entry_count", "total_bytes")
+        known: dict[str, Any] = dict.fromkeys(names, 0) | {"clean": False, "position": -1}
+        try:
+            found = json.loads(self._fs.read(self.directory / META))
+            if isinstance(found, dict) and found.get("version") == 2:
+                known |= {name: found[name] for name in known if type(found.get(name)) is type(known[name])}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            log.warning("%s: %s is not usable, the chunks are scanned: %s", self.directory, META, error)
+        return known
+
+    def records_before(self, sequence: int) -> int:
+        """Records accepted through the block in front of `sequence`, which is settled, on disk or the beginning."""
+        if sequence <= 1:
+            return 0
+        edge = self.state.settled.edge_before(sequence)
+        if edge is not None:
+            return edge
+        found = self.chunks.read(sequence - 1, self.state.next_sequence, max_blocks=1)
+        if not found.blocks:
+            return self.state.numbered
+        block = found.blocks[0]
+        return block.through if block.sequence < sequence else block.before
+
+    def records_in_front_of(self, sequence: int) -> int:
+        """Records accepted before the block `sequence`, which is settled, on disk or not there yet."""
+        if sequence >= self.state.next_sequence:
+            return self.state.numbered
+        edge = self.state.settled.edge_after(sequence)
+        if edge is not None:
+            return edge
+        found = self.chunks.read(sequence, self.state.next_sequence, max_blocks=1)
+        return found.blocks[0].before if found.blocks else self.state.numbered
+
+    # Data
+
+    def append(self, blocks: list[Block], *, sync: bool) -> None:
+        """In the pool: compress, write, perhaps sync."""
+        compress_blocks(blocks, self._compression)
+        self.chunks.append(blocks, self._stream_end)
+        if sync or (self._sync_wanted and self.chunks.unsynced_bytes > UNSYNCED):
+            self.chunks.sync()
+
+    def appended(self, last: Block) -> None:
+        """Back on the event loop: everything up to `last` is in the chunks."""
+        self._stream_end = self.chunks.end
+        self._stop, self._through = last.sequence + 1, last.through
+        if last.position != NO_POSITION:
+            self.state.position = max(self.state.position, last.position)
+        self._dirty = True
+        self.failing = None
+
+    def check(self, reading: Reading, start: int) -> int:
+        """Book what a read from `start` should have found and did not; how many blocks that were."""
+        for bad_start, bad_end in reading.bad:
+            self.chunks.quarantine(bad_start, bad_end)
+            self.on_event("quarantined", 1)
+        expected, lost = start, 0
+        before = self.records_before(start) if not reading.blocks or reading.blocks[0].sequence != start else 0
+        for block in reading.blocks:
+            if expected < block.sequence:
+                lost += self._lose(expected, block.sequence, before, block.before, DAMAGED)
+            expected, before = block.sequence + 1, block.through
+        if expected < reading.next_sequence:
+            following = self.records_in_front_of(reading.next_sequence)
+            lost += self._lose(expected, reading.next_sequence, before, following, DAMAGED)
+        return lost
+
+    def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> int:
+        records, why = max(0, through - before), REASONS[reason]
+        log.error("%s: blocks %d to %d (%d records) are lost: %s", self.directory, start, stop - 1, records, why)
+        self.book(Entry(Kind.DROPPED, reason, start, through, records, stop - start))
+        self.on_event("lost_blocks", stop - start)
+        self.on_event(f"dropped_{why}", records)
+        return stop - start
+
+    def failed(self, error: StorageFull | StorageFailed) -> None:
+        if self.failing is None:
+            log.error("%s: the disk takes no more, trying again: %s", self.directory, error)
+        self.failing = str(error)
+        self.on_event("disk_full" if isinstance(error, StorageFull) else "disk_failed", 1)
+
+    # Books
+
+    def book(self, entry: Entry) -> bool:
+        if not self.state.apply(entry):
+            return False
+        self._journal.add(entry)
+        self._dirty = True
+        return True
+
+    def flush_soon(self) -> None:
+        """Have booked entries in the page cache at the end of this turn of the event loop."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_scheduled:
+            self._flush_scheduled = False
+            try:
+                self._journal.flush()
+            except STORAGE_ERRORS as error:
+                self.failed(error)  # the entries stay pending; the next tick writes them
+
+    async def tick(self, *, reader_offset: int, count: int, size: int) -> None:
+        """Sync, shorten the journal, remove settled chunks, write metadata. Raises storage errors."""
+        self._journal.flush()
+        async with self.writing:
+            if self._sync_wanted:
+                await self.in_pool(self._sync)
+            if self._journal.size > JOURNAL_LIMIT:
+                await self._restart_journal()
+        removed = await self.remove_settled_chunks()
+        if self._dirty or removed:
+            await self._write_meta(reader_offset, count, size, clean=False)
+
+    def _sync(self) -> None:
+        if self.chunks.unsynced_bytes:
+            self.chunks.sync()
+        self._journal.sync()
+
+    async def _restart_journal(self) -> None:
+        self._journal.begin_restart()
+        try:
+            await self.in_pool(self._journal.prepare_restart, self.state.snapshot())
+            self._journal.commit_restart()
+            await self.in_pool(self._fs.sync_dir, self.directory)
+        except BaseException:
+            self._journal.abandon_restart()
+            raise
+
+    async def _write_meta(self, reader_offset: int, count: int, size: int, *, clean: bool) -> None:
+        self._dirty = False
+        data = {
+            "name": "fastqueue",
+            "reader_offset": reader_offset,
+            "writer_offset": self._stream_end,
+            "version": 2,
+            "entry_count": count,
+            "total_bytes": size,
+            "next_sequence": self._stop,
+            "records": self._through,
+            "position": self.state.position,
+            "clean": clean,
+        }
+        text = json.dumps(data, indent=2).encode()
+        await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=clean))
+        self.on_event("meta_sync", 1)
+
+    async def remove_settled_chunks(self, *, whole: bool = False) -> int:
+        """Delete chunks whose blocks are all settled, oldest first; `whole`: the last one too, however small."""
+        removed = 0
+        while self._removable(whole):
+            async with self.writing, self.reading:
+                if not self._removable(whole):
+                    break  # something was appended while we waited
+                if self.state.position >= 0:
+                    self._journal.add(Entry(Kind.POSITION, value=self.state.position))
+                self._journal.add(Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered))
+                self._journal.flush()
+                await self.in_pool(self._remove_first)
+                removed += 1
+        return removed
+
+    def _removable(self, whole: bool) -> bool:
+        chunks = self.chunks.chunks
+        if not chunks or not self.state.settled.covers(chunks[0].base, chunks[0].stop):
+            return False
+        return len(chunks) > 1 or chunks[0].size >= (1 if whole else EMPTY_CHUNK)
+
+    def _remove_first(self) -> None:
+        if self._sync_wanted:
+            self._journal.sync()  # a chunk whose settlement is not durable would come back as lost
+        self.chunks.remove_first()
+
+    async def close(self, *, reader_offset: int, count: int, size: int) -> None:
+        """Sync everything and leave metadata that spares the next start a scan. The lock goes in any case."""
+        try:
+            async with self.writing, self.reading:
+                await self.in_pool(self.chunks.sync)
+                await self._restart_journal()
+                await self._write_meta(reader_offset, count, size, clean=True)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of files and lock without writing anything: what a kill would leave behind."""
+        self._flush_scheduled = False
+        self.chunks.close()
+        self._journal.close()
+        self._lock.release()
+
+    async def in_pool(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Run in the pool. A cancelled caller still waits for the thread: it holds a lock the thread works under."""
+        job = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            await asyncio.wait([job])
+            raise
+
+
+def compress_blocks(blocks: list[Block], compression: int) -> None:
+    """Compress in place what is not compressed yet and gains by it."""
+    for block in blocks:
+        if block.compression == NONE and not block.raw_length:
+            block.raw_length = len(block.body)
+            if compression != NONE:
+                smaller = compress(block.body, compression)
+                if len(smaller) < len(block.body):
+                    block.body, block.compression = smaller, compression

@@ -1,0 +1,144 @@
+"""The numbers of export: every metric of the seed with our prefix, and a few for what it did not have.
+
+All carry the label `route`. Gauges read the routes when someone asks; counters are added to per batch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from penstock.metrics import Metrics
+
+
+class Observed(Protocol):
+    """What a route shows of itself: gauge name (without prefix) to value, or to label values to value."""
+
+    name: str
+
+    def gauges(self) -> Mapping[str, float | Mapping[str, float]]: ...
+
+
+GAUGES = {
+    "queue_size": "Batches in the send queue",
+    "queue_bytes": "Real bytes of the send queue: files, and blocks that are in memory only",
+    "queue_max_size": "Most batches the send queue takes",
+    "queue_max_bytes": "Most bytes the send queue takes",
+    "queue_utilization_ratio": "How full the send queue is, 0 to 1, by batches or bytes, whichever is fuller",
+    "queue_effective_max_size": "Blocks the memory layer holds at most, after adaptive sizing",
+    "queue_disk_available_bytes": "Free space on the send queue's disk",
+    "queue_oldest_age_seconds": "Age of the oldest batch in the send queue",
+    "queue_time_to_full_seconds": "Time until the send queue is full at the present rates; -1 = not filling",
+    "queue_drain_eta_seconds": "Time until the send queue is empty at the present rates; -1 = not draining",
+    "queue_records": "Records in the send queue",
+    "fastqueue_inmemory_blocks": "Blocks in the memory layer",
+    "fastqueue_disk_bytes": "Bytes of chunks and journal on disk",
+    "queue_workers_active": "Workers that are sending",
+    "queue_workers_total": "Workers there are",
+    "queue_preparers_active": "Preparers at work (pipeline split)",
+    "queue_senders_active": "Senders at work (pipeline split)",
+    "queue_sends_inflight": "Sends under way",
+    "queue_export_latency_ewma_seconds": "Moving average of the time a send takes",
+    "queue_backoff_seconds": "Backoff in force; 0 = none",
+    "route_paused": "1 while the route is paused, by hand or by a refusal (401, 403)",
+    "export_dead_letters": "Records in the dead-letter file",
+    "export_storage_failing": "1 while the disk takes no more",
+}
+COUNTERS = {
+    "queue_push_total": "Batches pushed",
+    "queue_accepted_records_total": "Records accepted since the queue was made",
+    "queue_delivered_records_total": "Records delivered since the queue was made",
+    "queue_dead_lettered_records_total": "Records dead-lettered since the queue was made",
+    "queue_retry_total": "Sends of batches that had failed before",
+    "queue_retry_success_total": "Such sends that succeeded",
+    "queue_disk_full_total": "Times the disk or its reserve was full",
+    "fastqueue_meta_sync_total": "Times fastqueue.meta was written",
+    "fastqueue_chunk_rotations": "Chunks begun",
+    "fastqueue_inmemory_flushes": "Times the memory layer was written out",
+    "fastqueue_fsync_failed_total": "Failed fsyncs; the data was written anew",
+    "fastqueue_quarantined_total": "Damaged places found and set aside",
+    "fastqueue_lost_blocks_total": "Blocks lost to a kill or to damage",
+    "fastqueue_torn_bytes_total": "Bytes cut off as a torn tail",
+    "circuit_breaker_open_total": "Times the circuit breaker opened",
+    "circuit_breaker_rejected_total": "Times a worker was held back by the open breaker",
+    "export_batches_total": "Sends that succeeded",
+    "export_bytes_total": "Bytes sent",
+}
+LABELLED_COUNTERS = {
+    "queue_dropped_total": ("Records dropped", "reason"),
+    "queue_retry_failure_total": ("Failed sends", "error_type"),
+}
+EVENTS = {  # events of the queue's lower half
+    "meta_sync": "fastqueue_meta_sync_total",
+    "rotation": "fastqueue_chunk_rotations",
+    "flush": "fastqueue_inmemory_flushes",
+    "fsync_failed": "fastqueue_fsync_failed_total",
+    "quarantined": "fastqueue_quarantined_total",
+    "lost_blocks": "fastqueue_lost_blocks_total",
+    "torn_bytes": "fastqueue_torn_bytes_total",
+    "disk_full": "queue_disk_full_total",
+}
+BREAKER_STATES = ("closed", "open", "half_open")
+
+
+class ExportMetrics:
+    """Registered once per process; the routes come and go."""
+
+    def __init__(self, metrics: Metrics, routes: Callable[[], Iterable[Observed]]) -> None:
+        self._routes = routes
+        self._counters = {name: metrics.counter(f"penstock_{name}", text, "route") for name, text in COUNTERS.items()}
+        self._counters |= {
+            name: metrics.counter(f"penstock_{name}", text, "route", label)
+            for name, (text, label) in LABELLED_COUNTERS.items()
+        }
+        for name, text in GAUGES.items():
+            metrics.gauge(f"penstock_{name}", text, "route", read=self._reader(name))
+        metrics.gauge(
+            "penstock_circuit_breaker_state",
+            "1 for the state the breaker is in",
+            "route",
+            "state",
+            read=self._read_breakers,
+        )
+
+    def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
+        def read() -> dict[tuple[str, ...], float]:
+            found = {}
+            for route in self._routes():
+                value = route.gauges().get(name)
+                if isinstance(value, int | float):
+                    found[(route.name,)] = float(value)
+            return found
+
+        return read
+
+    def _read_breakers(self) -> dict[tuple[str, ...], float]:
+        found = {}
+        for route in self._routes():
+            current = route.gauges().get("circuit_breaker_state")
+            if isinstance(current, Mapping):
+                found |= {(route.name, state): float(value) for state, value in current.items()}
+        return found
+
+    def of(self, route: str) -> "RouteMetrics":
+        return RouteMetrics(self, route)
+
+    def add(self, name: str, amount: float, *labels: str) -> None:
+        self._counters[name].add(amount, *labels)
+
+
+class RouteMetrics:
+    """One route's counters."""
+
+    def __init__(self, metrics: ExportMetrics, route: str) -> None:
+        self._metrics, self._route = metrics, route
+        for name in COUNTERS:
+            metrics.add(name, 0, route)  # visible before the first event, so that rates can be taken
+
+    def add(self, name: str, amount: float = 1, *labels: str) -> None:
+        self._metrics.add(name, amount, self._route, *labels)
+
+    def event(self, name: str, amount: int) -> None:
+        """An event of the queue's lower half."""
+        if name in EVENTS:
+            self.add(EVENTS[name], amount)
+        elif name.startswith("dropped_"):
+            self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
