@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -19,6 +19,7 @@ from penstock.config.values import format_duration, format_size, parse_duration,
 from penstock.errors import ConfigError
 
 NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_TCP", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")  # read by the CLI and the tests
+Section = TypeVar("Section")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -82,6 +83,21 @@ def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
         for part in name.split("."):
             value = getattr(value, part)
         yield name, _display(value, annotation), loaded.origins.get(name, "default")
+
+
+def build(kind: type[Section], tree: Mapping[str, Any], origin: str, base: Section | None = None) -> Section:
+    """A section of its own (one route's, say) from a mapping; what is not given comes from `base` or the defaults."""
+    problems: list[str] = []
+    found: dict[str, Given] = {}
+    known = [name for name, _, _ in leaves(kind)]
+    _flatten(dict(tree), "", origin, found, set(known), problems)
+    for name in [name for name in found if name not in known]:
+        given = found.pop(name)
+        problems.append(f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}")
+    made: Section = _build(kind, "", found, problems, base)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return made
 
 
 def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
@@ -148,13 +164,16 @@ def _suggest(word: str, known: Any) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _build(kind: type, prefix: str, given: dict[str, Given], problems: list[str]) -> Any:
+def _build(kind: type, prefix: str, given: dict[str, Given], problems: list[str], base: Any = None) -> Any:
     hints = get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for item in fields(kind):
         annotation, name = hints[item.name], prefix + item.name
+        if base is not None:
+            values[item.name] = getattr(base, item.name)
         if is_dataclass(annotation):
-            values[item.name] = _build(annotation, f"{name}.", given, problems)  # type: ignore[arg-type]
+            inner = values.get(item.name)
+            values[item.name] = _build(annotation, f"{name}.", given, problems, inner)  # type: ignore[arg-type]
         elif name in given:
             try:
                 values[item.name] = _convert(given[name].value, annotation)

@@ -24,7 +24,7 @@ counted although nobody can read them any more.
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import crc32c
 
@@ -55,7 +55,7 @@ class Block:
     before: int = 0
     attempts: int = 0
     offset: int = -1
-    delivered: list[tuple[int, int]] = field(default_factory=list)  # ranges of records already taken by the destination
+    todo: list[tuple[int, int]] | None = None  # ranges of records still to be sent, last one first; None = all as one
     dead: int = 0  # records of this block already in the dead letters
 
     @property

@@ -6,6 +6,7 @@ once at the start and carried on by the monotonic clock (`steady`): a wall clock
 
 import asyncio
 import time
+from collections.abc import Callable
 
 
 class Clock:
@@ -24,6 +25,9 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, call)
 
     async def wait(self, event: asyncio.Event, timeout: float | None) -> bool:
         """Whether the event came within `timeout` seconds (None: wait as long as it takes)."""

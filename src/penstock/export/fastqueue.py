@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.errors import StorageFailed, Unavailable
-from penstock.export.block import HEADER_SIZE, Block
+from penstock.export.block import HEADER_SIZE, NO_POSITION, Block
 from penstock.export.clock import Clock
 from penstock.export.journal import STORAGE_ERRORS, Entry, Kind
 from penstock.export.payload import NONE
@@ -218,11 +218,15 @@ class FastQueue:
 
     def _number(self, blocks: list[Block]) -> None:
         now = int(self._clock.steady() * 1e6)
-        sequence, before = self.state.next_sequence, self.state.numbered
+        sequence, before, position = self.state.next_sequence, self.state.numbered, self.state.position
         for block in blocks:
             block.sequence, block.before, block.enqueued = sequence, before, now
             sequence += 1
             before += block.records
+            if block.position != NO_POSITION:
+                position = block.position
+            elif position >= 0:
+                block.position = position  # the last block on disk always tells how far the source was read
 
     def _kick(self) -> None:
         if self._writer is None or self._writer.done():

@@ -72,7 +72,7 @@ class SendQueue:
         metrics: RouteMetrics,
         clock: Clock,
         *,
-        sourced: bool,
+        source: str | None = None,
         limit: int | None = None,
     ) -> None:
         self.name, self.settings = name, settings
@@ -81,12 +81,15 @@ class SendQueue:
         self._memory_bytes_limit = memory_limit() if limit is None else limit
         self.sizes: Sizes = sizes(settings, self._memory_bytes_limit)
         in_memory = settings.type == "memory"
+        fsync = settings.fsync
+        if source == "topic" and fsync == "always":
+            fsync = "interval"  # the topic still has it: nobody waits for our fsync
         self.fast = FastQueue(
             fs,
             None if in_memory else directory,
             Options(
-                fsync=settings.fsync,
-                write_through=not in_memory and (sourced or settings.fsync != "never"),
+                fsync=fsync,
+                write_through=not in_memory and (source is not None or fsync != "never"),
                 inmemory_blocks=settings.inmemory_blocks,
                 inmemory_bytes=self.sizes.inmemory_bytes,
                 chunk_size=self.sizes.chunk_size,
@@ -232,21 +235,15 @@ class SendQueue:
 
     # Taking
 
-    async def take(self) -> Block | None:
-        """Lease the next block; waits for one. None when the queue is stopping."""
+    async def available(self) -> bool:
+        """Wait until there is a block to take, or the queue is stopping (False). Takes nothing."""
         while not self._stopping:
-            if self.settings.catchup_rate > 0 and self.fast.backlog:
+            if self.fast.waiting:
                 now = self._clock.monotonic()
-                if now < self._next_backlog_take:
-                    await self._clock.sleep(self._next_backlog_take - now)
-                    continue
-                self._next_backlog_take = max(now, self._next_backlog_take) + 1 / self.settings.catchup_rate
-            block = await self.fast.take()
-            if block is not None:
-                if self._stopping:
-                    self.fast.give_back(block, attempted=False)
-                    return None
-                return block
+                if self.settings.catchup_rate <= 0 or not self.fast.backlog or now >= self._next_backlog_take:
+                    return True
+                await self._clock.sleep(self._next_backlog_take - now)
+                continue
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._takers.append(waiter)
             try:
@@ -255,7 +252,22 @@ class SendQueue:
                 if waiter.done() and not waiter.cancelled():
                     self._wake(1)  # the wake-up was for us: hand it on
                 raise
-        return None
+        return False
+
+    async def take(self) -> Block | None:
+        """Lease the next block; None when there is none (another worker was faster) or the queue is stopping."""
+        if self._stopping:
+            return None
+        if self.settings.catchup_rate > 0 and self.fast.backlog:
+            now = self._clock.monotonic()
+            if now < self._next_backlog_take:
+                return None
+            self._next_backlog_take = now + 1 / self.settings.catchup_rate
+        block = await self.fast.take()
+        if block is not None and self._stopping:
+            self.fast.give_back(block, attempted=False)
+            return None
+        return block
 
     def wake(self) -> None:
         self._wake(len(self._takers))
@@ -277,6 +289,12 @@ class SendQueue:
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
         self.fast.give_back(block, attempted=attempted)
         self._wake(1)
+
+    def refuse(self, blocks: list[Block]) -> None:
+        """Book blocks that can never be queued as dropped."""
+        records = sum(block.records for block in blocks)
+        self.fast.refuse(records, NEWEST)
+        self._metrics.add("queue_dropped_total", records, "newest")
 
     async def purge(self) -> int:
         """Drop everything nobody holds; the number of records."""
@@ -322,6 +340,11 @@ class SendQueue:
         self._out.update(self._settled())
         if self._fits(1, 0):
             self._room.set()
+
+    @property
+    def arrivals(self) -> float:
+        """Batches that come in per second."""
+        return self._in.value
 
     def _settled(self) -> int:
         return self.fast.state.next_sequence - 1 - self.fast.count

@@ -44,9 +44,9 @@ GAUGES = {
 }
 COUNTERS = {
     "queue_push_total": "Batches pushed",
-    "queue_accepted_records_total": "Records accepted since the queue was made",
-    "queue_delivered_records_total": "Records delivered since the queue was made",
-    "queue_dead_lettered_records_total": "Records dead-lettered since the queue was made",
+    "queue_accepted_records_total": "Records accepted",
+    "queue_delivered_records_total": "Records delivered",
+    "queue_dead_lettered_records_total": "Records dead-lettered",
     "queue_retry_total": "Sends of batches that had failed before",
     "queue_retry_success_total": "Such sends that succeeded",
     "queue_disk_full_total": "Times the disk or its reserve was full",
@@ -101,7 +101,7 @@ class ExportMetrics:
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
         def read() -> dict[tuple[str, ...], float]:
-            found = {}
+            found: dict[tuple[str, ...], float] = {}
             for route in self._routes():
                 value = route.gauges().get(name)
                 if isinstance(value, int | float):
@@ -111,7 +111,7 @@ class ExportMetrics:
         return read
 
     def _read_breakers(self) -> dict[tuple[str, ...], float]:
-        found = {}
+        found: dict[tuple[str, ...], float] = {}
         for route in self._routes():
             current = route.gauges().get("circuit_breaker_state")
             if isinstance(current, Mapping):

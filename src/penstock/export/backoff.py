@@ -1,0 +1,58 @@
+"""How long to wait after a failure: exponential with full jitter, and never less than the destination asked for.
+
+The n-th failure in a row waits a random time between 0 and retry_interval * multiplier^(n-1), capped at
+max_retry_delay: full jitter spreads a crowd of senders best when a destination comes back. With backoff off, every
+failure waits retry_interval. It holds back the whole route, not one batch: a destination that fails one batch for
+reasons of health fails the next one too.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.export.clock import Clock
+
+
+class Backoff:
+    def __init__(
+        self,
+        *,
+        enabled: bool,
+        base: float,
+        multiplier: float,
+        longest: float,
+        random: Callable[[], float],
+        clock: Clock,
+    ) -> None:
+        self._enabled, self._base, self._multiplier, self._longest = enabled, base, multiplier, longest
+        self._random, self._clock = random, clock
+        self.failures = 0
+        self._until = 0.0
+        self._changed = asyncio.Event()
+
+    def failed(self, retry_after: float | None = None) -> float:
+        """Note a failure; the delay it brings."""
+        self.failures += 1
+        delay = self._base
+        if self._enabled:
+            exponent = min(self.failures - 1, 64)
+            delay = self._random() * min(self._longest, self._base * self._multiplier**exponent)
+        delay = max(delay, retry_after or 0.0)
+        self._until = max(self._until, self._clock.monotonic() + delay)
+        return delay
+
+    def succeeded(self) -> None:
+        self.failures = 0
+
+    def reset(self) -> None:
+        """Somebody wants it tried now."""
+        self.failures, self._until = 0, 0.0
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self._until - self._clock.monotonic())
+
+    async def over(self) -> None:
+        while (left := self.remaining) > 0:
+            await self._clock.wait(self._changed, left)

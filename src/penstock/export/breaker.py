@@ -1,0 +1,133 @@
+"""The circuit breaker: stops sending to a destination that is down, and finds out by single probes when it is back.
+
+closed --(threshold failures in a row)--> open --(reset_timeout)--> half open --(probe succeeds)--> closed
+                                            ^------------------(probe fails)---------'
+
+Only the destination's health counts: network errors, time-outs, 5xx, 429. Bad data is an answer, and an answer is
+health. A worker asks for a `Permit` before it takes anything from the queue; in half open there is exactly one. A
+permit is a context manager: whatever happens to its holder, the probe slot comes back.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+from penstock.config.schema import CircuitBreaker as Settings
+from penstock.export.clock import Clock
+
+log = logging.getLogger("penstock.export")
+CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
+
+
+class Permit:
+    """Leave to send one batch. Say `success` or `failure`; leaving without either says nothing about health."""
+
+    __slots__ = ("_breaker", "_open", "_probe")
+
+    def __init__(self, breaker: "Breaker", probe: bool) -> None:
+        self._breaker, self._probe, self._open = breaker, probe, True
+
+    def success(self) -> None:
+        if self._open:
+            self._open = False
+            self._breaker._succeeded(self._probe)
+
+    def failure(self) -> None:
+        if self._open:
+            self._open = False
+            self._breaker._failed(self._probe)
+
+    def release(self) -> None:
+        if self._open:
+            self._open = False
+            self._breaker._released(self._probe)
+
+    def __enter__(self) -> "Permit":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+class Breaker:
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        clock: Clock,
+        on_open: Callable[[], None] = lambda: None,
+        on_reject: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name, self._settings, self._clock = name, settings, clock
+        self._on_open, self._on_reject = on_open, on_reject
+        self.state = CLOSED
+        self.failures = 0  # in a row
+        self._opened_at = 0.0
+        self._probing = False
+        self._changed = asyncio.Event()  # replaced whenever it is set
+
+    async def admit(self) -> Permit:
+        """Wait until a batch may be sent."""
+        rejected = False
+        while self.state != CLOSED:
+            wait: float | None = None
+            if self.state == OPEN:
+                wait = self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
+                if wait <= 0:
+                    self._enter(HALF_OPEN)
+            if self.state == HALF_OPEN and not self._probing:
+                self._probing = True
+                return Permit(self, probe=True)
+            if not rejected:
+                rejected = True
+                self._on_reject()
+            await self._clock.wait(self._changed, wait)
+        return Permit(self, probe=False)
+
+    async def not_open(self) -> None:
+        """Wait while nothing may be taken from the queue (preparers, who do not send, need no permit)."""
+        while self.state == OPEN:
+            wait = self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
+            if wait <= 0:
+                return
+            await self._clock.wait(self._changed, wait)
+
+    def _succeeded(self, probe: bool) -> None:
+        if self.state == CLOSED:
+            self.failures = 0
+        elif probe:
+            self._probing = False
+            self.failures = 0
+            self._enter(CLOSED)
+
+    def _failed(self, probe: bool) -> None:
+        if not self._settings.enabled:
+            return
+        self.failures += 1
+        if probe:
+            self._probing = False
+            self._open()
+        elif self.state == CLOSED and self.failures >= self._settings.threshold:
+            self._open()
+
+    def _released(self, probe: bool) -> None:
+        if probe:
+            self._probing = False
+            self._tell()
+
+    def _open(self) -> None:
+        self._opened_at = self._clock.monotonic()
+        self._enter(OPEN)
+        self._on_open()
+
+    def _enter(self, state: str) -> None:
+        if state != self.state:
+            level = logging.WARNING if state == OPEN else logging.INFO
+            log.log(level, "route %s: circuit breaker %s after %d failures", self._name, state, self.failures)
+        self.state = state
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

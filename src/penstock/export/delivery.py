@@ -1,0 +1,203 @@
+"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, settled or given back.
+
+A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in the middle, always
+the same way, and each part has its own key (`<route>-<sequence>-<first>-<last>`), so that after a crash the same parts
+are sent under the same keys. What is still to be sent is kept on the block: a retry does not repeat what went through.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from penstock.config.schema import SendQueue as Settings
+from penstock.errors import StorageFailed, StorageFull
+from penstock.export.backoff import Backoff
+from penstock.export.block import Block
+from penstock.export.breaker import Permit
+from penstock.export.clock import Clock
+from penstock.export.deadletters import DeadLetter, DeadLetters
+from penstock.export.destinations import Batch, Denied, Destination, Refused, Retry, TooBig
+from penstock.export.sendqueue import SendQueue
+from penstock.export.telemetry import RouteMetrics
+
+log = logging.getLogger("penstock.export")
+LATENCY_WEIGHT = 0.2
+Prepared = tuple[Batch, Any]  # a batch, and what its destination made of it
+
+
+class Delivery:
+    def __init__(
+        self,
+        route: str,
+        queue: SendQueue,
+        destination: Destination,
+        dead_letters: DeadLetters,
+        backoff: Backoff,
+        settings: Settings,
+        limit: asyncio.Semaphore,
+        pool: Executor,
+        clock: Clock,
+        metrics: RouteMetrics,
+        pause: Callable[[str], None],
+    ) -> None:
+        self._route, self._queue, self._destination = route, queue, destination
+        self._dead_letters, self._backoff, self._settings = dead_letters, backoff, settings
+        self._limit, self._pool, self._clock, self._metrics, self._pause = limit, pool, clock, metrics, pause
+        self.inflight = 0
+        self.latency = 0.0  # moving average, seconds
+        self.throttled = 0  # answers that asked for less (429, time-outs), ever
+        self.last_error: str | None = None
+
+    async def prepare(self, block: Block) -> Prepared:
+        """The whole block as a batch and what the destination makes of it."""
+        batch = Batch(f"{self._route}-{block.sequence}", block.body, block.records, block.encoding, block.compression)
+        return batch, await self._prepared(batch)
+
+    async def try_prepare(self, block: Block) -> Prepared | None:
+        """The same, or None when it fails: whoever sends it meets the error again and knows what to do about it."""
+        try:
+            return await self.prepare(block)
+        except Exception as error:  # noqa: BLE001 a destination's own fault
+            log.warning("route %s: batch %d cannot be prepared: %r", self._route, block.sequence, error)
+            return None
+
+    async def _prepared(self, batch: Batch) -> Any:
+        if self._destination.is_cheap(batch):
+            return self._destination.prepare(batch)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._destination.prepare, batch)
+
+    async def deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> None:
+        """Send the block and settle it, or give it back. Never raises for what a destination or a disk does."""
+        retried = block.attempts > 0
+        if retried:
+            self._metrics.add("queue_retry_total")
+        try:
+            if self._settings.max_age and self._age(block) > self._settings.max_age:
+                await self._bury(block, self._remaining(block), "expired", f"older than {self._settings.max_age:g} s")
+            else:
+                await self._send_all(block, prepared)
+            self._queue.ack(block, block.dead)
+            permit.success()
+            self._backoff.succeeded()
+            self.last_error = None
+            if retried:
+                self._metrics.add("queue_retry_success_total")
+        except Retry as error:
+            await self._failed(block, permit, error)
+        except Denied as error:
+            self._metrics.add("queue_retry_failure_total", 1, "auth")
+            self._queue.give_back(block)
+            permit.release()
+            self._pause(str(error))
+        except (StorageFull, StorageFailed) as error:  # the dead letters could not be written
+            self._queue.give_back(block, attempted=False)
+            permit.release()
+            self._note(f"a dead letter cannot be written: {error}", "storage")
+            self._backoff.failed()
+        except asyncio.CancelledError:
+            self._queue.give_back(block, attempted=False)
+            raise
+        except Exception as error:  # a fault in a destination's own code must not stop the route in silence
+            log.exception("route %s: sending batch %d failed unexpectedly", self._route, block.sequence)
+            await self._failed(block, permit, Retry("internal", repr(error)))
+
+    async def _failed(self, block: Block, permit: Permit, error: Retry) -> None:
+        self._note(str(error), error.kind)
+        if error.kind in ("rate_limit", "timeout"):
+            self.throttled += 1
+        permit.failure()
+        self._backoff.failed(error.retry_after)
+        limit = self._settings.max_attempts
+        if limit and block.attempts + 1 >= limit:
+            try:
+                await self._bury(block, self._remaining(block), "attempts", f"{limit} attempts, the last: {error}")
+            except (StorageFull, StorageFailed) as failure:
+                log.error("route %s: a dead letter cannot be written: %s", self._route, failure)
+            else:
+                self._queue.ack(block, block.dead)
+                return
+        self._queue.give_back(block)
+
+    def _note(self, error: str, kind: str) -> None:
+        self._metrics.add("queue_retry_failure_total", 1, kind)
+        if error != self.last_error:
+            log.warning("route %s: %s: %s", self._route, self._destination.describe(), error)
+        self.last_error = error
+
+    def _age(self, block: Block) -> float:
+        return self._clock.steady() - block.enqueued / 1e6
+
+    @staticmethod
+    def _remaining(block: Block) -> list[tuple[int, int]]:
+        return [(0, block.records)] if block.todo is None else list(block.todo)
+
+    async def _send_all(self, block: Block, prepared: Prepared | None) -> None:
+        if block.todo is None:
+            batch, ready = prepared or await self.prepare(block)
+            try:
+                await self._send(batch, ready)
+                return
+            except (Refused, TooBig) as error:
+                await self._cut(block, 0, block.records, error)
+        whole = Batch("", block.body, block.records, block.encoding, block.compression)
+        while block.todo:
+            start, stop = block.todo[-1]
+            key = f"{self._route}-{block.sequence}-{start}-{stop - 1}"
+            batch = await asyncio.get_running_loop().run_in_executor(self._pool, whole.part, start, stop, key)
+            try:
+                await self._send(batch, await self._prepared(batch))
+                block.todo.pop()
+            except (Refused, TooBig) as error:
+                block.todo.pop()
+                try:
+                    await self._cut(block, start, stop, error)
+                except (StorageFull, StorageFailed):
+                    block.todo.append((start, stop))
+                    raise
+
+    async def _cut(self, block: Block, start: int, stop: int, error: Refused | TooBig) -> None:
+        """Replace the range by its halves, or bury the one record that is left."""
+        if stop - start == 1:
+            reason = "refused" if isinstance(error, Refused) else "too_large"
+            await self._bury(block, [(start, stop)], reason, str(error))
+            block.todo = block.todo or []
+            return
+        middle = (start + stop) // 2
+        block.todo = [*(block.todo or []), (middle, stop), (start, middle)]
+
+    async def _send(self, batch: Batch, prepared: Any) -> None:
+        async with self._limit:
+            self.inflight += 1
+            began = self._clock.monotonic()
+            try:
+                await self._destination.send(batch, prepared)
+            finally:
+                self.inflight -= 1
+                took = self._clock.monotonic() - began
+                self.latency += (took - self.latency) * (LATENCY_WEIGHT if self.latency else 1.0)
+        self._metrics.add("export_batches_total")
+        self._metrics.add("export_bytes_total", len(batch.body))
+
+    async def _bury(self, block: Block, ranges: list[tuple[int, int]], reason: str, detail: str) -> None:
+        """Put records into the dead letters, durably; they count as dead when the block is settled."""
+        loop = asyncio.get_running_loop()
+        batch = Batch("", block.body, block.records, block.encoding, block.compression)
+        records = await loop.run_in_executor(self._pool, batch.split)
+        now = self._clock.wall()
+        letters = [
+            DeadLetter(
+                block.sequence, index, reason, detail, block.attempts + 1, block.enqueued / 1e6, now, records[index]
+            )
+            for start, stop in ranges
+            for index in range(start, stop)
+        ]
+        await loop.run_in_executor(self._pool, self._dead_letters.add, letters)
+        block.dead += len(letters)
+        if len(letters) == 1:
+            log.warning("route %s: a record of batch %d is dead: %s", self._route, block.sequence, detail)
+        else:
+            log.warning(
+                "route %s: %d records of batch %d are dead: %s", self._route, len(letters), block.sequence, detail
+            )

@@ -1,0 +1,131 @@
+"""HTTP(S): each batch is one request, its records as NDJSON, a JSON array, or raw.
+
+    type: http
+    url: https://collector.example/ingest
+    format: ndjson | json | raw                  (default ndjson)
+    method: POST
+    headers: {Authorization: "Bearer ..."}
+    compression: none | gzip | zstd | snappy     what the server takes (default none)
+    timeout: 30s
+    connections: 64
+    ca: /path/to/ca.pem                          trust this instead of the system's
+
+Every request carries `Idempotency-Key: <route>-<sequence>` (and the range of records when a batch was cut), the same
+at every attempt. 2xx is success; 401 and 403, and redirects, pause the route; 413 asks for smaller batches; 408, 425,
+429 and 5xx are tried again (Retry-After is honoured); any other 4xx means the data is bad.
+"""
+
+import email.utils
+import ssl
+import time
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from penstock.errors import InvalidRequest, TooLarge, Unavailable
+from penstock.export.destinations import Batch, Denied, Refused, Retry, TooBig, cheap_to_open
+from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS
+from penstock.net import HttpClient
+
+CONTENT_TYPES = {"ndjson": "application/x-ndjson", "json": "application/json", "raw": "application/octet-stream"}
+AGAIN = {408: "timeout", 425: "server_error", 429: "rate_limit"}
+
+
+class HttpDestination:
+    def __init__(
+        self,
+        url: str,
+        *,
+        format: str = "ndjson",
+        method: str = "POST",
+        headers: dict[str, str] | None = None,
+        compression: str = "none",
+        timeout: float = 30.0,
+        connections: int = 64,
+        ca: Path | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        self._origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
+        self._target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        self._shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        self._method, self._timeout, self._connections = method, timeout, connections
+        self._headers = [("Content-Type", CONTENT_TYPES[format]), ("User-Agent", "penstock"), *(headers or {}).items()]
+        self._tls = ssl.create_default_context(cafile=str(ca)) if ca else None
+        self._client: HttpClient | None = None
+        self.encoding = ENCODINGS[format]
+        self.compression: int | None = COMPRESSIONS[compression]
+        self._wanted = COMPRESSIONS[compression]
+        HttpClient(self._origin, headers=self._headers, tls=self._tls)  # refuses a bad address or header at once
+
+    async def start(self) -> None:
+        self._client = HttpClient(self._origin, headers=self._headers, pool_size=self._connections, tls=self._tls)
+
+    async def stop(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    def is_cheap(self, batch: Batch) -> bool:
+        return batch.compression == self._wanted or cheap_to_open(batch)
+
+    def prepare(self, batch: Batch) -> tuple[bytes, str | None]:
+        compression = self._wanted
+        if batch.compression == 0 and compression and batch.records:
+            compression = 0  # it was stored as it is because compressing gained nothing
+        return batch.compressed_as(compression), CONTENT_ENCODINGS.get(compression)
+
+    async def send(self, batch: Batch, prepared: Any) -> None:
+        assert self._client is not None
+        body, content_encoding = prepared
+        headers = [("Idempotency-Key", batch.key)]
+        if content_encoding:
+            headers.append(("Content-Encoding", content_encoding))
+        try:
+            answer = await self._client.request(
+                self._method, self._target, body, headers, timeout=self._timeout, idempotent=True
+            )
+        except TimeoutError as error:
+            raise Retry("timeout", str(error)) from error
+        except (Unavailable, TooLarge) as error:
+            raise Retry("network", str(error)) from error
+        except InvalidRequest as error:
+            raise Denied(str(error)) from error
+        check_status(answer.status, answer.headers, answer.body)
+
+    def describe(self) -> str:
+        return f"{self._method} {self._shown}"
+
+
+def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
+    """Raise what the answer means; nothing for success."""
+    if 200 <= status < 300:
+        return
+    text = f"answered {status}"
+    if body:
+        text += f": {body[:200].decode(errors='replace')}"
+    if status in (401, 403):
+        raise Denied(text)
+    if 300 <= status < 400:
+        raise Denied(f"{text} (redirects are not followed: change the address to {headers.get('location', '...')})")
+    if status == 413:
+        raise TooBig(text)
+    if status in AGAIN or status >= 500 or status < 200:
+        kind = AGAIN.get(status, "server_error")
+        raise Retry(kind, text, parse_retry_after(headers.get("retry-after")))
+    raise Refused(text)
+
+
+def parse_retry_after(value: str | None, now: float | None = None) -> float | None:
+    """Seconds to wait, from a number of seconds or an HTTP date."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        when = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0.0, when.timestamp() - (time.time() if now is None else now))

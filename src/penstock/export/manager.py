@@ -1,0 +1,164 @@
+"""Exports: all routes of a process, those of the configuration and those made over the API.
+
+A route made over the API is kept in its own directory (`route.json`), and is there again after a restart. A route of
+the configuration cannot be deleted over the API: it would come back. A route that cannot start (a damaged disk, a lock
+held by another process) is reported and does not keep the others, or the broker, from running.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config
+from penstock.errors import ConfigError, Conflict, InvalidRequest, NotFound, PenstockError
+from penstock.export.clock import Clock
+from penstock.export.ports import QueuePort, TopicsPort
+from penstock.export.routes import STATE, Route, Surroundings
+from penstock.export.spec import parse_route
+from penstock.export.telemetry import ExportMetrics
+from penstock.metrics import Metrics
+from penstock.storage.fs import DISK, Fs
+
+log = logging.getLogger("penstock.export")
+SENDS_PER_CORE = 8
+
+
+class Exports:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pool: Executor,
+        metrics: Metrics,
+        topics: TopicsPort | None = None,
+        queues: QueuePort | None = None,
+        fs: Fs = DISK,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = config.exporter.queue
+        self.directory = self._settings.path or config.private_directory / "routes"
+        self._shutdown = config.shutdown_timeout
+        limit = self._settings.global_send_limit or SENDS_PER_CORE * (os.cpu_count() or 1)
+        self._around = Surroundings(fs, pool, clock or Clock(), asyncio.Semaphore(limit), topics, queues)
+        self._routes: dict[str, Route] = {}
+        self.failed: dict[str, str] = {}  # routes that could not start, with the reason
+        self._metrics = ExportMetrics(metrics, lambda: list(self._routes.values()))
+        self._configured = {
+            name: parse_route(name, tree, self._settings) for name, tree in sorted(config.routes.items())
+        }
+        self._changing = asyncio.Lock()
+
+    async def start(self) -> None:
+        if not self._settings.enabled:
+            log.warning("exporter.queue.enabled is false: no route runs")
+            return
+        for spec in self._configured.values():
+            await self._start(self._make(spec.name, None, spec))
+        for name, definition in (await self._in_pool(self._stored)).items():
+            try:
+                await self._start(self._make(name, definition, parse_route(name, definition, self._settings)))
+            except PenstockError as error:
+                self._failed(name, error)
+
+    async def stop(self) -> None:
+        """All routes at once, within one deadline."""
+        deadline = self._around.clock.monotonic() + self._shutdown
+        await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
+        self._routes.clear()
+
+    def _make(self, name: str, definition: dict[str, Any] | None, spec: Any) -> Route:
+        return Route(spec, self.directory / name, self._around, self._metrics.of(name), definition=definition)
+
+    async def _start(self, route: Route) -> None:
+        try:
+            await route.start()
+        except (PenstockError, OSError) as error:
+            self._failed(route.name, error)
+            return
+        self._routes[route.name] = route
+        log.info(
+            "route %s runs, to %s, with %d batches queued",
+            route.name,
+            route.destination.describe(),
+            route.queue.fast.count,
+        )
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self.failed[name] = str(error)
+        log.error("route %s cannot start: %s", name, error)
+
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        """Definitions of the routes made over the API."""
+        fs, found = self._around.fs, {}
+        for name in fs.list_dir(self.directory):
+            path = self.directory / name / STATE
+            if name in self._configured or not fs.exists(path):
+                continue
+            try:
+                definition = json.loads(fs.read(path)).get("definition")
+            except (ValueError, AttributeError) as error:
+                log.error("%s is damaged: %s", path, error)
+                continue
+            if definition:
+                found[name] = definition
+        return found
+
+    # What people do with them
+
+    def names(self) -> list[str]:
+        return sorted({*self._routes, *self.failed})
+
+    def get(self, name: str) -> Route:
+        route = self._routes.get(name)
+        if route is not None:
+            return route
+        if name in self.failed:
+            raise Conflict(f"route {name} could not start: {self.failed[name]}")
+        raise NotFound(f"no route named {name}")
+
+    def status(self) -> list[dict[str, Any]]:
+        found = [self._routes[name].status() for name in sorted(self._routes)]
+        return found + [
+            {"name": name, "state": "failed", "lastError": why} for name, why in sorted(self.failed.items())
+        ]
+
+    async def create(self, name: str, definition: dict[str, Any]) -> Route:
+        async with self._changing:
+            if name in self._routes or name in self._configured:
+                raise Conflict(f"there is a route {name} already")
+            if not self._settings.enabled:
+                raise Conflict("exporter.queue.enabled is false: no route runs")
+            try:
+                route = self._make(name, definition, parse_route(name, definition, self._settings))
+            except ConfigError as error:
+                raise InvalidRequest(str(error)) from error
+            await route.start()
+            await route.save()
+            self.failed.pop(name, None)
+            self._routes[name] = route
+            return route
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        """Stop the route and remove its directory. What is queued is lost, so that takes `force`."""
+        async with self._changing:
+            route = self.get(name)
+            if name in self._configured:
+                raise Conflict(f"route {name} is part of the configuration: remove it there")
+            left = route.queue.fast.state.queued
+            if left and not force:
+                raise Conflict(f"route {name} still holds {left} records: drain it, or delete with force")
+            del self._routes[name]
+            await route.stop()
+            await self._in_pool(self._around.fs.remove_tree, self.directory / name)
+
+    async def _in_pool(self, call: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._around.pool, call, *arguments)
+
+
+def route_directory(config: Config, name: str) -> Path:
+    """Where a route keeps its files (for commands that look at them while the broker is down)."""
+    return (config.exporter.queue.path or config.private_directory / "routes") / name

@@ -1,0 +1,333 @@
+"""A route: source, send queue, workers and destination of one name, put together and kept running.
+
+Its directory holds the queue, the dead letters, and `route.json`: whether it is paused and why, the incarnations of the
+topic it reads, and its definition when it was made over the API rather than by the configuration.
+"""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import Conflict, StorageFailed, StorageFull, Unavailable
+from penstock.export.backoff import Backoff
+from penstock.export.breaker import Breaker
+from penstock.export.clock import Clock
+from penstock.export.deadletters import DeadLetter, DeadLetters
+from penstock.export.delivery import Delivery
+from penstock.export.destinations import Destination
+from penstock.export.ports import QueuePort, TopicsPort
+from penstock.export.sendqueue import Pushed, SendQueue
+from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
+from penstock.export.spec import RouteSpec, make_destination
+from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
+from penstock.export.workers import Workers
+from penstock.storage.fs import Fs
+
+log = logging.getLogger("penstock.export")
+STATE = "route.json"
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What every route of a process shares."""
+
+    fs: Fs
+    pool: Executor
+    clock: Clock
+    limit: asyncio.Semaphore  # sends in flight, of all routes
+    topics: TopicsPort | None = None
+    queues: QueuePort | None = None
+
+
+class Route:
+    def __init__(
+        self,
+        spec: RouteSpec,
+        directory: Path,
+        around: Surroundings,
+        metrics: RouteMetrics,
+        *,
+        definition: Mapping[str, Any] | None = None,
+        destination: Destination | None = None,
+    ) -> None:
+        self.name, self.spec, self.directory = spec.name, spec, directory
+        self.definition = definition  # kept in route.json when it came over the API
+        self.paused: str | None = None  # why, while it is
+        self.draining = False
+        self._around, self._metrics = around, metrics
+        settings = spec.queue
+        self.destination = destination or make_destination(spec, around.topics, around.queues)
+        self.queue = SendQueue(
+            spec.name,
+            settings,
+            around.fs,
+            directory,
+            around.pool,
+            metrics,
+            around.clock,
+            source="topic" if spec.source.topic else "queue" if spec.source.queue else None,
+        )
+        self.dead_letters = DeadLetters(around.fs, None if settings.type == "memory" else directory)
+        self.breaker = Breaker(
+            spec.name,
+            settings.circuit_breaker,
+            around.clock,
+            lambda: metrics.add("circuit_breaker_open_total"),
+            lambda: metrics.add("circuit_breaker_rejected_total"),
+        )
+        self.backoff = Backoff(
+            enabled=settings.backoff.enabled,
+            base=settings.retry_interval,
+            multiplier=settings.backoff.multiplier,
+            longest=settings.max_retry_delay,
+            random=random.random,
+            clock=around.clock,
+        )
+        self.delivery = Delivery(
+            spec.name,
+            self.queue,
+            self.destination,
+            self.dead_letters,
+            self.backoff,
+            settings,
+            around.limit,
+            around.pool,
+            around.clock,
+            metrics,
+            self._denied,
+        )
+        self.workers = Workers(settings, self.queue, self.delivery, self.breaker, self.backoff, around.clock)
+        self._source: Source | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._incarnations: list[str] = []
+        self._saving: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        await self.queue.start()
+        try:
+            await self._in_pool(self._load)
+            await self._in_pool(self.dead_letters.open)
+            await self.destination.start()
+        except BaseException:
+            await self.queue.stop()
+            raise
+        if self.paused:
+            self.workers.resumed.clear()
+        self.workers.start()
+        self._source = self._make_source()
+        self._read()
+
+    def _make_source(self) -> Source | None:
+        source, around = self.spec.source, self._around
+        if source.topic:
+            if around.topics is None:
+                raise Unavailable(f"route {self.name}: this process has no topics")
+            return TopicSource(
+                self.name,
+                around.topics,
+                source.topic,
+                source.start,
+                self.spec.batch,
+                self.destination.encoding,
+                self.queue,
+                around.pool,
+                around.clock,
+                self,
+                lambda records, reason: self._metrics.add("queue_dropped_total", records, reason),
+            )
+        if source.queue:
+            if around.queues is None:
+                raise Unavailable(f"route {self.name}: this process has no queues")
+            return QueueSource(
+                self.name,
+                around.queues,
+                source.queue,
+                source.group or self.name,
+                self.spec.batch,
+                self.destination.encoding,
+                self.queue,
+                around.pool,
+                around.clock,
+            )
+        return None
+
+    def _read(self) -> None:
+        if self._source is not None and (self._reader is None or self._reader.done()):
+            self._reader = asyncio.create_task(self._source.run(), name=f"route {self.name} source")
+            self._reader.add_done_callback(self._reader_ended)
+
+    def _reader_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("route %s: reading the source ended unexpectedly", self.name, exc_info=error)
+            self._around.clock.call_later(5.0, self._read_again)
+
+    def _read_again(self) -> None:
+        if not self.draining:
+            self._read()
+
+    async def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+
+    async def stop(self, deadline: float | None = None) -> None:
+        """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
+        self.draining = True
+        await self._stop_reading()
+        await self.workers.stop(self._around.clock.monotonic() if deadline is None else deadline)
+        await self.destination.stop()
+        if self._saving:
+            await asyncio.gather(*self._saving, return_exceptions=True)
+        await self._in_pool(self.dead_letters.close)
+        try:
+            await self.queue.stop()
+        except (StorageFull, StorageFailed) as error:
+            log.error("route %s: %s", self.name, error)
+
+    # What people do with it
+
+    async def push(self, records: list[bytes]) -> Pushed:
+        if self.draining:
+            raise Unavailable(f"route {self.name} is draining and takes nothing new")
+        blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
+        return await self.queue.push(blocks)
+
+    async def pause(self, reason: str = "by hand") -> None:
+        self._pause(reason)
+        await self._save()
+
+    def _pause(self, reason: str) -> None:
+        self.paused = reason
+        self.workers.resumed.clear()
+        log.warning("route %s is paused: %s", self.name, reason)
+
+    def _denied(self, reason: str) -> None:
+        if self.paused is None:
+            self._pause(f"{self.destination.describe()} {reason}")
+            task = asyncio.create_task(self._save())
+            self._saving.add(task)
+            task.add_done_callback(self._saving.discard)
+
+    async def resume(self) -> None:
+        """Go on, at once: also ends a drain, and a backoff."""
+        self.paused, self.draining = None, False
+        self.backoff.reset()
+        self.workers.resumed.set()
+        self._read()
+        await self._save()
+
+    async def drain(self) -> None:
+        """Take nothing new and deliver what there is; `resume` ends it."""
+        self.draining = True
+        await self._stop_reading()
+        self.paused = None
+        self.backoff.reset()
+        self.workers.resumed.set()
+        await self._save()
+
+    async def purge(self) -> int:
+        return await self.queue.purge()
+
+    async def replay(self) -> int:
+        """Push the dead letters again, as new records; how many."""
+        letters: list[DeadLetter] = await self._in_pool(self.dead_letters.begin_replay)
+        if letters:
+            blocks = await self._in_pool(
+                make_blocks, [letter.record for letter in letters], self.destination.encoding, self.spec.batch
+            )
+            for block in blocks:
+                pushed = await self.queue.push([block])
+                if pushed.dropped:
+                    raise Conflict(f"the send queue of route {self.name} is full; the dead letters stay where they are")
+        await self._in_pool(self.dead_letters.end_replay)
+        return len(letters)
+
+    # What it remembers
+
+    async def generation_of(self, incarnation: str) -> int:
+        if incarnation not in self._incarnations:
+            self._incarnations.append(incarnation)
+            await self._save()
+        return self._incarnations.index(incarnation)
+
+    def _load(self) -> None:
+        path = self.directory / STATE
+        if not self._around.fs.exists(path):
+            return
+        try:
+            found = json.loads(self._around.fs.read(path))
+            self.paused = found.get("paused")
+            self._incarnations = list(found.get("incarnations", []))
+        except (ValueError, AttributeError) as error:
+            log.error("route %s: %s is damaged and ignored: %s", self.name, path, error)
+
+    async def _save(self) -> None:
+        state = {"paused": self.paused, "incarnations": self._incarnations, "definition": self.definition}
+        data = json.dumps(state, indent=2).encode()
+        try:
+            await self._in_pool(self._around.fs.make_dir, self.directory)
+            await self._in_pool(self._around.fs.replace, self.directory / STATE, data)
+        except (StorageFull, StorageFailed) as error:
+            log.error("route %s: its state cannot be saved: %s", self.name, error)
+
+    save = _save
+
+    # What it shows
+
+    @property
+    def state(self) -> str:
+        if self.paused:
+            return "paused"
+        if self.draining:
+            return "draining" if self.queue.fast.count else "drained"
+        return "running"
+
+    def status(self) -> dict[str, Any]:
+        source = self.spec.source
+        shown = {"topic": source.topic} if source.topic else {"queue": source.queue, "group": source.group or self.name}
+        return {
+            "name": self.name,
+            "state": self.state,
+            "paused": self.paused,
+            "source": shown if source.topic or source.queue else "push",
+            "lag": self._source.lag() if self._source is not None else None,
+            "destination": self.destination.describe(),
+            "queue": self.queue.status(),
+            "breaker": {"state": self.breaker.state, "failures": self.breaker.failures},
+            "backoffSeconds": round(self.backoff.remaining, 3),
+            "workers": {
+                "total": self.workers.total,
+                "active": self.workers.active,
+                "target": self.workers.target,
+                "inflight": self.delivery.inflight,
+                "latencySeconds": round(self.delivery.latency, 6),
+            },
+            "deadLetters": self.dead_letters.count,
+            "lastError": self.delivery.last_error,
+        }
+
+    def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
+        workers = self.workers
+        return {
+            **self.queue.gauges(),
+            "queue_workers_active": workers.active,
+            "queue_workers_total": workers.total,
+            "queue_preparers_active": workers.preparing,
+            "queue_senders_active": workers.active if workers.split else 0,
+            "queue_sends_inflight": self.delivery.inflight,
+            "queue_export_latency_ewma_seconds": self.delivery.latency,
+            "queue_backoff_seconds": self.backoff.remaining,
+            "route_paused": float(self.paused is not None),
+            "export_dead_letters": self.dead_letters.count,
+            "circuit_breaker_state": {state: float(state == self.breaker.state) for state in BREAKER_STATES},
+        }
+
+    async def _in_pool(self, call: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._around.pool, call, *arguments)
