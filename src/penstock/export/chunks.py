@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import Damaged, StorageFailed, StorageFull
-from penstock.export.block import HEADER_SIZE, MAGIC, Block, block_length, decode_block, encode_header
+from penstock.export.block import HEADER_SIZE, MAGIC, NO_POSITION, Block, block_length, decode_block, encode_header
 from penstock.storage.fs import Bytes, File, Fs
 
 log = logging.getLogger("penstock.export")
@@ -152,10 +152,12 @@ class Chunks:
 
     def _cut(self, chunk: Chunk) -> None:
         """The file ends where the chunk does, or nothing is ever written behind the difference."""
-        if self._file is None or self._file.size <= chunk.size:
-            return
+        self._synced = min(self._synced, chunk.size)
         try:
-            self._file.truncate(chunk.size)
+            if self._file is None:
+                self._file = self._fs.open(chunk.path)
+            if self._file.size > chunk.size:
+                self._file.truncate(chunk.size)
         except (StorageFull, StorageFailed) as error:
             log.warning("chunk %s is closed early: %s", chunk.path.name, error)
             self._broken = True
@@ -393,8 +395,12 @@ class Chunks:
             first = next(self._walk(chunk, chunk.start, []), None)
             chunk.base = first.sequence if first else 0
         position, cut = -1, 0
-        if self.chunks:
-            next_sequence, through, position, cut = self._open_last(writer_offset, next_sequence, through, clean)
+        while self.chunks:
+            next_sequence, through, position, torn = self._open_last(writer_offset, next_sequence, through, clean)
+            cut += torn
+            if self.chunks[-1].size:
+                break
+            self._remove_quietly(self.chunks.pop())  # no whole block in it: the one before it was the last
         upper = next_sequence
         for chunk in reversed(self.chunks):
             chunk.stop = upper if chunk.stop == 0 else chunk.stop
@@ -418,8 +424,11 @@ class Chunks:
         end = place
         bad: list[tuple[int, int]] = []
         for block in self._walk(chunk, place, bad):
+            if block.position != NO_POSITION:
+                if bad:
+                    break  # the source has what is missing and what follows: read it again from there
+                position = max(position, block.position)
             next_sequence, through = block.sequence + 1, block.through
-            position = max(position, -1 if block.position == (1 << 64) - 1 else block.position)
             end = block.offset + block.size
         if trusted and end == place and bad:
             return self._open_last(0, next_sequence, through, False)  # the hint points into the middle of a block
@@ -428,8 +437,6 @@ class Chunks:
             log.warning("chunk %s: a torn tail of %d bytes is cut off", chunk.path.name, cut)
             self.quarantine(end, chunk.end)
             chunk.size = end - chunk.start
-            file = self._fs.open(chunk.path)
-            self._file = file
             self._cut(chunk)
         chunk.base = first.sequence if first else next_sequence
         chunk.stop = next_sequence
@@ -445,7 +452,7 @@ class Chunks:
             return -1
         chunk = self.chunks[-1]
         found = self.read(max(chunk.base, chunk.stop - 1), chunk.stop)
-        return found.blocks[-1].position if found.blocks and found.blocks[-1].position != (1 << 64) - 1 else -1
+        return found.blocks[-1].position if found.blocks and found.blocks[-1].position != NO_POSITION else -1
 
     def remove_first(self) -> Chunk:
         """Delete the oldest chunk; the caller knows that all its blocks are settled, durably."""

@@ -98,6 +98,7 @@ class Journal:
         self._pending: list[bytes] = []
         self._since: list[bytes] | None = None  # entries since the snapshot of a restart under way
         self.dirty = False  # something is written but not synced
+        self.broken = False  # the file takes no more, or cannot be trusted: begin anew
 
     def load(self) -> list[Entry | None]:
         if not self._fs.exists(self._path):
@@ -129,7 +130,11 @@ class Journal:
             self._file = self._fs.open(self._path, create=True)
             if self._file.size % SIZE:
                 self._file.truncate(self._file.size - self._file.size % SIZE)
-        self._file.append(self._pending)
+        try:
+            self._file.append(self._pending)
+        except StorageFailed:
+            self.broken = True
+            raise
         self._pending = []
         self.dirty = True
 
@@ -140,7 +145,7 @@ class Journal:
             try:
                 self._file.sync()
             except STORAGE_ERRORS:
-                self.dirty = True
+                self.dirty = self.broken = True  # its unsynced pages may be gone: only a restart helps
                 raise
 
     def begin_restart(self) -> None:
@@ -163,7 +168,7 @@ class Journal:
             self._file.close()
         self._file, self._next = self._next, None
         self._pending, self._since = [], None  # the snapshot and what followed it hold them all
-        self.dirty = True
+        self.dirty, self.broken = True, False
 
     def abandon_restart(self) -> None:
         self._since = None

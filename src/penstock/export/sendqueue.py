@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.schema import SendQueue as Settings
-from penstock.errors import Full, StorageFull, TooLarge, Unavailable
+from penstock.errors import Full, StorageFailed, StorageFull, TooLarge, Unavailable
 from penstock.export.block import Block
 from penstock.export.clock import Clock
 from penstock.export.fastqueue import FastQueue, Options
@@ -35,6 +35,7 @@ from penstock.export.telemetry import RouteMetrics
 from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.export")
+READ_AGAIN = 1.0  # seconds until a disk that could not be read is tried again
 RATE_MEMORY = 30.0  # seconds over which rates are averaged
 
 
@@ -263,7 +264,12 @@ class SendQueue:
             if now < self._next_backlog_take:
                 return None
             self._next_backlog_take = now + 1 / self.settings.catchup_rate
-        block = await self.fast.take()
+        try:
+            block = await self.fast.take()
+        except (StorageFull, StorageFailed, OSError) as error:
+            log.error("route %s: the send queue cannot be read, trying again: %s", self.name, error)
+            await self._clock.sleep(READ_AGAIN)
+            return None
         if block is not None and self._stopping:
             self.fast.give_back(block, attempted=False)
             return None

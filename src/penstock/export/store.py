@@ -231,12 +231,12 @@ class Store:
 
     async def tick(self, *, reader_offset: int, count: int, size: int) -> None:
         """Sync, shorten the journal, remove settled chunks, write metadata. Raises storage errors."""
-        self._journal.flush()
         async with self.writing:
+            if self._journal.broken or self._journal.size > JOURNAL_LIMIT:
+                await self._restart_journal()
+            self._journal.flush()
             if self._sync_wanted:
                 await self.in_pool(self._sync)
-            if self._journal.size > JOURNAL_LIMIT:
-                await self._restart_journal()
         removed = await self.remove_settled_chunks()
         if self._dirty or removed:
             await self._write_meta(reader_offset, count, size, clean=False)

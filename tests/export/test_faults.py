@@ -1,0 +1,254 @@
+"""The queue on a disk that fails: every call once, for ever, and power lost in the middle."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.errors import StorageFailed, StorageFull
+from tests.export.making import balanced, block, number_of, opened, taken
+from tests.support.faults import CHANGES, HOWS, FaultyFs
+
+ROUNDS = 12 if os.environ.get("PENSTOCK_SOAK") == "1" else 5
+REFUSED = (StorageFull, StorageFailed)
+OPTIONS = {"inmemory_blocks": 4, "chunk_size": 1000, "write_buffer_size": 300}
+POLICIES = {
+    "always": {},
+    "interval": {"fsync": "interval"},
+    "never": {"fsync": "never", "write_through": False},
+}
+
+
+class Run:
+    """A fixed course of pushes, takes, acks and upkeep, with what was promised along the way."""
+
+    def __init__(self, directory: Path, fs: FaultyFs, policy: str) -> None:
+        self.directory, self.fs, self.options = directory, fs, OPTIONS | POLICIES[policy]
+        self.accepted: set[int] = set()
+        self.unknown: set[int] = set()
+        self.acked: set[int] = set()
+        self.queue = None
+
+    async def go(self, rounds: int = ROUNDS) -> None:
+        self.queue = await opened(self.directory, fs=self.fs, **self.options)
+        for turn in range(rounds):
+            numbers = range(turn * 5, turn * 5 + 5)
+            try:
+                await self.queue.put([block(number) for number in numbers])
+                self.accepted.update(numbers)
+            except REFUSED:
+                self.unknown.update(numbers)
+            for _ in range(3):
+                try:
+                    leased = await self.queue.take()
+                except REFUSED:
+                    continue
+                if leased is not None:
+                    self.queue.ack(leased)
+                    self.acked.add(number_of(leased))
+            await self.queue.tick()
+            await asyncio.sleep(0)
+
+    def abandon(self) -> None:
+        if self.queue is not None:
+            self.queue.abandon()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, code: int):
+    """The n-th call that changes the disk fails, for every n: the queue goes on by itself, and nothing is missing."""
+
+    async def body() -> int:
+        n = 1
+        while True:
+            fs = FaultyFs()
+            run = Run(tmp_path, fs, policy)
+            fs.fail(n, code, only=CHANGES)
+            try:
+                await run.go()
+            except REFUSED:  # while opening: nothing was promised
+                assert run.queue is None
+            calls = fs.calls
+            fs.heal()
+            if run.queue is not None:
+                await run.queue.tick()
+                assert run.queue.store.failing is None
+                found = await taken(run.queue)
+                assert run.accepted <= run.acked | set(found)
+                assert found == sorted(found)
+                assert not run.acked & set(found)
+                assert balanced(run.queue)
+                assert run.queue.state.queued == 0
+                await run.queue.close()
+            if calls < n:
+                return n
+            n += 1
+
+    assert asyncio.run(body()) > 30
+
+
+@pytest.mark.parametrize("policy", ["always", "interval"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start(
+    tmp_path: Path, policy: str, code: int
+):
+    async def body() -> int:
+        n = 1
+        while True:
+            fs = FaultyFs()
+            run = Run(tmp_path, fs, policy)
+            fs.fail(n, code, forever=True, only=CHANGES)
+            try:
+                await run.go()
+            except REFUSED:
+                assert run.queue is None
+            calls = fs.calls
+            run.abandon()
+            queue = await opened(tmp_path, fs=fs.kill(), **run.options)
+            found = await taken(queue)
+            assert run.accepted <= run.acked | set(found)
+            assert set(found) <= run.accepted | run.unknown
+            assert queue.state.queued == 0
+            await queue.close()
+            if calls < n:
+                return n
+            n += 1
+
+    assert asyncio.run(body()) > 30
+
+
+def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path, soak: bool):
+    async def body() -> None:
+        for seed in range(400 if soak else 60):
+            random = Random(seed)
+            fs = FaultyFs()
+            run = Run(tmp_path, fs, "always")
+            await run.go(random.randint(1, 12))
+            run.abandon()
+            how = HOWS[seed % len(HOWS)]
+            queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
+            found = await taken(queue)
+            assert run.accepted <= run.acked | set(found), (seed, how)
+            assert len(found) == len(set(found))
+            assert balanced(queue)
+            assert queue.state.queued == 0
+            await queue.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("policy", ["interval", "never"])
+def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(tmp_path: Path, policy: str, soak: bool):
+    """What is gone is the end of what was pushed (a torn or late write: some of it), only since the last sync."""
+
+    async def body() -> None:
+        lost_some = 0
+        for seed in range(400 if soak else 60):
+            random = Random(seed)
+            fs = FaultyFs()
+            run = Run(tmp_path, fs, policy)
+            await run.go(random.randint(1, 8))
+            synced = set(run.accepted) if policy == "interval" else set()  # `go` ends with a tick, which syncs
+            extra = range(1000, 1000 + random.randint(1, 9))
+            await run.queue.put([block(number) for number in extra])
+            run.abandon()
+            how = HOWS[seed % len(HOWS)]
+            queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
+            found = await taken(queue)
+            assert synced <= run.acked | set(found), seed
+            kept = [number for number in extra if number in found]
+            assert kept == list(extra)[: len(kept)] or how in ("tear", "reorder")
+            lost_some += len(kept) < len(extra)
+            assert balanced(queue)
+            assert queue.state.queued == 0
+            await queue.close()
+        assert lost_some, "no crash lost anything: this test proves nothing"
+
+    asyncio.run(body())
+
+
+def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hole(tmp_path: Path):
+    """Writes that reached the disk out of order leave a hole before a good block, whose position must not be believed."""
+
+    async def body() -> None:
+        holes = 0
+        for seed in range(80):
+            random = Random(seed)
+            fs = FaultyFs()
+            queue = await opened(tmp_path, fs=fs, fsync="interval", write_buffer_size=100)
+            for number in range(8):
+                each = block(number)
+                each.position = number + 1
+                await queue.put([each])
+                if number == 2:
+                    await queue.tick()
+            queue.abandon()
+            again = await opened(tmp_path, fs=fs.crash(random, "reorder"), fsync="interval")
+            position = again.state.position
+            found = await taken(again)
+            assert position >= 3
+            assert found == list(range(position)), seed  # all before the position, nothing behind it
+            holes += position < 8
+            await again.close()
+        assert holes
+
+    asyncio.run(body())
+
+
+def test_a_failed_fsync_is_never_retried_on_the_same_file(tmp_path: Path):
+    """The pages of a failed fsync are gone for good: the data must be written again, elsewhere, before it counts."""
+
+    async def body() -> None:
+        fs = FaultyFs()
+        queue = await opened(tmp_path, fs=fs)
+        await queue.put([block(1)])
+        fs.fail(1, errno.EIO, only={"sync"})
+        await queue.put([block(2)])  # answered only after it was written anew and synced
+        assert fs.failed == 1
+        queue.abandon()
+        again = await opened(tmp_path, fs=fs.crash(Random(1), "drop"))
+        assert await taken(again) == [1, 2]
+        await again.close()
+
+    asyncio.run(body())
+
+
+def test_enospc_under_never_goes_on_in_memory_and_spills_when_there_is_room(tmp_path: Path):
+    async def body() -> None:
+        fs = FaultyFs()
+        queue = await opened(tmp_path, fs=fs, fsync="never", write_through=False, inmemory_blocks=4)
+        fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
+        for number in range(40):
+            await queue.put([block(number)])
+        await queue.tick()
+        assert queue.store.failing is not None
+        assert queue.unwritten[0] == 40
+        fs.heal()
+        await queue.tick()
+        assert queue.unwritten == (0, 0)
+        assert queue.store.failing is None
+        assert await taken(queue) == list(range(40))
+        await queue.close()
+
+    asyncio.run(body())
+
+
+def test_a_read_error_is_no_damage(tmp_path: Path):
+    """EIO on a read says nothing about the block: it stays, and is read later."""
+
+    async def body() -> None:
+        fs = FaultyFs()
+        queue = await opened(tmp_path, fs=fs, inmemory_blocks=1)
+        await queue.put([block(number) for number in range(10)])
+        fs.fail(1, errno.EIO, only={"read_at"})
+        with pytest.raises(StorageFailed):
+            await queue.take()
+        assert await taken(queue) == list(range(10))
+        assert not sum(queue.state.dropped)
+        await queue.close()
+
+    asyncio.run(body())
