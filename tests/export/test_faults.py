@@ -172,7 +172,7 @@ def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(tm
 
 
 def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hole(tmp_path: Path):
-    """Writes that reached the disk out of order leave a hole before a good block, whose position must not be believed."""
+    """Writes out of order leave a hole before a good block, whose position must not be believed."""
 
     async def body() -> None:
         holes = 0
