@@ -179,18 +179,14 @@ def _fire(load: Load) -> Result:
         callers[caller.file] = caller
 
     def go(seconds: float) -> float:
-        """Polls without sleeping, so that the server's writes never have to wake us: that would be our cost, not its.
-
-        Reads from all, then writes to all, as a write to a sleeping server costs a wake-up, to a busy one nothing.
-        """
+        """Reads from all, then writes to all: a write to a sleeping server costs a wake-up, to a busy one nothing."""
         tally.reset()
         began = now = time.perf_counter()
         while now < began + seconds:
-            events = poll.poll(0)
+            events = poll.poll(began + seconds - now)
             now = time.perf_counter()
-            if events:
-                for caller in [callers[file] for file, what in events if callers[file].ready(what, now)]:
-                    caller.flush()
+            for caller in [callers[file] for file, what in events if callers[file].ready(what, now)]:
+                caller.flush()
         return now - began
 
     go(load.warm_up)

@@ -353,9 +353,10 @@ def test_a_client_that_closes_its_sending_half_still_gets_all_its_answers() -> N
     async def body() -> None:
         async with serving(ECHO, Route("GET", "/later", later)) as server:
             async with connected(server) as wire:
-                wire.send(get("/later") + post("/echo", b"x") + get("/later"))
+                chunked = CHUNKED + b"1\r\ny\r\n0\r\n\r\n"
+                wire.send(get("/later") + post("/echo", b"x") + chunked + get("/later") + chunked)
                 wire.writer.write_eof()
-                assert [(await wire.reply()).body for _ in range(3)] == [b'"later"', b"x", b'"later"']
+                assert [(await wire.reply()).body for _ in range(5)] == [b'"later"', b"x", b"y", b'"later"', b"y"]
                 assert await wire.ended() == b""
             for cut in (post("/echo", b"x")[:-1], CHUNKED + b"5\r\nab", b"POST /echo HTTP/1.1\r\n"):
                 async with connected(server) as wire:

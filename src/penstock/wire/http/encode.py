@@ -7,6 +7,8 @@ from penstock.wire.http.head import Head
 from penstock.wire.http.messages import Headers, Response
 from penstock.wire.status import REASONS
 
+_SMALL = 1024
+_LENGTHS = [b"Content-Length: %d\r\n\r\n" % size for size in range(_SMALL)]
 _BODILESS = frozenset((204, 304))
 _NAME = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
@@ -36,12 +38,14 @@ class Encoder:
 
     def simple(self, response: Response) -> bytes:
         """An answer without headers of its own, to a request that wants nothing special."""
-        start = self._starts.get((response.status, response.content_type)) or self.start(
-            response.status, response.content_type
-        )
-        if response.status in _BODILESS:
+        status, body = response.status, response.body
+        start = self._starts.get((status, response.content_type)) or self.start(status, response.content_type)
+        if status in _BODILESS:
             return start + b"\r\n"
-        return b"%bContent-Length: %d\r\n\r\n%b" % (start, len(response.body), cast(bytes, response.body))
+        size = len(body)
+        if size < _SMALL:
+            return start + _LENGTHS[size] + body
+        return b"%bContent-Length: %d\r\n\r\n%b" % (start, size, cast(bytes, body))
 
     def head(self, head: Head | None, response: Response, close: bool) -> bytes:
         """Everything before the body, in the general case."""

@@ -44,7 +44,6 @@ def forwarded(routes: list[Route], path: Path) -> list[Route]:
 
 def owner_settings(settings: Settings) -> Settings:
     """How the owner's server on the Unix socket differs: the forwarding process has already kept bad clients away."""
-    year = 365 * 86400.0
     return replace(
         settings,
         ssl_cert_path=None,
@@ -52,8 +51,8 @@ def owner_settings(settings: Settings) -> Settings:
         cors_origin="",
         max_header=2 * settings.max_header,
         max_connections=1 << 30,
-        idle_timeout=year,
-        send_timeout=year,
+        idle_timeout=0.0,
+        send_timeout=0.0,
     )
 
 

@@ -229,10 +229,10 @@ class Connection(asyncio.Protocol):
         self._body = ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
         if head.expects_continue and not data:
             self._transport.write(_CONTINUE)
-        if self._eof:
+        rest = self._take_body(data)
+        if rest is None and self._state == BODY and self._eof:
             self._refuse(Refused(400, "The connection ended within the body"))
-            return None
-        return self._take_body(data)
+        return rest
 
     def _take_body(self, data: bytes) -> bytes | None:
         """Add to the body; once it is whole and its request answered, what follows it and can be served now."""
@@ -264,14 +264,9 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         """Send, or hold back while more of the requests that arrived together are being answered: one system call."""
-        if not self._hold:
-            if self._held:
-                self._flush()
-            self._transport.write(data)
-            return
         self._held.append(data)
         self._held_bytes += len(data)
-        if self._held_bytes > JOINED:
+        if not self._hold or self._held_bytes > JOINED:
             self._flush()
 
     def _flush(self) -> None:
@@ -287,7 +282,11 @@ class Connection(asyncio.Protocol):
         shared = self._shared
         try:
             if head.plain and not response.headers and not shared.draining and len(response.body) < shared.simple_below:
-                self._write(shared.encoder.simple(response))
+                data = shared.encoder.simple(response)
+                if self._hold or self._held:
+                    self._write(data)
+                else:
+                    self._transport.write(data)
             elif self._wants_gzip(head, response):
                 self._compress_and_send(head, response)
                 return False
@@ -296,7 +295,9 @@ class Connection(asyncio.Protocol):
         except (ValueError, UnicodeEncodeError) as error:  # headers or a content type that cannot be sent
             response = failure(error, None)
             self._send_general(head, response)
-        shared.count(head, response.status)
+        status = response.status
+        labels = head.endpoint.labels.get(status) or shared.labels(head.endpoint, status)
+        shared.counts[labels] = shared.counts.get(labels, 0) + 1
         return self._writable and self._state == READY
 
     def _send_general(self, head: Head, response: Response) -> None:
@@ -353,6 +354,7 @@ class Connection(asyncio.Protocol):
         if self._state != CLOSED:
             self._flush()
             self._state = CLOSED
+            self._unsent, self._stuck_since = -1, self._shared.now
             self._transport.close()
 
     # Handlers that take their time
@@ -413,7 +415,7 @@ class Connection(asyncio.Protocol):
                 self._continue()
             return
         self._transport.write(start)
-        self._shared.count(head, answer.status)
+        self._shared.requests.add(1, *self._shared.labels(head.endpoint, answer.status))
         self._live = answer.live
         self._stream = asyncio.get_running_loop().create_task(self._run_stream(head, answer, close))
         self._shared.running.add(self._stream)
@@ -492,19 +494,19 @@ class Connection(asyncio.Protocol):
 
     def sweep(self, now: float, slack: float) -> None:
         """Enforce the time limits; `slack` is how late `seen` and `since` may have been written down."""
-        settings = self._shared.settings
+        limits = self._shared.limits
         quiet = now - self.seen - slack
         if not self._writable or self._state == CLOSED:
-            self._check_progress(now, settings.send_timeout)
+            self._check_progress(now, limits.send)
         elif self._state == READY:
             if self.rest:
-                if now - self._since - slack > settings.header_timeout:
-                    self._refuse(Refused(408, f"The headers did not arrive within {settings.header_timeout:g} s"))
-            elif quiet > settings.idle_timeout:
+                if now - self._since - slack > limits.header:
+                    self._refuse(Refused(408, f"The headers did not arrive within {limits.header:g} s"))
+            elif quiet > limits.idle:
                 self._close()
         elif self._state == BODY:
-            if quiet > settings.body_timeout:
-                self._refuse(Refused(408, f"Nothing of the body arrived for {settings.body_timeout:g} s"))
+            if quiet > limits.body:
+                self._refuse(Refused(408, f"Nothing of the body arrived for {limits.body:g} s"))
         elif self._state == LINGER and quiet > _LINGER_TIME:
             self._transport.abort()
 
@@ -518,7 +520,7 @@ class Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """The server stops: close now if nothing is under way, else after the answer."""
-        if self._state == LINGER or (self._state == READY and not self.rest and self._writable):
+        if self._state == LINGER or (self._state == READY and not self.rest):
             self._close()
         elif self._stream is not None and self._live:
             self._stream.cancel()

@@ -46,8 +46,7 @@ class HttpServer:
         self._sweeper: asyncio.TimerHandle | None = None
         self._ssl: ssl.SSLContext | None = None
         self._shared = Shared(router, settings, metrics if metrics is not None else Metrics(), executor)
-        limits = (settings.header_timeout, settings.body_timeout, settings.idle_timeout, settings.send_timeout)
-        self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in limits if limit > 0))
+        self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._shared.limits))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.ids import uuid7
@@ -12,7 +12,7 @@ from penstock.metrics import Metrics
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import Head, HeadCache, Refused
 from penstock.wire.http.messages import Request, Response, error_response
-from penstock.wire.http.routes import Router
+from penstock.wire.http.routes import Endpoint, Router
 from penstock.wire.status import is_expected, status_of
 
 if TYPE_CHECKING:
@@ -23,12 +23,27 @@ log = logging.getLogger("penstock.http")
 JOINED = 64 << 10  # larger bodies are not copied behind their head
 
 
+class Limits(NamedTuple):
+    """The time limits in seconds; one that is off (0 in the configuration) is infinite."""
+
+    header: float
+    body: float
+    idle: float
+    send: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        times = (settings.header_timeout, settings.body_timeout, settings.idle_timeout, settings.send_timeout)
+        return cls(*(limit or math.inf for limit in times))
+
+
 class Shared:
     """What the connections of one server have in common."""
 
     def __init__(self, router: Router, settings: Settings, metrics: Metrics, executor: Executor | None) -> None:
         self.router = router
         self.settings = settings
+        self.limits = Limits.of(settings)
         self.executor = executor
         self.cache = HeadCache(self._route)
         self.encoder = Encoder(settings.cors_origin)
@@ -39,6 +54,7 @@ class Shared:
         self.drained: asyncio.Event = asyncio.Event()
         self.now = 0.0  # the loop's time as of the last sweep
         self.requests = metrics.counter("penstock_http_requests_total", "HTTP answers", "method", "route", "status")
+        self.counts = self.requests.values  # added to directly: a call per request would cost more than the counting
         self.refused = metrics.counter("penstock_http_refused_total", "Requests refused as HTTP", "status")
         metrics.gauge("penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections))
 
@@ -47,12 +63,9 @@ class Shared:
             raise Refused(413, f"The body is larger than the limit of {self.settings.max_body} bytes")
         self.router.find(head)
 
-    def count(self, head: Head, status: int) -> None:
-        labels = head.endpoint.labels.get(status)
-        if labels is None:
-            labels = head.endpoint.labels[status] = (head.endpoint.route.method, head.endpoint.name, str(status))
-        values = self.requests.values
-        values[labels] = values.get(labels, 0) + 1
+    def labels(self, endpoint: Endpoint, status: int) -> tuple[str, ...]:
+        labels = endpoint.labels[status] = (endpoint.route.method, endpoint.name, str(status))
+        return labels
 
 
 def failure(error: BaseException, request: Request | None) -> Response:
