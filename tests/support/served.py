@@ -64,7 +64,7 @@ async def serving(
         served = Served(
             topics,
             groups,
-            TcpServer(TcpSettings(port=0, **(tcp or {})), topics, groups, metrics),
+            TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), topics, groups, metrics),
             HttpServer(
                 Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0, **(http or {})), metrics=metrics
             ),

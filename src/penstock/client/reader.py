@@ -175,7 +175,7 @@ class Reader:
         except TimeoutError:
             connection.close()
             raise Unavailable(f"no answer from the broker within {wait + self._timeout:g} s") from None
-        return frames.read_fetched(body, with_lengths=True)
+        return frames.read_fetched(body, frames.LENGTHS)
 
     def _send(
         self, connection: Connection, offset: int, wait: float, limit: int | None

@@ -1,1 +1,24 @@
-"""Spark: data sources, sinks, built-in jobs and the runner."""
+"""Spark: data sources, sinks, built-in jobs, runner. Needs `pip install 'penstock[pipeline]'`.
+
+spark = penstock.pipeline.session("my-app")            # or penstock.pipeline.register(your_own_session)
+spark.readStream.format("penstock").option("broker", "127.0.0.1:12345").option("topic", "orders").load()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: Any) -> None:
+    """Make `format("penstock")` known to a session."""
+    from penstock.pipeline.source import register
+
+    register(spark)
+
+
+def session(name: str = "penstock", master: str = "local[*]", **settings: str) -> "SparkSession":
+    """A Spark session set up for pipelines, with our source registered. Settings use `__` for the dots."""
+    from penstock.pipeline.session import build
+
+    return build(name, master, {key.replace("__", "."): value for key, value in settings.items()})

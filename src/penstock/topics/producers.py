@@ -3,6 +3,8 @@
 A producer numbers its batches 0, 1, 2, ...; the last `REMEMBERED` of each are kept with where they went. A batch sent
 again is answered with its first offsets, a batch that skips one is refused, so a producer that pipelines and retries
 gets its records stored once and in order. An unknown producer may start anywhere (its history may have expired).
+Sequences from `SPARSE` on may leave gaps and only have to grow: they are for those who number something larger than a
+batch, as a Spark query numbers its epochs.
 
 The table is derived from the sidecar; the checkpoint carries a copy so that a restart reads only the rows after it.
 It is asked when a commit is put together, at which moment nothing of this topic is in flight.
@@ -16,6 +18,7 @@ from penstock.errors import Conflict
 from penstock.topics.layout import HAS_PRODUCER, ProducerEntry
 
 REMEMBERED = 128
+SPARSE = 1 << 63
 
 
 class Producer(NamedTuple):
@@ -40,7 +43,7 @@ class Producers:
         place = known.batches.get(producer.sequence)
         if place is not None:
             return place
-        if producer.sequence == known.last + 1:
+        if producer.sequence == known.last + 1 or producer.sequence > max(known.last, SPARSE - 1):
             return None
         if producer.sequence <= known.last:
             raise Conflict(

@@ -19,6 +19,7 @@ All integers are big-endian. A request is `[command u8][length u32][body]`, an a
     0x07 FETCH          [topic name][start offset u64][max bytes u32][wait ms u32], optionally [flags u8]
          0x87           [incarnation 16][first offset u64][next offset u64][log end u64][count u32]
                         flags bit 0: [lengths u32 x count];
+                        flags bit 1: [runs u32][records u32 x runs][append time, microseconds since 1970 i64 x runs];
                         raw log, little-endian: count x ([offset u64][length u32][payload])
     0x08 OFFSET_AT      [topic name][milliseconds since 1970 i64]
          0x88           [offset u64]
@@ -83,7 +84,8 @@ LEASE_ANSWER = Struct(">16sQQI")
 FETCHED_ANSWER = Struct(">QQ")
 
 IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
-LENGTHS = 0x01  # flags of FETCH
+LENGTHS, TIMES = 0x01, 0x02  # flags of FETCH
+SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow
 
 
 class Command(IntEnum):
@@ -119,7 +121,7 @@ class UnknownCommand(PenstockError):
 
 
 class Fetched(NamedTuple):
-    """A FETCH answer; `lengths` is empty unless it was asked for."""
+    """A FETCH answer; `lengths` and `times` are empty unless they were asked for."""
 
     incarnation: bytes
     first_offset: int
@@ -127,6 +129,7 @@ class Fetched(NamedTuple):
     log_end: int
     records: int
     lengths: npt.NDArray[np.uint32]
+    times: npt.NDArray[np.int64]
     raw: memoryview
 
 
@@ -225,13 +228,21 @@ def read_batch(view: memoryview) -> BatchRequest:
     return BatchRequest(topic, producer, lengths, payloads)
 
 
-def read_fetched(view: memoryview, with_lengths: bool) -> Fetched:
+def read_fetched(view: memoryview, flags: int) -> Fetched:
+    """`flags` are those of the request."""
     body = Body(view)
     incarnation, first, following, end, count = body.take(FETCH_ANSWER)
-    lengths: npt.NDArray[np.uint32] = (
-        np.frombuffer(body.bytes(4 * count, "lengths"), ">u4") if with_lengths else np.empty(0, np.uint32)
-    )
-    return Fetched(incarnation, first, following, end, count, lengths, body.rest())
+    lengths: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+    times: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    if flags & LENGTHS:
+        lengths = np.frombuffer(body.bytes(4 * count, "lengths"), ">u4")
+    if flags & TIMES:
+        (runs,) = body.take(U32)
+        records = np.frombuffer(body.bytes(4 * runs, "runs"), ">u4")
+        times = np.repeat(np.frombuffer(body.bytes(8 * runs, "times"), ">i8").astype(np.int64), records)
+        if len(times) != count:
+            raise Malformed(f"times of {len(times)} records, but {count} were sent")
+    return Fetched(incarnation, first, following, end, count, lengths, times, body.rest())
 
 
 def read_consumed(view: memoryview) -> list[tuple[int, bytes]]:
@@ -280,9 +291,16 @@ def produce(topic: str, payload: Bytes) -> bytes:
 
 def produce_batch(topic: str, payloads: Sequence[Bytes], producer: tuple[bytes, int] | None = None) -> list[Bytes]:
     """The frame as pieces to be joined or handed to `writelines`, so that payloads are copied at most once."""
-    lengths = np.fromiter(map(len, payloads), ">u4", len(payloads))
+    return produce_arrays(topic, np.fromiter(map(len, payloads), ">u4", len(payloads)), payloads, producer)
+
+
+def produce_arrays(
+    topic: str, lengths: npt.NDArray[Any], payloads: Sequence[Bytes], producer: tuple[bytes, int] | None = None
+) -> list[Bytes]:
+    """The same for payloads that lie one after another in one piece or several."""
+    lengths = lengths.astype(">u4", copy=False)
     head = name(topic) + (bytes((IDEMPOTENT,)) + PRODUCER.pack(*producer) if producer else b"\0")
-    head += U32.pack(len(payloads))
+    head += U32.pack(len(lengths))
     size = len(head) + lengths.nbytes + int(lengths.sum(dtype=np.int64))
     return [REQUEST.pack(Command.PRODUCE_BATCH, size) + head, lengths.tobytes(), *payloads]
 
@@ -294,6 +312,13 @@ def consume(topic: str, start: int, max_records: int) -> bytes:
 def fetch(topic: str, start: int, max_bytes: int, wait_ms: int = 0, flags: int = 0) -> bytes:
     tail = bytes((flags,)) if flags else b""
     return request(Command.FETCH, name(topic), FETCH_REQUEST.pack(start, max_bytes, wait_ms), tail)
+
+
+def times(found: npt.NDArray[np.int64]) -> bytes:
+    """Append times as FETCH sends them: neighbours that are equal, as one run."""
+    begins = np.flatnonzero(np.diff(found, prepend=found[:1] - 1))
+    records = np.diff(begins, append=len(found))
+    return U32.pack(len(begins)) + records.astype(">u4").tobytes() + found[begins].astype(">i8").tobytes()
 
 
 def answer(command: int, *parts: Bytes) -> bytes:

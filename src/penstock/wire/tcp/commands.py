@@ -213,16 +213,16 @@ class Commands:
         topic = self._topics.require(body.name())
         start, most, wait_ms = body.take(FETCH_REQUEST)
         flags = body.rest()
-        if len(flags) > 1 or (flags and flags[0] & ~frames.LENGTHS):
+        if len(flags) > 1 or (flags and flags[0] & ~(frames.LENGTHS | frames.TIMES)):
             raise frames.Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
-        with_lengths = bool(flags and flags[0] & frames.LENGTHS)
+        extras = flags[0] if flags else 0
         if start < topic.next_offset or not wait_ms:
-            return _fetched(topic, start, most, with_lengths)
-        return self._wait_and_fetch(topic, start, most, with_lengths, min(wait_ms / 1000, MAX_WAIT))
+            return _fetched(topic, start, most, extras)
+        return self._wait_and_fetch(topic, start, most, extras, min(wait_ms / 1000, MAX_WAIT))
 
-    async def _wait_and_fetch(self, topic: Topic, start: int, most: int, with_lengths: bool, wait: float) -> Pieces:
+    async def _wait_and_fetch(self, topic: Topic, start: int, most: int, extras: int, wait: float) -> Pieces:
         await topic.wait_for(start, wait)
-        return _fetched(topic, start, most, with_lengths)
+        return _fetched(topic, start, most, extras)
 
     def _next_offset(self, body: Body) -> Pieces:
         topic = self._find(body.name())
@@ -355,22 +355,24 @@ def _text(raw: bytes | bytearray) -> str:
         raise InvalidRequest("the topic name is not valid UTF-8") from None
 
 
-def _fetched(topic: Topic, start: int, most: int, with_lengths: bool) -> Pieces:
+def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
     most = min(most, FETCH_BYTES)
     raw: Bytes
-    if with_lengths:
+    if extras:
         batch = topic.read(start, RECORDS, most, strict=True)
         count, first, following = batch.count, batch.first_offset, batch.next_offset
         raw = memoryview(batch.buffer)[: int(batch.ends[-1])] if count else b""
-        lengths = (batch.ends - batch.starts).astype(">u4").tobytes()
+        columns = (batch.ends - batch.starts).astype(">u4").tobytes() if extras & frames.LENGTHS else b""
+        if extras & frames.TIMES:
+            columns += frames.times(topic.times(batch))
     else:
         found = topic.raw(start, most, strict=True)
         count, first, following = found.count, found.first_offset, found.next_offset
-        raw, lengths = found.read(), b""
-    size = FETCH_ANSWER.size + len(lengths) + len(raw)
+        raw, columns = found.read(), b""
+    size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     incarnation = bytes.fromhex(topic.incarnation)
-    return [head + FETCH_ANSWER.pack(incarnation, first, following, topic.next_offset, count), lengths, raw]
+    return [head + FETCH_ANSWER.pack(incarnation, first, following, topic.next_offset, count), columns, raw]
 
 
 def _produced_one(appended: Appended) -> bytes:

@@ -1,0 +1,124 @@
+"""A blocking connection to a broker's topics, for Spark's driver and executors.
+
+Executors are plain processes that do one thing at a time, so this is a socket and a loop, not an event loop in a
+thread. Every request made here may be sent twice without harm (reads, and appends of an idempotent producer): when the
+connection is lost it is made anew and the request is sent again, until `patience` seconds have passed. So a broker
+that restarts in the middle of a batch delays the batch and does not fail it.
+"""
+
+import socket
+import time
+from collections.abc import Sequence
+
+from penstock.client.connection import Backoff, error_of, parse_addresses
+from penstock.errors import Unavailable
+from penstock.wire import frames
+from penstock.wire.frames import ANSWER, BATCH_ANSWER, INFO_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
+
+CONNECT_TIMEOUT = 5.0
+ANSWER_TIMEOUT = 30.0
+
+
+class TopicLink:
+    """One connection to the first of the addresses that answers. Close it, or use it as a context manager."""
+
+    def __init__(self, addresses: str, patience: float = 60.0) -> None:
+        self._addresses = parse_addresses(addresses)
+        self._patience = patience
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> "TopicLink":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # What can be asked
+
+    def info(self, topic: str) -> Info:
+        return Info(*Body(self.ask(frames.request(Command.TOPIC_INFO, frames.name(topic)))).take(INFO_ANSWER))
+
+    def names(self) -> list[str]:
+        return frames.read_names(self.ask(frames.request(Command.LIST_TOPICS)))
+
+    def create(self, topic: str) -> None:
+        self.ask(frames.request(Command.CREATE_TOPIC, frames.name(topic)))
+
+    def offset_at(self, topic: str, milliseconds: int) -> int:
+        asked = frames.request(Command.OFFSET_AT, frames.name(topic), TIMESTAMP.pack(milliseconds))
+        return int(Body(self.ask(asked)).take(U64)[0])
+
+    def commit(self, topic: str, group: str, offset: int) -> None:
+        self.ask(frames.request(Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)))
+
+    def fetch(self, topic: str, start: int, max_bytes: int) -> Fetched:
+        flags = frames.LENGTHS | frames.TIMES
+        return frames.read_fetched(self.ask(frames.fetch(topic, start, max_bytes, flags=flags)), flags)
+
+    def append(self, frame: Sequence[Bytes]) -> tuple[int, int]:
+        """Send a PRODUCE_BATCH; the first offset and the count. Without a producer in it, a retry may append twice."""
+        first, count = Body(self.ask(*frame)).take(BATCH_ANSWER)
+        return first, count
+
+    # How it is asked
+
+    def ask(self, *pieces: Bytes) -> memoryview:
+        """Send a frame and wait for the answer's body; raises what its status means."""
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff()
+        while True:
+            try:
+                connection = self._socket or self._connect()
+                return _exchange(connection, pieces)
+            except (OSError, EOFError, Unavailable) as error:  # not the request failed but the broker: ask again
+                self.close()
+                delay = backoff.delay()
+                if time.monotonic() + delay > deadline:
+                    places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
+                    raise Unavailable(
+                        f"the broker at {places} did not answer for {self._patience:g} s ({error}); start it, or give "
+                        "the option brokerTimeout more seconds"
+                    ) from error
+                time.sleep(delay)
+
+    def _connect(self) -> socket.socket:
+        failure: OSError | None = None
+        for address in self._addresses:
+            try:
+                found = socket.create_connection(address, CONNECT_TIMEOUT)
+            except OSError as error:
+                failure = error
+                continue
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            found.settimeout(ANSWER_TIMEOUT)
+            self._socket = found
+            return found
+        raise failure or ConnectionError("no address")
+
+
+def _exchange(connection: socket.socket, pieces: Sequence[Bytes]) -> memoryview:
+    if len(pieces) == 1:
+        connection.sendall(pieces[0])
+    else:
+        connection.sendall(b"".join(pieces))
+    command, status, length = ANSWER.unpack(_receive(connection, ANSWER.size))
+    body = _receive(connection, length)
+    if command == frames.ERROR:
+        raise error_of(status, frames.read_error(body))
+    return body
+
+
+def _receive(connection: socket.socket, size: int) -> memoryview:
+    view = memoryview(bytearray(size))
+    got = 0
+    while got < size:
+        count = connection.recv_into(view[got:])
+        if not count:
+            raise EOFError("the broker closed the connection")
+        got += count
+    return view

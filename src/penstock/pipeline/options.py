@@ -1,0 +1,88 @@
+"""Options of sources and sinks: read once, checked at once, with errors that name the option and what it may be."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.errors import InvalidRequest
+
+EARLIEST, LATEST = -2, -1  # as in Kafka's connector
+Positions = int | dict[str, int]  # one for all topics, or per topic
+
+
+class Options:
+    """A view of the options Spark hands over: all strings, names without regard to case."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+
+    def text(self, *names: str, default: str | None = None) -> str | None:
+        """The first of the names that is given."""
+        for name in names:
+            if (value := self._given.get(name.lower())) is not None:
+                return value
+        return default
+
+    def require(self, name: str, why: str) -> str:
+        value = self.text(name)
+        if not value:
+            raise InvalidRequest(f"the option {name!r} is missing: {why}")
+        return value
+
+    def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+        value = self._given.get(name.lower())
+        if value is None:
+            return default
+        if not value.strip().lstrip("-").isdecimal() or int(value) < least:
+            raise InvalidRequest(f"the option {name!r} is a whole number from {least} on, not {value!r}")
+        return int(value)
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self._given.get(name.lower())
+        try:
+            return default if value is None else float(value)
+        except ValueError:
+            raise InvalidRequest(f"the option {name!r} is a number of seconds, not {value!r}") from None
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._given.get(name.lower())
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            raise InvalidRequest(f"the option {name!r} is true or false, not {value!r}")
+        return value.lower() == "true"
+
+    def names(self, name: str) -> list[str]:
+        return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
+
+    def positions(self, name: str, default: int) -> Positions:
+        """earliest, latest, or JSON: an offset (-2 earliest, -1 latest) per topic."""
+        value = self._given.get(name.lower())
+        if value is None:
+            return default
+        if value.lower() in ("earliest", "latest"):
+            return EARLIEST if value.lower() == "earliest" else LATEST
+        wanted = f'the option {name!r} is earliest, latest or JSON such as {{"orders": 42}}, not {value!r}'
+        try:
+            found: Any = json.loads(value)
+        except ValueError:
+            raise InvalidRequest(wanted) from None
+        if not isinstance(found, dict) or not all(type(at) is int and at >= EARLIEST for at in found.values()):
+            raise InvalidRequest(wanted)
+        return found
+
+    def moment(self, name: str) -> int | None:
+        """Milliseconds since 1970, given as such or as an ISO date and time (UTC when it names no zone)."""
+        value = self._given.get(name.lower())
+        if value is None:
+            return None
+        if value.lstrip("-").isdecimal():
+            return int(value)
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidRequest(
+                f"the option {name!r} is milliseconds since 1970 or a time such as 2026-01-31T12:00:00Z, not {value!r}"
+            ) from None
+        return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1000)

@@ -1,0 +1,236 @@
+"""The queue sink: rows become messages, pushed in batches over HTTP, each with a transactionId that is the same again.
+
+With `appId` a row without a transactionId of its own gets `<appId>:<batch>:<task>:<row>`; the broker keeps one message
+per (partition, transactionId), so a batch that is run again adds nothing. A column `transactionId` takes precedence:
+then the identity is the data's own and holds across applications too.
+
+The request's JSON is put together column by column in Arrow; payloads that are JSON already go in as they are.
+"""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.client.connection import Backoff
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.pipeline.identity import current_writer, ordered, say_at_least_once
+from penstock.pipeline.options import Options
+
+PUSH_ROWS = 2000
+PUSH_BYTES = 4 << 20
+TEXT = ("queue", "partition", "transactionId", "traceId")
+DONE = ("queued", "duplicate", "buffered")
+_RAW = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Answer(msgspec.Struct):
+    status: str = "queued"
+    error: str | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(list[_Answer])
+
+
+@dataclass
+class Pushed(WriterCommitMessage):
+    queued: int = 0
+    duplicate: int = 0
+    buffered: int = 0
+
+
+class PushLink:
+    """One keep-alive connection that pushes; waits out a broker that restarts or a queue that is full."""
+
+    def __init__(self, url: str, token: str | None, patience: float) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(
+                f"the option 'url' is the broker's HTTP address, such as http://host:6632, not {url!r}"
+            )
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), timeout=60)
+        self._target = parts.path.rstrip("/") + "/api/v1/push"
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._patience = patience
+        self._url = url
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
+        """Push encoded items; those that were refused for now are pushed again until they are in or patience ends."""
+        done = Pushed()
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff()
+        while items:
+            try:
+                status, body = self._post(b'{"items":[' + b",".join(items) + b"]}")
+                reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                status, body, reason = 503, b"", str(error) or type(error).__name__
+                if not repeatable and not isinstance(error, ConnectionRefusedError):
+                    raise Unavailable(f"the broker went away during a push and may have stored it: {reason}") from error
+            if status in (200, 201, 429) and body.startswith(b"["):
+                items, reason = self._settle(items, body, done)
+                if not items:
+                    break
+            elif status not in (429, 500, 502, 503, 504, 507):
+                raise InvalidRequest(f"the broker refused a push of {len(items)} messages: {reason}")
+            delay = backoff.delay()
+            if time.monotonic() + delay > deadline:
+                raise Unavailable(f"{len(items)} messages could not be pushed to {self._url} in time: {reason}")
+            time.sleep(delay)
+        return done
+
+    def _post(self, body: bytes) -> tuple[int, bytes]:
+        self._connection.request("POST", self._target, body, self._headers)
+        answer = self._connection.getresponse()
+        return answer.status, answer.read()
+
+    def _settle(self, items: list[bytes], body: bytes, done: Pushed) -> tuple[list[bytes], str]:
+        answers = _ANSWERS.decode(body)
+        if len(answers) != len(items):
+            raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
+        left, reason = [], ""
+        for item, answer in zip(items, answers, strict=True):
+            if answer.status in DONE:
+                setattr(done, answer.status, getattr(done, answer.status) + 1)
+            else:
+                left.append(item)
+                reason = answer.error or answer.status
+        return left, reason
+
+
+def json_texts(values: pa.Array) -> pa.Array:
+    """Each text as a JSON string; null stays null. Encoded once per distinct value."""
+    coded = values.dictionary_encode()
+    texts = [None if text is None else msgspec.json.encode(text) for text in coded.dictionary.to_pylist()]
+    return pa.array(texts, pa.binary()).take(coded.indices)
+
+
+def check_json(payloads: pa.Array, first_row: int) -> None:
+    """Every payload must be one JSON value: one that is not would end inside its neighbour's."""
+    joined = b"[" + b",".join(payloads.to_pylist()) + b"]"
+    lengths = pc.binary_length(payloads).to_pylist()
+    try:
+        found = _RAW.decode(joined)
+        if list(map(len, found)) == lengths:
+            return
+    except msgspec.DecodeError:
+        pass
+    for row, payload in enumerate(payloads.to_pylist()):
+        try:
+            json.loads(payload)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. Push it as text with "
+                "the option payloadFormat=text, or make it JSON with to_json."
+            ) from None
+
+
+class _QueueWriter:
+    """What the batch and the streaming writer share."""
+
+    streaming = False
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._url = options.require("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
+        self._token = options.text("token")
+        self._app = options.text("appId")
+        self._queue = options.text("queue")
+        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._format = options.text("payloadFormat", default="json")
+        if self._format not in ("json", "text"):
+            raise InvalidRequest(f"the option 'payloadFormat' is json or text, not {self._format!r}")
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        listed = ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"
+        if types.get("payload") not in ("string", "binary"):
+            raise InvalidRequest(f"a queue sink needs a column payload, string or binary; the rows have {listed}")
+        if not self._queue and "queue" not in types:
+            raise InvalidRequest(f"a queue sink needs the option queue, or a column queue; the rows have {listed}")
+        wrong = [name for name in TEXT if types.get(name, "string") != "string"]
+        if wrong:
+            raise InvalidRequest(f"the column {wrong[0]} must be a string; the rows have {listed}")
+        self._identified = "transactionId" in types
+        if not self._identified:
+            say_at_least_once(self._app, "queue")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        prefix = None
+        if self._app and not self._identified:
+            writer = current_writer(self._app, self.streaming)
+            prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
+        total = Pushed()
+        link = PushLink(self._url, self._token, self._patience)
+        try:
+            row = 0
+            for batch in ordered(iterator, self._options):
+                for items in self._items(batch, prefix, row):
+                    done = link.push(items, repeatable=bool(prefix) or self._identified)
+                    total.queued += done.queued
+                    total.duplicate += done.duplicate
+                    total.buffered += done.buffered
+                row += batch.num_rows
+        finally:
+            link.close()
+        return total
+
+    def _items(self, batch: pa.RecordBatch, prefix: str | None, row: int) -> Iterator[list[bytes]]:
+        """The rows as encoded items, in requests of bounded size."""
+        names = batch.schema.names
+        parts: list[pa.Array | pa.Scalar] = []
+        for name in TEXT:
+            if name == "queue" and self._queue:
+                parts += [pa.scalar(b'"queue":' + msgspec.json.encode(self._queue) + b",", pa.binary())]
+            elif name == "transactionId" and prefix is not None:
+                numbers = pc.cast(pa.array(range(row, row + batch.num_rows)), pa.string())
+                texts = json_texts(pc.binary_join_element_wise(prefix, numbers, ""))
+                parts += [pc.binary_join_element_wise(b'"transactionId":', texts, b",", b"")]
+            elif name in names:
+                texts = json_texts(batch.column(name))
+                if name in ("queue", "transactionId") and texts.null_count:
+                    raise InvalidRequest(f"a row has no {name}: the column is null")
+                field = pc.binary_join_element_wise(f'"{name}":'.encode(), texts, b",", b"")
+                parts += [pc.fill_null(field, b"")]
+        payloads = batch.column("payload").cast(pa.binary())
+        if self._format == "text":
+            payloads = json_texts(payloads.cast(pa.string()))
+        payloads = pc.fill_null(payloads, b"null")
+        if self._format == "json":
+            check_json(payloads, row)
+        encoded = pc.binary_join_element_wise(b"{", *parts, b'"payload":', payloads, b"}", b"").to_pylist()
+        begin, size = 0, 0
+        for i, item in enumerate(encoded):
+            if i > begin and (i - begin >= PUSH_ROWS or size + len(item) > PUSH_BYTES):
+                yield encoded[begin:i]
+                begin, size = i, 0
+            size += len(item)
+        if encoded:
+            yield encoded[begin:]
+
+
+class QueueWriter(_QueueWriter, DataSourceArrowWriter):
+    pass
+
+
+class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
+    streaming = True
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing is left to do: every push was answered when its task ended."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What was pushed stays; with an appId the batch, run again, finds it there."""

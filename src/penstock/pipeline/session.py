@@ -1,0 +1,84 @@
+"""The Spark session pipelines run in: quiet, bounded, and cut into the same tasks whenever a batch is run again.
+
+`spark.sql.adaptive.enabled` is off because it merges and splits tasks by what it measures, and an exactly-once sink
+must meet the same rows in the same task when a batch is repeated. The rest keeps a small machine usable: no web page,
+no progress bar over ours, few shuffle partitions, loopback addresses for a local master, temporary files out of the
+way.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import Unavailable
+from penstock.pipeline.source import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
+"""
+
+COMMON = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.streaming.stopTimeout": "60s",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.log.structuredLogging.enabled": "false",
+}
+
+
+def build(
+    name: str = "penstock", master: str = "local[*]", settings: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """A session with our data source registered. `master` is any Spark master, or a Spark Connect address (sc://...)."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise Unavailable("pipelines need PySpark: pip install 'penstock[pipeline]'") from None
+    builder = SparkSession.builder.appName(name)
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master(master)
+        for key, value in {**COMMON, **LOCAL, **_files(), **(settings or {})}.items():
+            builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _files() -> dict[str, str]:
+    """Keeps Spark's logs, warehouse and metadata out of the working directory."""
+    directory = Path(tempfile.gettempdir()) / f"penstock-spark-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    log4j = directory / "log4j2.properties"
+    if not log4j.exists() or log4j.read_text() != LOG4J:
+        beside = directory / f"log4j2.{os.getpid()}"
+        beside.write_text(LOG4J)
+        beside.rename(log4j)
+    return {
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Dderby.system.home={directory}",
+    }

@@ -1,0 +1,83 @@
+"""The data source Spark knows as `penstock`: hands over to the topic or the queue side, by the options given."""
+
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from penstock.errors import InvalidRequest
+from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
+from penstock.pipeline.options import Options
+
+
+class PenstockSource(DataSource):
+    """Topics and queues as tables and streams. See docs/pipelines.md for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def _of_queue(self, schema: StructType | None = None) -> bool:
+        """Whether the queue side is meant: by the option `queue`, or for a sink by a column of that name."""
+        options = Options(self.options)
+        queue, topic = options.text("queue"), options.text("topic", "topics", "subscribe", "topicPattern")
+        if queue and topic:
+            raise InvalidRequest("give the option 'queue' or 'topic', not both")
+        return bool(queue) or (not topic and schema is not None and "queue" in schema.fieldNames())
+
+    def schema(self) -> str:
+        return QUEUE_DDL if self._of_queue() else TOPIC_DDL
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if self._of_queue():
+            from penstock.pipeline.queue_source import QueueOptions, QueueReader
+
+            return QueueReader(QueueOptions(Options(self.options), schema.fieldNames(), streaming=False))
+        from penstock.pipeline.topic_source import TopicOptions, TopicReader
+
+        return TopicReader(TopicOptions(Options(self.options), schema.fieldNames()))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        if self._of_queue():
+            from penstock.pipeline.queue_source import QueueOptions, QueueStreamReader
+
+            return QueueStreamReader(QueueOptions(Options(self.options), schema.fieldNames(), streaming=True))
+        from penstock.pipeline.topic_source import TopicOptions, TopicStreamReader
+
+        return TopicStreamReader(TopicOptions(Options(self.options), schema.fieldNames()))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        _append_only(overwrite)
+        if self._of_queue(schema):
+            from penstock.pipeline.queue_sink import QueueWriter
+
+            return QueueWriter(Options(self.options), schema)
+        from penstock.pipeline.topic_sink import TopicWriter
+
+        return TopicWriter(Options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        _append_only(overwrite)
+        if self._of_queue(schema):
+            from penstock.pipeline.queue_sink import QueueStreamWriter
+
+            return QueueStreamWriter(Options(self.options), schema)
+        from penstock.pipeline.topic_sink import TopicStreamWriter
+
+        return TopicStreamWriter(Options(self.options), schema)
+
+
+def _append_only(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidRequest("topics and queues are appended to: use mode append, and output mode append or update")
+
+
+def register(spark: Any) -> None:
+    """Make `format("penstock")` known to this session."""
+    spark.dataSource.register(PenstockSource)

@@ -1,0 +1,169 @@
+"""A pipeline as a file: what it reads, the steps in between, where it writes. YAML, decoded strictly.
+
+    name: big-orders
+    sources:
+      orders: {topic: orders, format: json, schema: "id BIGINT, amount DOUBLE, at TIMESTAMP", deadLetter: {topic: bad}}
+    steps:
+      - {name: big, sql: "SELECT * FROM orders WHERE amount > 100"}
+      - {name: enriched, python: "shop.enrich:add_country"}
+    sink: {topic: big-orders}
+    trigger: 10 seconds            # or availableNow (the default: all there is, then end), or batch
+    checkpoint: /var/lib/shop/big-orders
+    spark: {spark.sql.shuffle.partitions: 4}
+
+A source or step is a view under its name; `source:` is short for one source, named after what it reads. A step's SQL
+sees all views before it, a Python function `module:function` is given the frame of the step (or source) before it. The
+sink gets the last step's rows; rows without a column `payload` are sent as JSON of all their columns.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from penstock.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+INTERVAL = re.compile(r"\d+(\.\d+)? (milliseconds?|seconds?|minutes?|hours?)")
+
+
+class Place(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A topic or a queue, for dead letters."""
+
+    topic: str | None = None
+    queue: str | None = None
+
+
+class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    topic: str | None = None
+    topicPattern: str | None = None  # noqa: N815
+    queue: str | None = None
+    parquet: str | None = None  # a directory, such as an archive
+    format: str = "raw"  # or json
+    schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
+    deadLetter: Place | None = None  # noqa: N815
+    options: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        return next((name for name in ("topic", "topicPattern", "queue", "parquet") if getattr(self, name)), "")
+
+    @property
+    def default_name(self) -> str:
+        found = self.topic or self.queue or "source"
+        return found if NAME.fullmatch(found) else "source"
+
+
+class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    sql: str | None = None
+    python: str | None = None
+
+
+class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    topic: str | None = None
+    queue: str | None = None
+    parquet: str | None = None
+    partitionBy: list[str] = []  # noqa: N815
+    orderBy: list[str] = []  # noqa: N815
+    mode: str = "append"  # output mode of a stream with aggregates: append or update
+    options: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        return next((name for name in ("topic", "queue", "parquet") if getattr(self, name)), "")
+
+
+class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    source: Source | None = None
+    sources: dict[str, Source] = {}
+    steps: list[Step] = []
+    sink: Sink
+    trigger: str = "availableNow"
+    checkpoint: str | None = None
+    appId: str | None = None  # noqa: N815
+    broker: str = "127.0.0.1:12345"  # topics, over TCP
+    url: str = "http://127.0.0.1:6632"  # queues and status, over HTTP
+    database: str | None = None
+    spark: dict[str, Any] = {}
+
+    @property
+    def views(self) -> dict[str, Source]:
+        """The sources under the names their views have."""
+        return {**({self.source.default_name: self.source} if self.source else {}), **self.sources}
+
+    @property
+    def streaming(self) -> bool:
+        return self.trigger != "batch"
+
+    @property
+    def app_id(self) -> str:
+        return self.appId or self.name
+
+
+def load(path: Path) -> Pipeline:
+    """Read a pipeline file; ConfigError names the file, the key and what was expected."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, where: str = "pipeline") -> Pipeline:
+    try:
+        found = msgspec.convert(yaml.safe_load(text), Pipeline)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where}{place}: not YAML: {getattr(error, 'problem', error)}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    _check(found, where)
+    return found
+
+
+def _check(found: Pipeline, where: str) -> None:
+    def refuse(text: str) -> None:
+        raise ConfigError(f"{where}: {text}")
+
+    if not found.views:
+        refuse("give a `source`, or `sources` by name")
+    for name, source in found.views.items():
+        given = [kind for kind in ("topic", "topicPattern", "queue", "parquet") if getattr(source, kind)]
+        if len(given) != 1:
+            refuse(f"source {name} reads one of topic, topicPattern, queue or parquet")
+        if source.format not in ("raw", "json"):
+            refuse(f"source {name}: format is raw or json, not {source.format!r}")
+        if (source.format == "json") != bool(source.schema):
+            refuse(f"source {name}: `format: json` and `schema` belong together")
+        if source.deadLetter and (
+            source.format != "json" or bool(source.deadLetter.topic) == bool(source.deadLetter.queue)
+        ):
+            refuse(f"source {name}: deadLetter is for `format: json`, and names a topic or a queue")
+        if source.parquet and found.streaming:
+            refuse(f"source {name}: Parquet is read with `trigger: batch`")
+    names = [*found.views, *(step.name for step in found.steps)]
+    for name in names:
+        if not NAME.fullmatch(name):
+            refuse(f"{name!r} cannot be a view's name: letters, digits and underscores")
+        if names.count(name) > 1:
+            refuse(f"two sources or steps are named {name}")
+    for step in found.steps:
+        if bool(step.sql) == bool(step.python):
+            refuse(f"step {step.name} has either `sql` or `python`")
+        if step.python and ":" not in step.python:
+            refuse(f"step {step.name}: python is module:function, not {step.python!r}")
+    if len([kind for kind in ("topic", "queue", "parquet") if getattr(found.sink, kind)]) != 1:
+        refuse("the sink is one of topic, queue or parquet")
+    if found.sink.mode not in ("append", "update") or (found.sink.mode == "update" and found.sink.parquet):
+        refuse("sink.mode is append, or for a topic or a queue update")
+    if found.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(found.trigger):
+        refuse(f"trigger is availableNow, batch or an interval such as '10 seconds', not {found.trigger!r}")
+    if found.streaming and not found.checkpoint:
+        refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
+    if any(source.kind == "queue" for source in found.views.values()) and not found.database:
+        refuse("a queue source needs `database` (postgresql://...): queues are read from PostgreSQL")

@@ -1,0 +1,276 @@
+"""Reading a topic's files beside the process that owns them: ranges of records as numpy columns.
+
+For readers on the same host (Spark executors, offline tools) who know from the broker how far they may read, or who
+read a directory no broker has open. Nothing is written and nothing is locked. The owner may meanwhile roll (`data.log`
+is renamed), delete or compact segments: a file that is gone, or an index that does not fit its data, makes the reader
+list the directory again, and what then is still contradictory is `Damaged`.
+
+The formats (all little-endian; `penstock.topics.layout` is the reference):
+
+    data.log, data-<base, 20 digits>.log      [offset u64][length u32][payload] ...
+    index.idx, index-<base>.idx               [offset u64][byte position u64] ...
+    batches.crc, batches-<base>.crc           rows of 72 bytes: first offset u64, records u32, flags u32, start u64,
+                                              end u64, append time in microseconds u64, producer 16, sequence u64, ...
+    incarnation                               text: 32 hexadecimal digits, a space, 8 digits CRC32C, a newline
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import Damaged, InvalidOffset, NotFound
+
+HEADER = 12
+INDEX_ROW = np.dtype([("offset", "<u8"), ("position", "<u8")])
+BATCH_ROW = np.dtype(
+    {
+        "names": ["first", "count", "flags", "time"],
+        "formats": ["<u8", "<u4", "<u4", "<u8"],
+        "offsets": [0, 8, 12, 32],
+        "itemsize": 72,
+    }
+)
+COMPACTED = 2
+SEALED = re.compile(r"data-(\d{20})\.log")
+ATTEMPTS = 5  # listings of the directory before a contradiction counts as damage
+MAX_ROWS = 1 << 16
+MAX_BYTES = 16 << 20
+
+
+class Slice(NamedTuple):
+    """Consecutive records: record i is `raw[starts[i]:starts[i + 1]]`, its 12-byte header included."""
+
+    raw: memoryview
+    starts: npt.NDArray[np.int64]  # one more than there are records
+    offsets: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]  # append times, microseconds since 1970
+
+
+class _Segment:
+    """One segment's files, opened together."""
+
+    def __init__(self, directory: Path, base: int | None) -> None:
+        suffix = "" if base is None else f"-{base:020d}"
+        self.path = directory / f"data{suffix}.log"
+        self._fds: list[int] = []
+        try:
+            self.data = self._open(self.path)
+            self.index = self._map(directory / f"index{suffix}.idx", INDEX_ROW)
+            self.batches = self._map(directory / f"batches{suffix}.crc", BATCH_ROW, optional=True)
+        except BaseException:
+            self.close()
+            raise
+        status = os.fstat(self.data)
+        self.modified = status.st_mtime_ns // 1000
+        if (
+            self.path.stat().st_ino != status.st_ino
+        ):  # rolled or swapped while we opened the rest: they do not belong together
+            self.close()
+            raise FileNotFoundError(self.path)
+
+    def _open(self, path: Path) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fds.append(fd)
+        return fd
+
+    def _map(self, path: Path, row: np.dtype, *, optional: bool = False) -> np.ndarray:
+        try:
+            count = path.stat().st_size // row.itemsize
+            return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
+        except FileNotFoundError:
+            if optional:
+                return np.empty(0, row)
+            raise
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    @property
+    def first_offset(self) -> int | None:
+        return int(self.index["offset"][0]) if len(self.index) else None
+
+    @property
+    def next_offset(self) -> int | None:
+        return int(self.index["offset"][-1]) + 1 if len(self.index) else None
+
+    def row_of(self, offset: int) -> int:
+        return int(np.searchsorted(self.index["offset"], np.uint64(offset)))
+
+    def read(self, row: int, stop: int) -> Slice:
+        """At least one and at most MAX_ROWS records from `row` on, cut at about MAX_BYTES."""
+        stop = min(stop, row + MAX_ROWS)
+        rows = np.array(self.index[row : stop + 1])
+        starts = rows["position"].astype(np.int64)
+        if len(starts) == stop - row:
+            starts = np.append(starts, self._end_of(int(starts[-1])))
+        if starts[-1] - starts[0] > MAX_BYTES:
+            keep = max(1, int(np.searchsorted(starts, starts[0] + MAX_BYTES, "right")) - 1)
+            stop, starts = row + keep, starts[: keep + 1]
+        begin, size = int(starts[0]), int(starts[-1] - starts[0])
+        raw = os.pread(self.data, size, begin) if size > 0 else b""
+        offsets = rows["offset"][: stop - row].astype(np.int64)
+        starts -= begin
+        self._check(raw, starts, offsets, begin)
+        return Slice(memoryview(raw), starts, offsets, self.times(offsets))
+
+    def _end_of(self, position: int) -> int:
+        header = os.pread(self.data, HEADER, position)
+        if len(header) < HEADER:
+            raise _Contradiction(f"{self.path.name} ends before byte {position}, where its index has a record")
+        return position + HEADER + int.from_bytes(header[8:], "little")
+
+    def _check(self, raw: bytes, starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], begin: int) -> None:
+        """Every header must agree with the index: that is what tells a stale index from a good one."""
+        sizes = np.diff(starts)
+        if len(raw) != int(starts[-1]) or bool((sizes < HEADER).any()):
+            raise _Contradiction(f"{self.path.name}: the index does not fit the data at byte {begin}")
+        places = starts[:-1]
+        # Views of one byte's stride: entry p is the integer that begins at byte p.
+        found = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[places]
+        lengths = np.ndarray(len(raw) - 3, "<u4", raw, strides=(1,))[places + 8]
+        bad = (found != offsets.astype(np.uint64)) | (lengths != (sizes - HEADER).astype(np.uint64))
+        if bool(bad.any()):
+            i = int(np.argmax(bad))
+            raise _Contradiction(
+                f"{self.path.name}: the record at byte {begin + int(places[i])} (offset {int(offsets[i])}) is damaged"
+            )
+
+    def times(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Append times; the file's modification time where the sidecar does not tell."""
+        found = np.full(len(offsets), self.modified, np.int64)
+        if not len(self.batches):
+            return found
+        wanted = offsets.astype(np.uint64)
+        low = max(0, int(np.searchsorted(self.batches["first"], wanted[0], "right")) - 1)
+        high = int(np.searchsorted(self.batches["first"], wanted[-1], "right"))
+        rows = np.array(self.batches[low:high])
+        if not len(rows):
+            return found
+        at = np.searchsorted(rows["first"], wanted, "right") - 1
+        row = rows[np.maximum(at, 0)]
+        known = (at >= 0) & ((wanted < row["first"] + row["count"]) | ((row["flags"] & COMPACTED) != 0))
+        found[known] = row["time"][known].astype(np.int64)
+        return found
+
+
+class _Contradiction(Exception):
+    """Index and data disagree: files were swapped under us, or are damaged."""
+
+
+class TopicFiles:
+    """The records of one topic's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise NotFound(f"there is no topic directory {directory}")
+        self.directory = directory
+
+    @property
+    def incarnation(self) -> str:
+        """32 hexadecimal digits; zeros for a directory of the original server, which has none."""
+        try:
+            return (self.directory / "incarnation").read_text().split(" ")[0]
+        except FileNotFoundError:
+            return "0" * 32
+
+    def bounds(self) -> tuple[int, int]:
+        """The first offset and the one after the last."""
+        for _ in range(ATTEMPTS):
+            found: list[tuple[int, int]] = []
+            try:
+                for base in self._bases():
+                    segment = _Segment(self.directory, base)
+                    segment.close()
+                    if segment.first_offset is not None and segment.next_offset is not None:
+                        found.append((segment.first_offset, segment.next_offset))
+                    elif base is None:
+                        following = self._metadata()
+                        found.append((following, following))
+            except FileNotFoundError:
+                continue  # renamed or deleted since it was listed
+            return (min(f for f, _ in found), max(n for _, n in found)) if found else (0, 0)
+        raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
+
+    def bytes(self) -> int:
+        """The data's size, headers included."""
+        return sum(
+            (self.directory / name).stat().st_size
+            for name in os.listdir(self.directory)
+            if name == "data.log" or SEALED.fullmatch(name)
+        )
+
+    def offset_at(self, microseconds: int) -> int:
+        """The first offset appended at or after this time; the next offset if there is none."""
+        for base in self._bases():
+            segment = _Segment(self.directory, base)
+            segment.close()
+            if not len(segment.index):
+                continue
+            if not len(segment.batches):
+                if segment.modified >= microseconds:
+                    return int(segment.index["offset"][0])
+                continue
+            row = int(np.searchsorted(segment.batches["time"], np.uint64(max(0, microseconds))))
+            if row < len(segment.batches):
+                return int(segment.batches["first"][row])
+        return self.bounds()[1]
+
+    def read(self, start: int, end: int) -> Iterator[Slice]:
+        """The records from `start` up to, not including, `end`. Offsets that compaction removed are simply not there.
+
+        `InvalidOffset` when retention has deleted the segment that held `start`.
+        """
+        attempts = 0
+        while start < end:
+            try:
+                bases = self._bases()
+                for base in self._from(bases, start):
+                    segment = _Segment(self.directory, base)
+                    try:
+                        if base is None and self._bases() != bases:
+                            break  # rolled since we listed: what was active is sealed and still to be read
+                        row, stop = segment.row_of(start), segment.row_of(end)
+                        while row < stop:
+                            found = segment.read(row, stop)
+                            yield found
+                            attempts = 0
+                            start = int(found.offsets[-1]) + 1
+                            row += len(found.offsets)
+                    finally:
+                        segment.close()
+                else:
+                    return
+            except (FileNotFoundError, _Contradiction) as error:
+                attempts += 1
+                if attempts >= ATTEMPTS:
+                    raise Damaged(f"{self.directory}: {error}") from None
+
+    def _bases(self) -> list[int | None]:
+        """The bases of the sealed segments in order, then None for the active one."""
+        names = os.listdir(self.directory)
+        sealed: list[int | None] = [*sorted(int(found[1]) for name in names if (found := SEALED.fullmatch(name)))]
+        if "data.log" in names:
+            sealed.append(None)
+        return sealed
+
+    def _from(self, bases: list[int | None], start: int) -> list[int | None]:
+        """The segments that may hold `start` and what follows it."""
+        before = [i for i, base in enumerate(bases) if base is not None and base <= start]
+        if before:
+            return bases[before[-1] :]
+        first = self.bounds()[0] if bases[:1] == [None] else bases[0] if bases else 0
+        if first is not None and first > start:
+            raise InvalidOffset(f"offset {start} has aged out; the first one left is {first}")
+        return bases
+
+    def _metadata(self) -> int:
+        try:
+            return int.from_bytes((self.directory / "metadata.meta").read_bytes()[:8], "little")
+        except FileNotFoundError:
+            return 0

@@ -1,0 +1,109 @@
+"""One Spark session for all tests of pipelines (they share an xdist worker), and topics to read."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.schema import Topics as TopicSettings
+from penstock.metrics import Metrics
+from penstock.topics.store import TopicStore
+from tests.support.served import serving
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("spark"):
+                item.add_marker(pytest.mark.timeout(400))  # the first one starts the JVM, and others may be busy too
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from penstock.pipeline.session import build
+
+    session = build("penstock-tests", "local[2]", {"spark.sql.streaming.pollingDelay": "10ms"})
+    yield session
+    session.stop()
+
+
+Append = Callable[..., None]
+
+
+@pytest.fixture
+def write_topic(tmp_path: Path) -> Append:
+    """write_topic(name, batches, **settings): append batches of payloads to a topic in `tmp_path`, as a broker does."""
+
+    def write(name: str, *batches: Sequence[bytes], directory: Path = tmp_path, **settings: Any) -> None:
+        async def run() -> None:
+            with ThreadPoolExecutor(2) as pool:
+                store = TopicStore(directory, TopicSettings(fsync="never", **settings), pool=pool, metrics=Metrics())
+                await store.start()
+                topic = store.get(name) or await store.create(name)
+                for batch in batches:
+                    await topic.append(batch)
+                await store.stop()
+
+        asyncio.run(run())
+
+    return write
+
+
+class ServedTopics:
+    """Topics served over TCP by a thread of this process; `address` is where."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        async with serving(self.directory, **self._settings) as self.served:
+            self.address = self.served.address
+            self._ready.set()
+            await self._stopping.wait()
+
+    def __enter__(self) -> "ServedTopics":
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(20)
+
+    def call(self, make: Callable[[], Any]) -> Any:
+        """Run a coroutine function on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(20)
+
+    def append(self, topic: str, payloads: Sequence[bytes]) -> None:
+        async def run() -> None:
+            found = self.served.topics.get(topic) or await self.served.topics.create(topic)
+            await found.append(payloads)
+
+        self.call(run)
+
+    def payloads(self, topic: str) -> list[bytes]:
+        async def run() -> list[bytes]:
+            found = self.served.topics.get(topic)
+            result: list[bytes] = []
+            while found is not None and len(result) < found.next_offset:
+                result += found.read(len(result), 100_000, 1 << 24).payloads()
+            return result
+
+        return self.call(run)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[ServedTopics]:
+    with ServedTopics(tmp_path / "broker") as running:
+        yield running

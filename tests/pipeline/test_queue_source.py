@@ -1,0 +1,203 @@
+"""Queues as Spark tables and streams: the horizon, the ids, the group that shows the position."""
+
+import asyncio
+import json
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.pipeline import queue_source
+from penstock.pipeline.columns import QUEUE_COLUMNS
+from penstock.pipeline.mirror import Mirror
+from penstock.pipeline.options import Options
+from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.queue_source import QueueOptions, QueueReader, QueueStreamReader, message_ids
+from penstock.pipeline.topic_source import DataLoss
+from penstock.queues import Item
+from penstock.queues.ids import message_uuid
+from tests.queues.support import push, running
+
+
+def options(url: str, queue: str = "orders", *, streaming: bool = True, **more: Any) -> QueueOptions:
+    given = {"database": url, "queue": queue, **{name: str(value) for name, value in more.items()}}
+    return QueueOptions(Options(given), QUEUE_COLUMNS.names, streaming=streaming)
+
+
+def rows_of(reader: Any, tasks: Any) -> list[dict[str, Any]]:
+    return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+class Stream:
+    """Micro-batches of one reader, as Spark runs them: offsets pass through JSON."""
+
+    def __init__(self, reader: QueueStreamReader) -> None:
+        self.reader = reader
+        self.at = reader.initialOffset()
+
+    def batch(self) -> list[dict[str, Any]]:
+        end = json.loads(json.dumps(self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())))
+        rows = rows_of(self.reader, self.reader.partitions(self.at, end)) if end != self.at else []
+        self.at = end
+        return rows
+
+
+def load(url: str, *items: Item) -> None:
+    async def run() -> None:
+        async with running(url) as queues:
+            await queues.push(list(items))
+
+    asyncio.run(run())
+
+
+def test_a_queue_is_read_with_every_column(database_url: str) -> None:
+    trace = "0190b1f6-4f0e-7c3e-8000-0000000000ff"
+    load(
+        database_url,
+        Item("orders", b'{"n": 1}', "c-1", "t-1", trace),
+        Item("orders", '"ü"'.encode(), "c-2", "t-2"),
+        Item("other", b"1"),
+    )
+    reader = QueueReader(options(database_url, streaming=False))
+    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: row["partition"])
+    assert [(r["queue"], r["partition"], r["seq"], r["transactionId"], r["traceId"], r["payload"]) for r in rows] == [
+        ("orders", "c-1", 1, "t-1", trace, '{"n": 1}'),
+        ("orders", "c-2", 1, "t-2", None, '"ü"'),
+    ]
+    assert all(UUID(row["id"]).version == 8 and row["createdAt"].year >= 2024 for row in rows)
+    with pytest.raises(NotFound, match="there is no queue 'nowhere'"):
+        QueueReader(options(database_url, "nowhere", streaming=False))
+
+
+def test_ids_made_by_numpy_are_those_of_the_queues() -> None:
+    cases = [(0, 1, 1), (0xFFFFFFFF, 2**40 - 1, 2**50 - 1), (123456789, 54321, 987654321)]
+    for installation, partition, seq in cases:
+        found = message_ids(installation, pa.array([partition]), pa.array([seq]))
+        assert found.to_pylist() == [str(message_uuid(installation, partition, seq))]
+
+
+def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> None:
+    """Three transactions stay open across batches and end in another order than they began; one is rolled back."""
+
+    async def body() -> None:
+        async with running(database_url) as queues:
+            await push(queues, "orders", 0)
+            partition = await queues.database.fetch("SELECT id FROM partitions")
+
+            async def begin(name: str) -> tuple[Any, Any]:
+                connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+                transaction = connection.transaction()
+                await transaction.start()
+                await connection.execute("SELECT pg_current_xact_id()")
+                return connection, transaction
+
+            async def insert(connection: Any, n: int) -> None:
+                await connection.execute(
+                    "SELECT queue_push(ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[false], ARRAY[NULL::uuid], "
+                    "ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[$3::bytea])",
+                    partition[0]["id"],
+                    f"t-{n}",
+                    str(n).encode(),
+                )
+
+            stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
+
+            async def batch() -> list[int]:
+                return [int(row["payload"]) for row in await asyncio.to_thread(stream.batch)]
+
+            assert await batch() == [0]
+            early, early_transaction = await begin("early")
+            await push(queues, "orders", 1)  # commits at once, with a larger xid than the open one
+            assert await batch() == []  # held back by the open transaction, not lost
+            late, late_transaction = await begin("late")
+            await insert(early, 2)
+            await early_transaction.commit()
+            seen = await batch()
+            assert seen == [1, 2]
+            await push(queues, "orders", 3)
+            assert await batch() == []
+            aborted, aborted_transaction = await begin("aborted")
+            await insert(late, 4)
+            await late_transaction.commit()
+            assert await batch() == [3, 4]
+            await insert(aborted, 99)
+            await aborted_transaction.rollback()
+            await push(queues, "orders", 5)
+            assert await batch() == [5]
+            assert await batch() == []
+            for connection in (early, late, aborted):
+                await connection.close()
+
+    asyncio.run(body())
+
+
+def test_batches_hold_whole_transactions_up_to_the_limit_and_a_large_one_is_cut_between_partitions(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)
+    for k in range(6):
+        load(database_url, *(Item("orders", b"%d" % (10 * k + i), f"p-{i % 5}") for i in range(10)))
+    stream = Stream(QueueStreamReader(options(database_url, maxOffsetsPerTrigger=25)))
+    sizes = [len(stream.batch()) for _ in range(4)]
+    assert sizes == [20, 20, 20, 0]
+    reader = QueueStreamReader(options(database_url))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    tasks = reader.partitions(start, end)
+    assert 1 < len(tasks) <= 4
+    per_task = [[(row["partition"], row["seq"]) for row in rows_of(reader, [task])] for task in tasks]
+    assert sum(map(len, per_task)) == 60
+    partitions = [{partition for partition, _ in rows} for rows in per_task]
+    assert sum(map(len, partitions)) == 5  # no partition in two tasks
+    for rows in per_task:
+        for partition in {partition for partition, _ in rows}:
+            assert [seq for name, seq in rows if name == partition] == list(range(1, 13))
+
+
+def test_few_partitions_are_cut_within_when_order_is_not_promised(database_url: str, monkeypatch) -> None:
+    monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)
+    load(database_url, *(Item("orders", b"%d" % i, "only") for i in range(40)))
+    load(database_url, *(Item("orders", b"%d" % i, "two") for i in range(40, 100)))
+    reader = QueueReader(options(database_url, streaming=False))
+    tasks = reader.partitions()
+    assert len(tasks) >= 4
+    assert sorted(int(row["payload"]) for row in rows_of(reader, tasks)) == list(range(100))
+
+
+def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(database_url: str) -> None:
+    load(database_url, Item("orders", b"1"), Item("refunds", b"1"))
+    reader = QueueStreamReader(options(database_url))
+    limit = reader.getDefaultReadLimit()
+    offset = reader.latestOffset(reader.initialOffset(), limit)
+    with pytest.raises(InvalidRequest, match="belongs to the queue 'orders'"):
+        QueueStreamReader(options(database_url, "refunds")).latestOffset(offset, limit)
+    with pytest.raises(DataLoss, match="another database"):
+        reader.latestOffset({**offset, "installation": 1}, limit)
+    with pytest.raises(DataLoss, match="deleted and created again"):
+        reader.latestOffset({**offset, "id": 99}, limit)
+    with pytest.raises(InvalidRequest, match="not of a queue source"):
+        reader.latestOffset({"orders": {"incarnation": "", "next": 3}}, limit)
+
+
+def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> None:
+    async def body() -> None:
+        async with running(database_url) as queues:
+            await push(queues, "orders", *range(5), partition="a")
+            await push(queues, "orders", *range(3), partition="b")
+            stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
+            await asyncio.to_thread(stream.batch)
+            mirror = Mirror(Postgres(Options({"database": database_url})), "orders", "spark")
+            await asyncio.to_thread(mirror.show, int(stream.at["xid"]))
+            assert await queues.groups.lag("orders", "spark") == 0
+            await push(queues, "orders", 8, 9, partition="b")
+            assert await queues.groups.lag("orders", "spark") == 2
+            await asyncio.to_thread(stream.batch)
+            mirror.move(int(stream.at["xid"]))
+            await asyncio.to_thread(mirror.stop)
+            assert await queues.groups.lag("orders", "spark") == 0
+            assert (await queues.groups.describe("spark"))["orders"]["partitions"][1]["totalConsumed"] == 5
+
+    asyncio.run(body())

@@ -1,0 +1,190 @@
+"""Topics as Spark tables and streams, over the files of a directory."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidOffset, InvalidRequest, NotFound, PenstockError
+from penstock.pipeline.topic_source import DataLoss, TopicReader
+from tests.pipeline.support import Driver, batch_rows, topic_options
+
+spark_test = pytest.mark.spark
+
+
+def read(spark: Any, directory: Path, **options: Any) -> Any:
+    reader = spark.read.format("penstock").option("directory", str(directory))
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+@spark_test
+def test_spark_reads_every_record_with_its_topic_offset_and_time(spark, tmp_path, write_topic) -> None:
+    write_topic("orders", [b"a", b"\xff\x00", b""])
+    write_topic("refunds", [b"r"] * 7)
+    frame = read(spark, tmp_path, topic="orders,refunds", minPartitions=4)
+    assert frame.rdd.getNumPartitions() >= 4
+    rows = frame.where("offset < 3").orderBy("topic", "offset").collect()
+    assert [(row.topic, row.offset, bytes(row.payload)) for row in rows] == [
+        ("orders", 0, b"a"),
+        ("orders", 1, b"\xff\x00"),
+        ("orders", 2, b""),
+        *(("refunds", i, b"r") for i in range(3)),
+    ]
+    assert all(row.timestamp.year >= 2024 for row in rows)
+
+
+@spark_test
+def test_a_spark_stream_goes_on_where_its_checkpoint_ended_in_batches_of_the_given_size(
+    spark, tmp_path, write_topic
+) -> None:
+    write_topic("orders", [b"%d" % i for i in range(25)])
+
+    def run() -> tuple[list[int], list[int]]:
+        query = (
+            spark.readStream.format("penstock")
+            .option("directory", str(tmp_path))
+            .option("topic", "orders")
+            .option("maxOffsetsPerTrigger", 10)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+        offsets = [row.offset for row in spark.read.parquet(str(tmp_path / "out")).orderBy("offset").collect()]
+        return offsets, [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    assert run() == (list(range(25)), [10, 10, 5])
+    write_topic("orders", [b"more"] * 3)
+    assert run() == (list(range(28)), [3])
+    shutil.rmtree(tmp_path / "orders")
+    write_topic("orders", [b"new"] * 40)
+    with pytest.raises(Exception, match=r"deleted and created again(.|\n)*failOnDataLoss=false"):
+        run()
+
+
+def test_a_range_is_given_by_offsets_or_by_time_and_is_split_across_tasks(tmp_path, write_topic) -> None:
+    write_topic("orders", [b"%d" % i for i in range(100)])
+    write_topic("orders", [b"late"])
+    options = {"directory": tmp_path, "topic": "orders"}
+    some = {**options, "startingOffsets": '{"orders": 10}', "endingOffsets": '{"orders": 60}'}
+    assert [row["payload"] for row in batch_rows(**some, minPartitions=4)] == [b"%d" % i for i in range(10, 60)]
+    assert len(TopicReader(topic_options(**some, minPartitions=4)).partitions()) == 4
+    assert len(TopicReader(topic_options(**some, maxRecordsPerPartition=7)).partitions()) == 8
+    late = batch_rows(**options, startingOffsets='{"orders": 100}')[0]["timestamp"]
+    millis = int(late.timestamp() * 1000)
+    assert [row["payload"] for row in batch_rows(**options, startingTimestamp=millis)] == [b"late"]
+    assert len(batch_rows(**options, endingTimestamp=late.isoformat())) in (100, 101)  # a millisecond may be shared
+    assert batch_rows(**options, startingOffsets="latest") == []
+
+
+def test_only_the_columns_of_a_given_schema_are_made(tmp_path, write_topic) -> None:
+    write_topic("orders", [b"a", b"b"])
+    rows = batch_rows(directory=tmp_path, topic="orders", columns=["payload", "offset"])
+    assert rows == [{"payload": b"a", "offset": 0}, {"payload": b"b", "offset": 1}]
+    with pytest.raises(InvalidRequest, match="it has no 'price'"):
+        batch_rows(directory=tmp_path, topic="orders", columns=["price"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({}, InvalidRequest, "give either the option 'topic'"),
+        ({"topic": "nowhere"}, NotFound, "there is no topic 'nowhere'"),
+        ({"topic": "orders", "startingOffsets": "first"}, InvalidRequest, "startingOffsets"),
+        ({"topic": "orders", "startingOffsets": '{"orders": 99}'}, InvalidOffset, "offsets 0 to 1; 99 was asked for"),
+        ({"topic": "orders", "minPartitions": "many"}, InvalidRequest, "minPartitions"),
+        ({"topic": "orders", "startingTimestamp": "noon"}, InvalidRequest, "startingTimestamp"),
+        ({"topicPattern": "("}, InvalidRequest, "no regular expression"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_says_what_it_may_be(
+    tmp_path, write_topic, options: dict[str, str], error: type[PenstockError], text: str
+) -> None:
+    write_topic("orders", [b"a"])
+    with pytest.raises(error, match=text):
+        batch_rows(directory=tmp_path, **options)
+
+
+def test_new_topics_of_a_pattern_join_a_running_query_and_bytes_bound_a_batch(tmp_path, write_topic) -> None:
+    write_topic("logs-a", [b"x" * 88] * 20)  # 100 bytes each with their headers
+    driver = Driver(tmp_path / "offsets", directory=tmp_path, topicPattern="logs-.*", maxBytesPerTrigger=1000)
+    assert [len(batch) for batch in driver.run()] == [10, 10]
+    write_topic("logs-b", [b"y"])
+    assert [[(row["topic"], row["offset"]) for row in batch] for batch in driver.run()] == [[("logs-b", 0)]]
+    assert driver.run() == []
+
+
+def test_a_limit_is_shared_by_topics_in_proportion_to_what_waits(tmp_path, write_topic) -> None:
+    write_topic("busy", [b"x"] * 90)
+    write_topic("calm", [b"x"] * 10)
+    driver = Driver(tmp_path / "offsets", directory=tmp_path, topic="busy,calm", maxOffsetsPerTrigger=20)
+    first = driver.run()[0]
+    assert sum(row["topic"] == "busy" for row in first) == 18
+    assert sum(row["topic"] == "calm" for row in first) == 2
+
+
+def test_available_now_ends_although_records_keep_coming(tmp_path, write_topic) -> None:
+    write_topic("orders", [b"x"] * 10)
+    from penstock.pipeline.topic_source import TopicStreamReader
+
+    reader = TopicStreamReader(topic_options(directory=tmp_path, topic="orders"))
+    reader.prepareForTriggerAvailableNow()
+    write_topic("orders", [b"y"] * 10)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert end["orders"]["next"] == 10
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    assert reader.reportLatestOffset()["orders"]["next"] == 20
+
+
+def test_a_topic_created_again_is_never_mistaken_for_the_old_one(tmp_path, write_topic) -> None:
+    write_topic("orders", [b"old"] * 5)
+    driver = Driver(tmp_path / "offsets", directory=tmp_path, topic="orders")
+    driver.run()
+    shutil.rmtree(tmp_path / "orders")
+    write_topic("orders", [b"new"] * 8)
+    with pytest.raises(DataLoss, match=r"deleted and created again.*failOnDataLoss=false"):
+        driver.run()
+    assert [[row["payload"] for row in batch] for batch in driver.run(failOnDataLoss="false")] == [[b"new"] * 8]
+
+
+def test_retention_that_overtakes_a_slow_query_is_an_error_with_the_offsets_lost(tmp_path, write_topic) -> None:
+    write_topic("orders", *[[b"x" * 100] * 10] * 3, segment_bytes=1000)
+    driver = Driver(tmp_path / "offsets", directory=tmp_path, topic="orders")
+    driver.run()
+    write_topic("orders", *[[b"x" * 100] * 10] * 3, segment_bytes=1000)
+    bases = sorted({path.stem.partition("-")[2] for path in (tmp_path / "orders").glob("data-*.log")})
+    for base in bases[:4]:
+        for path in (tmp_path / "orders").glob(f"*-{base}.*"):
+            path.unlink()
+    first = int(bases[4])
+    with pytest.raises(DataLoss, match=rf"offsets 30 to {first - 1} have aged out before they were read"):
+        driver.run()
+    assert [[row["offset"] for row in batch] for batch in driver.run(failOnDataLoss="false")] == [[*range(first, 60)]]
+
+
+def test_a_checkpoint_of_another_topic_is_refused(tmp_path, write_topic) -> None:
+    write_topic("orders", [b"a"])
+    write_topic("refunds", [b"b"])
+    Driver(tmp_path / "offsets", directory=tmp_path, topic="orders").run()
+    with pytest.raises(InvalidRequest, match="belongs to the topics orders; this query reads refunds"):
+        Driver(tmp_path / "offsets", directory=tmp_path, topic="refunds").run()
+    (tmp_path / "offsets").write_text('{"xid": "77"}')
+    with pytest.raises(InvalidRequest, match="not of a topic source"):
+        Driver(tmp_path / "offsets", directory=tmp_path, topic="refunds").run()
+
+
+def test_an_offset_that_ran_ahead_of_the_topic_is_an_error(tmp_path, write_topic) -> None:
+    write_topic("orders", [b"a"] * 3)
+    driver = Driver(tmp_path / "offsets", directory=tmp_path, topic="orders")
+    driver.run()
+    text = (tmp_path / "offsets").read_text()
+    (tmp_path / "offsets").write_text(text.replace('"next": 3', '"next": 9'))
+    with pytest.raises(DataLoss, match="ends at offset 3, but 9 was already read"):
+        driver.run()
