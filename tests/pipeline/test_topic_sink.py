@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -191,3 +192,9 @@ def test_spark_writes_a_stream_once_although_a_batch_is_run_again(spark, broker,
     uncommit(tmp_path / "other", 1)
     run(None, "twice", tmp_path / "other")  # the same without appId: the batch is written again
     assert len(broker.payloads("twice")) == 20
+
+
+def test_append_times_travel_as_runs() -> None:
+    body = frames.times(np.array([5, 5, 7], np.int64))
+    assert body.hex(" ", 4) == "00000002 00000002 00000001 00000000 00000005 00000000 00000007"
+    assert frames.times(np.empty(0, np.int64)).hex() == "00000000"

@@ -1,0 +1,218 @@
+"""Runs a pipeline: starts its queries, reports how they go, stops them after the batch they are in.
+
+Reports go to whoever listens: a terminal, standard output as JSON lines, and the broker, which shows them to operators
+and passes on their wish that the pipeline should stop. A broker that does not answer never disturbs the pipeline.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from penstock.errors import PenstockError
+from penstock.pipeline import build
+from penstock.pipeline.session import build as build_session
+from penstock.pipeline.spec import Pipeline
+
+log = logging.getLogger("penstock.pipeline")
+
+POLL = 0.25
+HEARTBEAT = 2.0
+STOP_PATIENCE = 120.0
+
+
+class PipelineFailed(PenstockError):
+    """A query ended with an error; the text is the cause, without Spark's stack."""
+
+
+@dataclass
+class Report:
+    """Where a pipeline stands."""
+
+    name: str
+    state: str = "starting"  # starting, running, idle, stopping, finished, failed
+    batch: int = -1
+    rows: int = 0  # read since the start
+    rows_per_second: float = 0.0
+    batch_ms: int = 0
+    lag: int | None = None  # records or None when the source does not count
+    error: str | None = None
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    started_at: float = field(default_factory=time.time)
+    master: str = ""
+
+    def line(self) -> str:
+        return json.dumps({"at": round(time.time(), 3), **asdict(self)})
+
+
+Listener = Callable[[Report], None]
+
+
+class Heartbeat:
+    """Tells the broker, and hears from it whether to stop."""
+
+    def __init__(self, url: str, name: str, token: str | None = None) -> None:
+        self._target = f"{url.rstrip('/')}/api/v1/pipelines/{quote(name, safe='')}"
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._last = 0.0
+        self._state = ""
+        self._said = False
+        self.stop_wanted = False
+
+    def __call__(self, report: Report) -> None:
+        if time.monotonic() - self._last < HEARTBEAT and report.state == self._state:
+            return
+        self._last, self._state = time.monotonic(), report.state
+        request = urllib.request.Request(self._target, report.line().encode(), self._headers, method="PUT")
+        try:
+            with urllib.request.urlopen(request, timeout=2.0) as answer:
+                self.stop_wanted |= bool(json.loads(answer.read() or b"{}").get("stop"))
+        except (OSError, ValueError, urllib.error.HTTPError) as error:
+            if not self._said:
+                log.warning("the broker at %s does not take this pipeline's status: %s", self._target, error)
+                self._said = True
+
+
+class Runner:
+    """One run of one pipeline."""
+
+    def __init__(self, pipeline: Pipeline, master: str = "local[*]", listeners: list[Listener] | None = None) -> None:
+        self.pipeline = pipeline
+        self.report = Report(pipeline.name, master=master)
+        self._master = master
+        self._listeners = listeners or []
+        self._stop = threading.Event()
+        self._seen: dict[str, int] = {}
+
+    def stop(self) -> None:
+        """Ask it to end after the batch it is in. May be called from a signal handler."""
+        self._stop.set()
+
+    def run(self, spark: Any = None) -> Report:
+        """Run to the end: all there is for availableNow and batch, until stopped otherwise."""
+        self._tell()
+        try:
+            settings = {name: str(value) for name, value in self.pipeline.spark.items()}
+            session = spark or build_session(self.pipeline.name, self._master, settings)
+            frame, dead = build.frames(session, self.pipeline)
+            if self.pipeline.streaming:
+                self._run_streams(session, frame, dead)
+            else:
+                self._run_batch(frame, dead)
+        except BaseException as error:
+            self.report.error = cause(error)
+            self._tell("failed")
+            if isinstance(error, PenstockError) or not isinstance(error, Exception):
+                raise
+            raise PipelineFailed(self.report.error) from error
+        self._tell("finished")
+        return self.report
+
+    def _run_batch(self, frame: Any, dead: dict[str, Any]) -> None:
+        self._tell("running")
+        began = time.monotonic()
+        p = self.pipeline
+        for name, letters in dead.items():
+            place = p.views[name].deadLetter
+            assert place is not None
+            build.writer(p, letters, place, f"{p.app_id}:dead:{name}", None).save()
+        build.writer(p, frame, p.sink, p.app_id, None).save()
+        self.report.batch, self.report.batch_ms = 0, int((time.monotonic() - began) * 1000)
+
+    def _run_streams(self, spark: Any, frame: Any, dead: dict[str, Any]) -> None:
+        p = self.pipeline
+        assert p.checkpoint is not None
+        root = Path(p.checkpoint)
+        writers = [build.writer(p, frame, p.sink, p.app_id, root / "main")]
+        for name, letters in dead.items():
+            place = p.views[name].deadLetter
+            assert place is not None
+            writers.append(build.writer(p, letters, place, f"{p.app_id}:dead:{name}", root / f"dead-{name}"))
+        queries: list[Any] = []
+        try:
+            queries = [writer.start() for writer in writers]
+            self._tell("running")
+            while any(query.isActive for query in queries):
+                if self._stop.is_set():
+                    self._tell("stopping")
+                    for query in queries:
+                        _stop_after_batch(query)
+                    break
+                queries[0].awaitTermination(POLL)
+                self._look(queries)
+            self._look(queries)
+            for query in queries:
+                if (failure := query.exception()) is not None:
+                    raise failure
+        finally:
+            for query in queries:
+                if query.isActive:
+                    query.stop()
+            del spark
+
+    def _look(self, queries: list[Any]) -> None:
+        """Take over what Spark says of the main query."""
+        report, query = self.report, queries[0]
+        for progress in query.recentProgress:
+            batch = int(progress["batchId"])
+            if batch <= self._seen.get(query.id, -1) or not progress["numInputRows"]:
+                continue
+            self._seen[query.id] = report.batch = batch
+            report.rows += int(progress["numInputRows"])
+            report.rows_per_second = float(progress["processedRowsPerSecond"] or 0.0)
+            report.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
+        last = query.lastProgress
+        if last is not None:
+            report.lag = lag_of(last["sources"])
+        state = "running" if query.status["isTriggerActive"] and query.status["isDataAvailable"] else "idle"
+        self._tell(state if query.isActive and report.state != "stopping" else report.state)
+
+    def _tell(self, state: str | None = None) -> None:
+        self.report.state = state or self.report.state
+        for listener in self._listeners:
+            listener(self.report)
+            if getattr(listener, "stop_wanted", False):
+                self._stop.set()
+
+
+def lag_of(sources: Any) -> int | None:
+    """Records behind, over all topics of all sources; None when no source counts records."""
+    total: int | None = None
+    for source in sources:
+        try:
+            latest, end = json.loads(source["latestOffset"] or "{}"), json.loads(source["endOffset"] or "{}")
+        except (TypeError, ValueError):
+            continue
+        for topic, at in latest.items():
+            if isinstance(at, dict) and "next" in at:
+                done = end.get(topic, {}).get("next", 0) if isinstance(end.get(topic), dict) else 0
+                total = (total or 0) + max(0, at["next"] - done)
+    return total
+
+
+def _stop_after_batch(query: Any) -> None:
+    deadline = time.monotonic() + STOP_PATIENCE
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    query.stop()
+
+
+def cause(error: BaseException) -> str:
+    """The innermost reason, in a line or two: a Python error raised in a task, or Spark's own message."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("penstock.")]
+    if ours:
+        return ours[-1].partition(": ")[2] or ours[-1]
+    python = [line for line in lines if ("Error: " in line or "Exception: " in line) and not line.startswith("at ")]
+    return (python[-1] if python else lines[0] if lines else type(error).__name__)[:2000]
