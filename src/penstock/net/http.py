@@ -37,6 +37,10 @@ class HttpAnswer:
     body: bytes
 
 
+class CannotConnect(Unavailable):
+    """No connection could be made, so nothing was sent."""
+
+
 class _Reset(Exception):
     """The connection broke; `clean` when it had carried requests before and no byte of this answer arrived."""
 
@@ -270,9 +274,9 @@ class HttpClient:
                 )
         except TimeoutError as error:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
-            raise Unavailable(text) from error
+            raise CannotConnect(text) from error
         except OSError as error:  # ssl.SSLError is one
-            raise Unavailable(f"cannot connect to {self._host}:{self._port}: {error}") from error
+            raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {error}") from error
         return connection
 
     def _forget(self, connection: _Connection) -> None:

@@ -1,0 +1,140 @@
+"""HTTP requests to whichever of several brokers answers.
+
+All brokers on one database are equal, so any of them can serve any request. We stay with the one that answered last:
+its connections are warm. When it cannot be reached, breaks off or says 503 we go to the next, and after a round without
+success we wait a little longer each time, until `patience` is used up.
+
+What a second attempt may do is the caller's knowledge: `again=True` says that sending the request twice does no harm (a
+push carries transaction ids, an ack settles what is settled). Without it a request is repeated only when it certainly
+was not acted upon: the connection could not be made, or the broker answered that it did nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.errors import (
+    Conflict,
+    Forbidden,
+    Full,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    StorageFull,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
+
+_ERRORS: dict[int, type[PenstockError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    405: InvalidRequest,
+    409: Conflict,
+    413: TooLarge,
+    429: Full,
+    507: StorageFull,
+}
+_JSON = (("Content-Type", "application/json"),)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+class Brokers:
+    """The brokers of one client. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        patience: float = 30.0,
+        pool_size: int = 64,
+    ) -> None:
+        if not urls:
+            raise InvalidRequest("at least one broker URL is needed")
+        headers = [("Authorization", f"Bearer {token}")] if token else []
+        self.urls = list(urls)
+        self.timeout, self.patience = timeout, patience
+        self._clients = [HttpClient(url, headers=headers, pool_size=pool_size) for url in urls]
+        self._current = 0
+        self._closed = False
+
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        again: bool = False,
+        timeout: float | None = None,
+        patience: float | None = None,
+    ) -> HttpAnswer:
+        """The answer of the first broker that gives one; errors of the 4xx kind are raised as what they mean.
+
+        `timeout` limits each attempt, `patience` the time after which no new attempt is made.
+        """
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + (self.patience if patience is None else patience)
+        pause = _FIRST_PAUSE
+        tried = 0
+        while True:
+            if self._closed:
+                raise Unavailable("the client is closed")
+            place = self._current
+            try:
+                answer = await self._clients[place].request(
+                    method, target, body, _JSON if body else (), timeout or self.timeout, idempotent=again
+                )
+                if answer.status < 500:
+                    return answer
+                failure: PenstockError = _error(answer)
+                certain = answer.status == 503  # the broker says that it did nothing
+            except TimeoutError as error:
+                failure, certain = Unavailable(str(error)), False
+            except Unavailable as error:
+                failure, certain = error, isinstance(error, CannotConnect)
+            if not (again or certain) or isinstance(failure, StorageFull):
+                raise failure
+            if place == self._current:  # otherwise someone else has moved on already
+                self._current = (place + 1) % len(self._clients)
+            tried += 1
+            wait = 0.0
+            if tried % len(self._clients) == 0:
+                wait = pause * random.uniform(0.5, 1.0)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            if clock() + wait >= give_up:
+                raise failure
+            await asyncio.sleep(wait)
+
+    async def json(self, method: str, target: str, value: Any = None, *, again: bool = True, **limits: Any) -> Any:
+        """Ask with a JSON body, answer with decoded JSON (None when there is no body)."""
+        body = b"" if value is None else msgspec.json.encode(value)
+        answer = await self.ask(method, target, body, again=again, **limits)
+        check(answer)
+        return msgspec.json.decode(answer.body) if answer.body else None
+
+    async def close(self) -> None:
+        self._closed = True
+        for client in self._clients:
+            await client.close()
+
+
+def check(answer: HttpAnswer) -> None:
+    """Raise what a status that is no success means."""
+    if answer.status >= 300:
+        raise _error(answer)
+
+
+def _error(answer: HttpAnswer) -> PenstockError:
+    try:
+        text = str(msgspec.json.decode(answer.body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        text = answer.body[:200].decode("utf-8", "replace") or f"HTTP status {answer.status}"
+    return _ERRORS.get(answer.status, Unavailable)(text)

@@ -1,0 +1,186 @@
+"""`penstock.Client`: queues, their consumers and buffers, and what an operator asks, from one object.
+
+async with Client("http://localhost:6632") as client:
+    await client.push("orders", {"id": 7}, partition="c-1")
+    async for message in client.take("orders@billing", batch=10):
+        ...
+        await client.ack(message)
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+from penstock.client.brokers import Brokers
+from penstock.client.buffer import Item, PushBuffer
+from penstock.client.consumer import Consumer, Handler
+from penstock.client.messages import Address
+from penstock.client.queues import QueueClient
+
+DEFAULT_URL = "http://127.0.0.1:6632"
+
+
+class Client(QueueClient):
+    """Talks to one broker, or to several on one database; with no URL, to PENSTOCK_URL or the local one.
+
+    `timeout` limits one request, `patience` how long a request is tried again while no broker answers.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        patience: float = 30.0,
+        pool_size: int = 64,
+    ) -> None:
+        if urls is None:
+            urls = os.environ.get("PENSTOCK_URL") or DEFAULT_URL
+        if isinstance(urls, str):
+            urls = [url.strip() for url in urls.split(",") if url.strip()]
+        super().__init__(Brokers(urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size))
+        self._buffers: list[PushBuffer] = []
+        self._consumers: list[Consumer] = []
+
+    # -- consumers and buffers --------------------------------------------------------------------------------------
+
+    def consumer(self, address: str | Address, **options: Any) -> Callable[[Handler], Consumer]:
+        """Make the function below a consumer of `address`; `run` starts it. The options are those of `Consumer`."""
+
+        def register(handler: Handler) -> Consumer:
+            consumer = Consumer(self, address, handler, **options)
+            self._consumers.append(consumer)
+            return consumer
+
+        return register
+
+    async def run(self) -> None:
+        """Run all consumers until `stop`."""
+        await asyncio.gather(*(consumer.run() for consumer in self._consumers))
+
+    def stop(self) -> None:
+        """Have all consumers finish what they handle and end."""
+        for consumer in self._consumers:
+            consumer.stop()
+
+    def buffer(self, **options: Any) -> PushBuffer:
+        """A buffer that gathers pushes into batches; the options are those of `PushBuffer`."""
+        buffer = PushBuffer(self, **options)
+        self._buffers.append(buffer)
+        return buffer
+
+    async def close(self, timeout: float = 10.0) -> list[Item]:
+        """Send what the buffers hold, within `timeout` seconds in all, and close; what could not be sent."""
+        self.stop()
+        ends = asyncio.get_running_loop().time() + timeout
+        left: list[Item] = []
+        for buffer in self._buffers:
+            left += await buffer.close(max(0.0, ends - asyncio.get_running_loop().time()))
+        await self._leases.close()
+        await self._brokers.close()
+        return left
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- what an operator asks --------------------------------------------------------------------------------------
+
+    async def configure(self, queue: str, *, namespace: str = "", task: str = "", **options: Any) -> dict[str, Any]:
+        """Create a queue or replace its options, by their API names (`leaseTime=30`) or as `lease_time=30`."""
+        body = {
+            "queue": queue,
+            "namespace": namespace,
+            "task": task,
+            "options": {_camel(name): value for name, value in options.items()},
+        }
+        return await self._object("POST", "/api/v1/configure", body)
+
+    async def queues(self) -> list[dict[str, Any]]:
+        return list((await self._object("GET", "/api/v1/resources/queues"))["queues"])
+
+    async def describe(self, queue: str) -> dict[str, Any]:
+        """Configuration, partitions and counts of a queue."""
+        return await self._object("GET", f"/api/v1/status/queues/{_quoted(queue)}")
+
+    async def delete_queue(self, queue: str) -> bool:
+        """Delete a queue with everything in it; False when there was none."""
+        return bool((await self._object("DELETE", f"/api/v1/resources/queues/{_quoted(queue)}"))["existed"])
+
+    async def clear(self, queue: str, partition: str | None = None) -> dict[str, Any]:
+        """Delete the messages of a queue, or of one partition, and keep the queue."""
+        query = f"?{urlencode({'partition': partition})}" if partition else ""
+        return await self._object("DELETE", f"/api/v1/queues/{_quoted(queue)}/clear{query}")
+
+    async def groups(self) -> list[dict[str, Any]]:
+        """Every group of every queue with its lag."""
+        return list(await self._brokers.json("GET", "/api/v1/consumer-groups") or [])
+
+    async def group(self, group: str) -> dict[str, Any]:
+        """A group's queues with the lag of each partition."""
+        return dict(await self._brokers.json("GET", f"/api/v1/consumer-groups/{_quoted(group)}") or {})
+
+    async def seek(
+        self,
+        queue: str,
+        group: str,
+        to: "datetime | str",
+        *,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Move a group to a time, to "end" or to "beginning". A dry run only says what would be delivered again."""
+        body: dict[str, Any] = {"dryRun": True} if dry_run else {}
+        if isinstance(to, datetime):
+            body["timestamp"] = to.isoformat()
+        elif to == "end":
+            body["toEnd"] = True
+        elif to == "beginning":
+            body["toBeginning"] = True
+        else:
+            body["timestamp"] = to
+        return await self._object(
+            "POST", f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}/seek", body
+        )
+
+    async def delete_group(self, group: str, queue: str | None = None) -> dict[str, Any]:
+        path = f"/api/v1/consumer-groups/{_quoted(group)}"
+        return await self._object("DELETE", f"{path}/queues/{_quoted(queue)}" if queue else path)
+
+    async def dead_letters(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+        """A page of the dead-letter queue: `consumerGroup`, `partition`, `from`, `to`, `limit`, `offset`."""
+        return await self._object("GET", f"/api/v1/dlq{_query(queue, filters)}")
+
+    async def requeue(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+        """Deliver dead letters again to the groups they failed in: those that match, or the one with `id`."""
+        return await self._object("POST", f"/api/v1/dlq/requeue{_query(queue, filters)}", again=False)
+
+    async def purge(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+        """Delete the dead letters that match."""
+        return await self._object("DELETE", f"/api/v1/dlq{_query(queue, filters)}")
+
+    async def _object(self, method: str, target: str, body: Any = None, *, again: bool = True) -> dict[str, Any]:
+        return dict(await self._brokers.json(method, target, body, again=again) or {})
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _query(queue: str | None, filters: dict[str, Any]) -> str:
+    given = {"queue": queue, **{_camel(name): value for name, value in filters.items()}}
+    given = {name: value for name, value in given.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.rstrip("_").split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,166 @@
+"""A consumer: workers that take messages, hand them to a function and acknowledge what it says.
+
+    @client.consumer("orders@billing", concurrency=8)
+    async def bill(message): ...
+
+    await client.run()
+
+Returning means completed. An exception means failed, with its text: the message is tried again and finally goes to the
+dead-letter queue; `Retry` gives it back without counting, `DeadLetter` puts it aside at once. With `batch` above 1 and
+`each=False` the function gets the whole list and answers for all of it. A function that is not async runs in a thread.
+
+Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish; messages that were
+fetched and not begun go back.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from penstock.client.messages import AckRefused, Address, DeadLetter, Message, Retry
+from penstock.client.queues import LONG_POLL, QueueClient
+from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
+
+log = logging.getLogger("penstock.client")
+
+Handler = Callable[[Any], Any]
+_PAUSE_FIRST, _PAUSE_MOST = 0.1, 5.0
+
+
+class Consumer:
+    def __init__(
+        self,
+        client: QueueClient,
+        address: str | Address,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        batch: int = 1,
+        each: bool = True,
+        auto_ack: bool = False,
+        partitions: int = 1,
+        subscription_mode: str | None = None,
+        subscription_from: datetime | str | None = None,
+    ) -> None:
+        if concurrency < 1 or batch < 1:
+            raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")
+        self.address = Address.parse(address)
+        self.handled = 0
+        self.failed = 0
+        self._client = client
+        self._handler = handler
+        self._threaded = not inspect.iscoroutinefunction(handler)
+        self._concurrency, self._each, self._auto_ack = concurrency, each, auto_ack
+        self._options: dict[str, Any] = {
+            "batch": batch,
+            "auto_ack": auto_ack,
+            "partitions": partitions,
+            "subscription_mode": subscription_mode,
+            "subscription_from": subscription_from,
+        }
+        self._stopping = asyncio.Event()
+        self._workers: list[asyncio.Task[None]] = []
+        self._polls: set[asyncio.Task[list[Message]]] = set()
+
+    def __call__(self, message: Any) -> Any:
+        """The function itself, as if it had not been decorated."""
+        return self._handler(message)
+
+    async def run(self) -> None:
+        """Consume until `stop`; raises what no retry can help (a request the broker refuses for good)."""
+        self._workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+        try:
+            await asyncio.gather(*self._workers)
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Fetch nothing more and end once what is being handled is done."""
+        self._stopping.set()
+        for poll in self._polls:
+            poll.cancel()
+
+    async def _work(self) -> None:
+        pause = _PAUSE_FIRST
+        while not self._stopping.is_set():
+            try:
+                messages = await self._fetch()
+                pause = _PAUSE_FIRST
+            except (Unavailable, Full, NotFound) as error:
+                log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
+                await self._rest(pause)
+                pause = min(pause * 2, _PAUSE_MOST)
+                continue
+            begun = 0
+            try:
+                if self._each:
+                    for message in messages:
+                        if self._stopping.is_set():
+                            break
+                        begun += 1
+                        await self._handle(message, [message])
+                elif messages:
+                    begun = len(messages)
+                    await self._handle(messages, messages)
+            finally:
+                if begun < len(messages) and not self._auto_ack:
+                    await asyncio.shield(self._client.give_back(messages[begun:]))
+
+    async def _fetch(self) -> list[Message]:
+        poll = asyncio.ensure_future(self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options))
+        self._polls.add(poll)
+        try:
+            return await poll
+        except asyncio.CancelledError:
+            if self._stopping.is_set() and not _being_cancelled():
+                return []  # our own stop, not someone who cancels the worker
+            poll.cancel()
+            raise
+        finally:
+            self._polls.discard(poll)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    async def _handle(self, argument: Message | list[Message], messages: Sequence[Message]) -> None:
+        status, error = "completed", None
+        try:
+            if self._threaded:
+                result = await asyncio.to_thread(self._handler, argument)
+                if isinstance(result, Awaitable):
+                    await result
+            else:
+                await self._handler(argument)
+        except Retry:
+            status = "retry"
+        except DeadLetter as failure:
+            status, error = "dlq", str(failure) or "put aside by the consumer"
+        except Exception as failure:  # whatever the user's code raises is an attempt that failed
+            status, error = "failed", f"{type(failure).__name__}: {failure}"
+            log.exception("%s: the handler failed", self.address)
+        if status == "completed":
+            self.handled += len(messages)
+        else:
+            self.failed += len(messages)
+        if self._auto_ack:
+            return
+        try:
+            await self._client.ack(messages, status, error=error)
+        except AckRefused as refused:
+            log.warning("%s: %s", self.address, refused)
+        except PenstockError as failure:
+            log.warning("%s: messages could not be acknowledged and will come again: %s", self.address, failure)
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,106 @@
+"""Keeps the leases of messages under way alive, however long their handling takes.
+
+One task per client looks after all of them: a lease is extended when a third of its time has passed, as long as one of
+its messages has not been answered, and for at most `KEEP_FOR` seconds, so that a forgotten message comes back.
+A lease that the broker no longer knows is dropped here; acknowledging its messages will say so.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from penstock.client.brokers import Brokers
+from penstock.client.messages import Message
+from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.client")
+
+KEEP_FOR = 6 * 3600.0
+ASSUMED_LEASE = 60.0  # when a broker does not say
+
+
+class _Kept:
+    __slots__ = ("due", "lease_time", "open", "until")
+
+    def __init__(self, lease_time: float, now: float) -> None:
+        self.open: set[str] = set()
+        self.lease_time = lease_time
+        self.due = now + lease_time / 3
+        self.until = now + KEEP_FOR
+
+
+class LeaseKeeper:
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._kept: dict[str, _Kept] = {}  # by lease id
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self.extended = 0
+        self.lost = 0
+
+    def keep(self, messages: Iterable[Message], lease_time: float | None) -> None:
+        """Extend the messages' leases until `drop` was called for each of them."""
+        now = asyncio.get_running_loop().time()
+        for message in messages:
+            if not message.lease_id:
+                continue
+            kept = self._kept.get(message.lease_id)
+            if kept is None:
+                kept = self._kept[message.lease_id] = _Kept(lease_time or ASSUMED_LEASE, now)
+                self._changed.set()
+            kept.open.add(message.id)
+        if self._kept and self._task is None:
+            self._task = asyncio.create_task(self._run(), name="penstock leases")
+
+    def drop(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            kept = self._kept.get(message.lease_id)
+            if kept is not None:
+                kept.open.discard(message.id)
+                if not kept.open:
+                    del self._kept[message.lease_id]
+
+    async def close(self) -> None:
+        self._kept.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._changed.clear()
+            now = clock()
+            due = [lease for lease, kept in self._kept.items() if kept.due <= now]
+            if due:
+                await asyncio.gather(*(self._extend(lease) for lease in due))
+                continue
+            nearest = min((kept.due for kept in self._kept.values()), default=None)
+            try:
+                async with asyncio.timeout_at(nearest):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _extend(self, lease: str) -> None:
+        kept = self._kept.get(lease)
+        if kept is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if now >= kept.until:
+            del self._kept[lease]
+            return
+        kept.due = now + kept.lease_time / 3
+        target = f"/api/v1/lease/{quote(lease, safe='')}/extend"
+        seconds = max(1, round(kept.lease_time))
+        try:
+            results = await self._brokers.json("POST", target, {"seconds": seconds}, patience=kept.lease_time / 3)
+        except PenstockError as error:
+            log.warning("a lease could not be extended, will try again: %s", error)
+            return
+        if results[0]["success"]:
+            self.extended += 1
+        elif self._kept.pop(lease, None) is not None:
+            self.lost += 1
+            log.warning("a lease was lost with %d messages unanswered: %s", len(kept.open), results[0]["error"])

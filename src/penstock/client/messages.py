@@ -1,0 +1,118 @@
+"""What a user of the queue client holds in hand: addresses, messages, and the answers to push and ack."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.errors import Conflict, Full, InvalidRequest
+
+QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
+DEFAULT_PARTITION = "Default"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where messages come from or go to: `orders`, `orders/c-1`, `orders@billing`, `orders/c-1@billing`.
+
+    A queue whose own name holds a slash or an at sign is addressed by an `Address` made by hand.
+    """
+
+    queue: str
+    partition: str | None = None
+    group: str | None = None
+
+    @classmethod
+    def parse(cls, text: "str | Address") -> "Address":
+        if isinstance(text, Address):
+            return text
+        place, at, group = text.partition("@")
+        queue, slash, partition = place.partition("/")
+        if not queue or (slash and not partition) or (at and not group):
+            raise InvalidRequest(f"not an address: {text!r} (expected queue, queue/partition or queue@group)")
+        return cls(queue, partition or None, group or None)
+
+    def __str__(self) -> str:
+        partition = f"/{self.partition}" if self.partition else ""
+        return f"{self.queue}{partition}{f'@{self.group}' if self.group else ''}"
+
+    @property
+    def pop_path(self) -> str:
+        path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
+        return f"{path}/partition/{quote(self.partition, safe='')}" if self.partition else path
+
+
+class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True):
+    """A message as a consumer sees it. `data` is the payload."""
+
+    id: str
+    transaction_id: str
+    trace_id: str | None = None
+    data: Any = None
+    producer_sub: str | None = None
+    created_at: datetime
+    partition: str
+    partition_id: str
+    lease_id: str = ""  # empty under auto-ack
+    consumer_group: str = QUEUE_MODE
+    queue: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Message {self.queue}/{self.partition} {self.transaction_id}>"
+
+
+class Popped(msgspec.Struct, rename="camel"):
+    """The body of a pop's answer."""
+
+    messages: list[Message] = []
+    queue: str = ""
+    lease_time: float | None = None  # seconds until the lease ends unless it is extended
+
+
+class Pushed(msgspec.Struct, eq=False):
+    """What became of one message: `queued`, `duplicate` (known by its transaction id), `buffered` or `failed`."""
+
+    status: str
+    index: int = 0
+    transaction_id: str = ""
+    message_id: str | None = None
+    partition_id: str | None = None
+    trace_id: str | None = None
+    error: str | None = None
+
+
+class Acked(msgspec.Struct, rename="camel", eq=False):
+    transaction_id: str
+    success: bool
+    index: int = 0
+    error: str | None = None
+    queue_name: str | None = None
+    partition_name: str | None = None
+    lease_released: bool | None = None
+    dlq: bool = False
+
+
+class QueueFull(Full):
+    """Some messages of a push did not fit (`maxSize`); `results` says which, the others are stored."""
+
+    def __init__(self, text: str, results: list[Pushed]) -> None:
+        super().__init__(text)
+        self.results = results
+
+
+class AckRefused(Conflict):
+    """The broker did not take some acks, for lack of a live lease or of the message; `results` says which."""
+
+    def __init__(self, text: str, results: list[Acked]) -> None:
+        super().__init__(text)
+        self.results = results
+
+
+class Retry(Exception):
+    """Raised by a consumer's handler: give the message back without counting an attempt."""
+
+
+class DeadLetter(Exception):
+    """Raised by a consumer's handler: this message can never succeed, put it aside at once."""

@@ -1,0 +1,402 @@
+"""The client of queues: push, pop, take, ack, transactions, and what an operator asks.
+
+A push carries transaction ids made here, so it can be sent again after a lost answer without being stored twice. What a
+consumer has taken and not answered is kept leased in the background. An empty pop is an empty list. Brokers may be restarted at any time, requests go on with the next one that answers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from penstock.client.brokers import Brokers, check
+from penstock.client.leases import LeaseKeeper
+from penstock.client.messages import (
+    DEFAULT_PARTITION,
+    QUEUE_MODE,
+    Acked,
+    AckRefused,
+    Address,
+    Message,
+    Popped,
+    Pushed,
+    QueueFull,
+)
+from penstock.errors import Conflict, InvalidRequest, Unavailable
+from penstock.ids import uuid7
+
+_pushed = msgspec.json.Decoder(list[Pushed])
+_popped = msgspec.json.Decoder(Popped)
+_acked = msgspec.json.Decoder(list[Acked])
+
+LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
+GRACE = 10.0  # seconds an answer may come later than that
+
+
+class _Refused(msgspec.Struct):
+    error: str
+    results: list[Pushed] = []
+
+
+class QueueClient:
+    """Queues through one or more brokers. The base of `penstock.Client`."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._leases = LeaseKeeper(brokers)
+
+    # -- push -------------------------------------------------------------------------------------------------------
+
+    async def push(
+        self,
+        address: str | Address,
+        payload: Any,
+        *,
+        partition: str | None = None,
+        transaction_id: str | None = None,
+        trace_id: str | None = None,
+        buffer_ms: int | None = None,
+        buffer_max: int | None = None,
+    ) -> Pushed:
+        """Store one message; returns when it is durable.
+
+        The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. With `buffer_ms` or
+        `buffer_max` the broker answers from its buffer and stores in larger batches a little later (QoS 0).
+        """
+        item = new_item(address, payload, partition, transaction_id, trace_id)
+        (result,) = await self.push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
+        return result if transaction_id else _own(result)
+
+    async def push_many(
+        self,
+        address: str | Address,
+        payloads: Iterable[Any],
+        *,
+        partition: str | None = None,
+        buffer_ms: int | None = None,
+        buffer_max: int | None = None,
+    ) -> list[Pushed]:
+        """Store many messages in one request, in order."""
+        items = [new_item(address, payload, partition) for payload in payloads]
+        if not items:
+            return []
+        return [_own(result) for result in await self.push_items(items, buffer_ms=buffer_ms, buffer_max=buffer_max)]
+
+    async def push_items(
+        self,
+        items: Sequence[dict[str, Any]],
+        *,
+        buffer_ms: int | None = None,
+        buffer_max: int | None = None,
+        patience: float | None = None,
+    ) -> list[Pushed]:
+        """Store items as the HTTP API names them; each must have a transactionId, so that a repeat is recognised."""
+        body: dict[str, Any] = {"items": items}
+        if buffer_ms is not None:
+            body["bufferMs"] = buffer_ms
+        if buffer_max is not None:
+            body["bufferMax"] = buffer_max
+        answer = await self._brokers.ask(
+            "POST", "/api/v1/push", msgspec.json.encode(body), again=True, patience=patience
+        )
+        if answer.status == 429:
+            refused = msgspec.json.decode(answer.body, type=_Refused)
+            raise QueueFull(refused.error, refused.results)
+        check(answer)
+        if answer.body[:1] == b"{":  # QoS 0 answers for all of them at once
+            return [Pushed("buffered", index, item["transactionId"]) for index, item in enumerate(items)]
+        results = _pushed.decode(answer.body)
+        for index, (result, item) in enumerate(zip(results, items, strict=True)):
+            result.index = index
+            result.transaction_id = result.transaction_id or item["transactionId"]
+        return results
+
+    # -- pop and ack ------------------------------------------------------------------------------------------------
+
+    async def pop(
+        self,
+        address: str | Address | None = None,
+        *,
+        batch: int = 1,
+        wait: float = 0.0,
+        auto_ack: bool = False,
+        partitions: int = 1,
+        namespace: str | None = None,
+        task: str | None = None,
+        subscription_mode: str | None = None,
+        subscription_from: datetime | str | None = None,
+        renew: bool = True,
+        patience: float | None = None,
+    ) -> list[Message]:
+        """Take up to `batch` messages; an empty list when there are none within `wait` seconds.
+
+        They are leased to the caller, and the lease is kept alive until they are acknowledged (`renew`). Without an
+        address the messages come from any queue of the namespace or task.
+        """
+        where = Address.parse(address) if address is not None else None
+        if where is None and not (namespace or task):
+            raise InvalidRequest("name a queue, a namespace or a task to take messages from")
+        query: dict[str, Any] = {"batch": batch}
+        if wait > 0:
+            query |= {"wait": "true", "timeout": round(wait * 1000)}
+        if where is not None and where.group is not None:
+            query["consumerGroup"] = where.group
+        if auto_ack:
+            query["autoAck"] = "true"
+        if partitions > 1:
+            query["partitions"] = partitions
+        if isinstance(subscription_from, datetime):
+            subscription_from = subscription_from.isoformat()
+        for name, value in (
+            ("namespace", namespace),
+            ("task", task),
+            ("subscriptionMode", subscription_mode),
+            ("subscriptionFrom", subscription_from),
+        ):
+            if value:
+                query[name] = value
+        path = where.pop_path if where is not None else "/api/v1/pop"
+        # A pop whose answer was lost has leased messages to nobody: they come again when the lease ends. Under auto-ack
+        # they would be gone, so such a pop is not repeated.
+        answer = await self._brokers.ask(
+            "GET", f"{path}?{urlencode(query)}", again=not auto_ack, timeout=wait + GRACE, patience=patience
+        )
+        check(answer)
+        if not answer.body:
+            return []
+        popped = _popped.decode(answer.body)
+        for message in popped.messages:
+            message.queue = message.queue or popped.queue
+        if renew and not auto_ack:
+            self._leases.keep(popped.messages, popped.lease_time)
+        return popped.messages
+
+    async def take(
+        self,
+        address: str | Address,
+        *,
+        batch: int = 1,
+        auto_ack: bool = False,
+        wait: bool = True,
+        limit: int | None = None,
+        idle: float | None = None,
+        partitions: int = 1,
+        subscription_mode: str | None = None,
+        subscription_from: datetime | str | None = None,
+    ) -> AsyncIterator[Message]:
+        """Messages one by one, for ever; `async for message in client.take("orders@billing")`.
+
+        It ends when nothing is there (`wait=False`), when nothing came for `idle` seconds, or after `limit` messages.
+        Acknowledge each message, unless `auto_ack` has the broker count it as done the moment it is handed out: then a
+        message that was fetched and not processed is lost. Messages fetched and not yet given to the loop when it ends
+        go back at once.
+        """
+        given = 0
+        left: list[Message] = []
+        clock = asyncio.get_running_loop().time
+        try:
+            while limit is None or given < limit:
+                left = await self._next_batch(
+                    address,
+                    None if idle is None else clock() + idle,
+                    batch=min(batch, limit - given) if limit is not None else batch,
+                    wait=LONG_POLL if wait else 0.0,
+                    auto_ack=auto_ack,
+                    partitions=partitions,
+                    subscription_mode=subscription_mode,
+                    subscription_from=subscription_from,
+                )
+                if not left:
+                    return
+                left.reverse()
+                while left:
+                    given += 1
+                    yield left.pop()
+        finally:
+            if left and not auto_ack:
+                await asyncio.shield(self.give_back(left))
+
+    async def _next_batch(
+        self, address: str | Address, stop_at: float | None, *, wait: float, **options: Any
+    ) -> list[Message]:
+        clock = asyncio.get_running_loop().time
+        while True:
+            longest = wait if stop_at is None else max(0.0, min(wait, stop_at - clock()))
+            messages = await self.pop(address, wait=longest, **options)
+            if messages or not wait or (stop_at is not None and clock() >= stop_at):
+                return messages
+
+    async def ack(
+        self,
+        message: Message | Sequence[Message],
+        status: bool | str = True,
+        *,
+        error: str | None = None,
+        group: str | None = None,
+    ) -> list[Acked]:
+        """Answer one or several messages: True or "completed", False or "failed", "retry", "dlq".
+
+        Raises `AckRefused` when the broker did not take some of them, because the lease was lost: those messages are or
+        will be delivered again.
+        """
+        messages = [message] if isinstance(message, Message) else list(message)
+        word = status if isinstance(status, str) else ("completed" if status else "failed")
+        answers = [{"status": word} if error is None else {"status": word, "error": error}] * len(messages)
+        return await self.ack_each(list(zip(messages, answers, strict=True)), group=group)
+
+    async def ack_each(
+        self, answers: Sequence[tuple[Message, dict[str, Any]]], *, group: str | None = None
+    ) -> list[Acked]:
+        """Answer each message in its own way: `{"status": ..., "error": ...}`."""
+        by_group: dict[str, list[tuple[Message, dict[str, Any]]]] = {}
+        for message, answer in answers:
+            by_group.setdefault(group or message.consumer_group, []).append((message, answer))
+        results: list[Acked] = []
+        for name, part in by_group.items():
+            items = [ack_item(message) | answer for message, answer in part]
+            reply = await self._brokers.ask(
+                "POST",
+                "/api/v1/ack/batch",
+                msgspec.json.encode({"acknowledgments": items, "consumerGroup": name}),
+                again=True,
+            )
+            check(reply)
+            self._leases.drop(message for message, _ in part)
+            results += _acked.decode(reply.body)
+        refused = [result for result in results if not result.success]
+        if refused:
+            raise AckRefused(f"{len(refused)} of {len(results)} acks refused: {refused[0].error}", results)
+        return results
+
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Return messages that were not worked on; no attempt is counted. Failing that, their lease ends."""
+        try:
+            await self.ack(messages, "retry")
+        except (Conflict, Unavailable):
+            self._leases.drop(messages)
+
+    async def extend(self, message: Message, seconds: int = 60) -> bool:
+        """Extend the message's lease by hand; False when it is lost."""
+        target = f"/api/v1/lease/{quote(message.lease_id, safe='')}/extend"
+        return bool((await self._brokers.json("POST", target, {"seconds": seconds}))[0]["success"])
+
+    def transaction(self) -> "Transaction":
+        """`async with client.transaction() as tx`: pushes and acks that happen together or not at all."""
+        return Transaction(self._brokers, self._leases)
+
+    async def trace(
+        self,
+        message: Message,
+        data: Any,
+        *,
+        event_type: str = "info",
+        names: Sequence[str] = (),
+    ) -> str:
+        """Attach an event to a message's life line; the trace's id."""
+        body = {
+            "transactionId": message.transaction_id,
+            "partitionId": message.partition_id,
+            "consumerGroup": message.consumer_group,
+            "eventType": event_type,
+            "traceNames": list(names) or None,
+            "data": data,
+        }
+        return str((await self._brokers.json("POST", "/api/v1/traces", body, again=False))["traceId"])
+
+
+class Transaction:
+    """Collects pushes and acks; leaving the `async with` block commits them, an exception in it discards them.
+
+    When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it was not done, the
+    acknowledged messages are delivered again.
+    """
+
+    def __init__(self, brokers: Brokers, leases: LeaseKeeper) -> None:
+        self._brokers, self._leases = brokers, leases
+        self._operations: list[dict[str, Any]] = []
+        self._acked: list[Message] = []
+        self.results: list[dict[str, Any]] = []
+
+    def push(
+        self,
+        address: str | Address,
+        payload: Any,
+        *,
+        partition: str | None = None,
+        transaction_id: str | None = None,
+        trace_id: str | None = None,
+    ) -> Self:
+        item = new_item(address, payload, partition, transaction_id, trace_id)
+        self._operations.append({"type": "push", "items": [item]})
+        return self
+
+    def ack(self, message: Message | Sequence[Message], status: bool | str = True, *, error: str | None = None) -> Self:
+        word = status if isinstance(status, str) else ("completed" if status else "failed")
+        for one in [message] if isinstance(message, Message) else message:
+            operation = {"type": "ack", "status": word, "consumerGroup": one.consumer_group, **ack_item(one)}
+            if error is not None:
+                operation["error"] = error
+            self._operations.append(operation)
+            self._acked.append(one)
+        return self
+
+    async def commit(self) -> list[dict[str, Any]]:
+        """Send the transaction; `Conflict` when it could not be applied, and then nothing of it was."""
+        if not self._operations:
+            return []
+        leases = list(dict.fromkeys(message.lease_id for message in self._acked if message.lease_id))
+        body = {"operations": self._operations, "requiredLeases": leases}
+        answer = await self._brokers.json("POST", "/api/v1/transaction", body, again=False)
+        if not answer["success"]:
+            raise Conflict(answer.get("error") or "the transaction was not applied")
+        self._leases.drop(self._acked)
+        self._operations, self._acked = [], []
+        self.results = answer["results"]
+        return self.results
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.commit()
+
+
+def _own(result: Pushed) -> Pushed:
+    """The id was made for this push, so a duplicate of it is our own first attempt, whose answer was lost."""
+    if result.status == "duplicate":
+        result.status = "queued"
+    return result
+
+
+def new_item(
+    address: str | Address,
+    payload: Any,
+    partition: str | None = None,
+    transaction_id: str | None = None,
+    trace_id: str | None = None,
+) -> dict[str, Any]:
+    where = Address.parse(address)
+    item: dict[str, Any] = {
+        "queue": where.queue,
+        "partition": partition or where.partition or DEFAULT_PARTITION,
+        "payload": payload,
+        "transactionId": transaction_id or str(uuid7()),
+    }
+    if trace_id is not None:
+        item["traceId"] = trace_id
+    return item
+
+
+def ack_item(message: Message) -> dict[str, Any]:
+    item = {"transactionId": message.transaction_id, "partitionId": message.partition_id}
+    return item | {"leaseId": message.lease_id} if message.lease_id else item
+
+
+__all__ = ["QUEUE_MODE", "QueueClient", "Transaction", "ack_item", "new_item"]
