@@ -1,7 +1,8 @@
 """The client of queues: push, pop, take, ack, transactions, and what an operator asks.
 
 A push carries transaction ids made here, so it can be sent again after a lost answer without being stored twice. What a
-consumer has taken and not answered is kept leased in the background. An empty pop is an empty list. Brokers may be restarted at any time, requests go on with the next one that answers.
+consumer has taken and not answered is kept leased in the background. An empty pop is an empty list. Brokers may be
+restarted at any time: requests go on with the next one that answers.
 """
 
 import asyncio
