@@ -17,7 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-GROUPS = ("serve", "config", "topic")
+GROUPS = ("serve", "config", "queue", "topic")
 
 
 def _print_version(asked: bool) -> None:

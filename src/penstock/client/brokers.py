@@ -10,12 +10,12 @@ was not acted upon: the connection could not be made, or the broker answered tha
 """
 
 import asyncio
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from penstock.client.connection import Backoff
 from penstock.errors import (
     Conflict,
     Forbidden,
@@ -42,7 +42,6 @@ _ERRORS: dict[int, type[PenstockError]] = {
     507: StorageFull,
 }
 _JSON = (("Content-Type", "application/json"),)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 class Brokers:
@@ -82,7 +81,7 @@ class Brokers:
         """
         clock = asyncio.get_running_loop().time
         give_up = clock() + (self.patience if patience is None else patience)
-        pause = _FIRST_PAUSE
+        backoff = Backoff()
         tried = 0
         while True:
             if self._closed:
@@ -105,10 +104,7 @@ class Brokers:
             if place == self._current:  # otherwise someone else has moved on already
                 self._current = (place + 1) % len(self._clients)
             tried += 1
-            wait = 0.0
-            if tried % len(self._clients) == 0:
-                wait = pause * random.uniform(0.5, 1.0)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+            wait = backoff.delay() if tried % len(self._clients) == 0 else 0.0
             if clock() + wait >= give_up:
                 raise failure
             await asyncio.sleep(wait)

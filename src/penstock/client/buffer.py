@@ -14,6 +14,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.client.connection import Backoff
 from penstock.client.messages import Address, QueueFull
 from penstock.client.queues import QueueClient, new_item
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
@@ -21,7 +22,6 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 log = logging.getLogger("penstock.client")
 
 Item = dict[str, Any]
-_PAUSE_FIRST, _PAUSE_MOST = 0.05, 2.0
 
 
 class PushBuffer:
@@ -114,7 +114,7 @@ class PushBuffer:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        pause = _PAUSE_FIRST
+        backoff = Backoff()
         while True:
             if not self._items:
                 self._changed.clear()
@@ -130,13 +130,12 @@ class PushBuffer:
             except Unavailable as error:
                 self._back(batch)
                 log.warning("%d messages wait for a broker: %s", len(self._items), error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _PAUSE_MOST)
+                await asyncio.sleep(backoff.delay())
                 continue
             except BaseException:
                 self._back(batch)
                 raise
-            pause = _PAUSE_FIRST
+            backoff.reset()
             self._in_flight = 0
             self._room.set()
             if not self._items:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from penstock.client.connection import Backoff
 from penstock.client.messages import AckRefused, Address, DeadLetter, Message, Retry
 from penstock.client.queues import LONG_POLL, QueueClient
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
@@ -27,7 +28,6 @@ from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unava
 log = logging.getLogger("penstock.client")
 
 Handler = Callable[[Any], Any]
-_PAUSE_FIRST, _PAUSE_MOST = 0.1, 5.0
 
 
 class Consumer:
@@ -86,15 +86,15 @@ class Consumer:
             poll.cancel()
 
     async def _work(self) -> None:
-        pause = _PAUSE_FIRST
+        backoff = Backoff(0.1, 5.0)
         while not self._stopping.is_set():
             try:
                 messages = await self._fetch()
-                pause = _PAUSE_FIRST
+                backoff.reset()
             except (Unavailable, Full, NotFound) as error:
+                pause = backoff.delay()
                 log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
                 await self._rest(pause)
-                pause = min(pause * 2, _PAUSE_MOST)
                 continue
             begun = 0
             try:

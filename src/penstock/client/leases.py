@@ -39,8 +39,8 @@ class LeaseKeeper:
         self.extended = 0
         self.lost = 0
 
-    def keep(self, messages: Iterable[Message], lease_time: float | None) -> None:
-        """Extend the messages' leases until `drop` was called for each of them."""
+    def keep(self, messages: Iterable[Message], lease_time: float) -> None:
+        """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was called for each."""
         now = asyncio.get_running_loop().time()
         for message in messages:
             if not message.lease_id:

@@ -1,7 +1,9 @@
 """What a user of the queue client holds in hand: addresses, messages, and the answers to push and ack."""
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -44,13 +46,13 @@ class Address:
         return f"{path}/partition/{quote(self.partition, safe='')}" if self.partition else path
 
 
-class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True):
-    """A message as a consumer sees it. `data` is the payload."""
+class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
+    """A message as a consumer sees it. `data` is the payload, decoded when first asked for; `raw` its JSON text."""
 
     id: str
     transaction_id: str
     trace_id: str | None = None
-    data: Any = None
+    raw: msgspec.Raw = msgspec.field(name="data", default=msgspec.Raw(b"null"))
     producer_sub: str | None = None
     created_at: datetime
     partition: str
@@ -58,6 +60,13 @@ class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True):
     lease_id: str = ""  # empty under auto-ack
     consumer_group: str = QUEUE_MODE
     queue: str = ""
+
+    @cached_property
+    def data(self) -> Any:
+        try:
+            return msgspec.json.decode(self.raw)
+        except msgspec.DecodeError:  # valid JSON with a number beyond what msgspec takes, such as 1e999
+            return json.loads(bytes(self.raw))
 
     def __repr__(self) -> str:
         return f"<Message {self.queue}/{self.partition} {self.transaction_id}>"
@@ -68,7 +77,6 @@ class Popped(msgspec.Struct, rename="camel"):
 
     messages: list[Message] = []
     queue: str = ""
-    lease_time: float | None = None  # seconds until the lease ends unless it is extended
 
 
 class Pushed(msgspec.Struct, eq=False):

@@ -173,7 +173,7 @@ class QueueClient:
         for message in popped.messages:
             message.queue = message.queue or popped.queue
         if renew and not auto_ack:
-            self._leases.keep(popped.messages, popped.lease_time)
+            self._leases.keep(popped.messages, float(answer.headers.get("lease-time", 0)))
         return popped.messages
 
     async def take(

@@ -82,7 +82,7 @@ async def _cancel_rest() -> None:
     await asyncio.gather(*rest, return_exceptions=True)
 
 
-class _Facade:
+class Facade:
     _portal: Portal
 
     def __enter__(self) -> Self:
@@ -93,11 +93,11 @@ class _Facade:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self) -> Any:
         raise NotImplementedError
 
 
-class SyncProducer(_Facade):
+class SyncProducer(Facade):
     """A `Producer` for plain code; `send` waits only while the buffer is full."""
 
     def __init__(self, portal: Portal, producer: Producer) -> None:
@@ -121,7 +121,7 @@ class SyncProducer(_Facade):
         self._portal.call(self._producer.close())
 
 
-class SyncReader(_Facade):
+class SyncReader(Facade):
     def __init__(self, portal: Portal, reader: Reader) -> None:
         self._portal, self._reader = portal, reader
 
@@ -143,7 +143,7 @@ class SyncReader(_Facade):
         self._portal.call(self._reader.close())
 
 
-class SyncTopicClient(_Facade):
+class SyncTopicClient(Facade):
     """`TopicClient` for plain code: the same methods, without await."""
 
     def __init__(

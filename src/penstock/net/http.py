@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 import httptools
@@ -88,8 +89,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:

@@ -1,0 +1,90 @@
+"""Decoding bodies whose refusals have texts of their own, and the forms of time in answers."""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.errors import InvalidRequest
+from penstock.wire.http.messages import Response, json_response
+
+T = TypeVar("T")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_PLACE = re.compile(r" - at `\$\.?(.*?)`$")
+
+
+def decoder(kind: type[T], texts: Mapping[str, str], empty: T | None = None) -> Callable[[bytes], T]:
+    """A function from a body to a `kind`. `texts` maps the name of a field to what is said when it is wrong or missing.
+
+    A body that is empty is an error unless `empty` is given. msgspec leaves raw JSON values as they are, also when
+    their bytes are no UTF-8: that is looked at here, so that no answer of ours can carry it to someone else.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def from_body(body: bytes) -> T:
+        if not body:
+            if empty is not None:
+                return empty
+            raise InvalidRequest("Empty request body")
+        try:
+            if not body.isascii():
+                body.decode("utf-8")
+            return decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(_explain(str(error), texts)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"Invalid JSON: {error}") from None
+        except RecursionError:
+            raise InvalidRequest("Invalid JSON: nested too deeply") from None
+
+    return from_body
+
+
+def _explain(problem: str, texts: Mapping[str, str]) -> str:
+    place = _PLACE.search(problem)
+    missing = _MISSING.search(problem)
+    name = missing[1] if missing else re.sub(r"\[.*?\]", "", place[1]).rpartition(".")[2] if place else ""
+    if name in texts:
+        return texts[name]
+    return f"Invalid body: {problem.replace('`$.', '`').replace('at `$`', 'at the top')}"
+
+
+def moment(text: str, what: str) -> datetime:
+    """An ISO 8601 time; without a zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InvalidRequest(f"{what} must be an ISO 8601 time, not {text[:60]!r}") from None
+    try:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRequest(f"{what} is out of range: {text[:60]!r}") from None
+
+
+def milliseconds(at: datetime | None) -> str | None:
+    """2026-01-31T12:00:00.123Z"""
+    return None if at is None else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+
+
+def microseconds(at: datetime) -> str:
+    """2026-01-31T12:00:00.123456Z"""
+    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """JSON with its times in milliseconds and payloads (bytes) spliced in as the JSON they are."""
+    return json_response(plain(value), status)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, datetime):
+        return milliseconds(value)
+    if isinstance(value, bytes):
+        return msgspec.Raw(value)
+    return value

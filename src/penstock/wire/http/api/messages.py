@@ -1,0 +1,422 @@
+"""Push, pop, ack and leases: the routes producers and consumers live on.
+
+Payloads pass through as bytes: a push slices them out of the body, a pop splices them into the answer, nobody looks
+inside. A push goes to an object with the engine's `push`, so that a buffer can stand in front of the database.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.queues.engine import Queues
+from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
+from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
+from penstock.wire.http.messages import EMPTY, Answer, Request, Response, error_response, json_response
+from penstock.wire.http.routes import Route
+
+NULL = msgspec.Raw(b"null")
+DEFAULT_EXTENSION = 60  # seconds
+LEASE_TIME = "Lease-Time"
+_encode = msgspec.json.Encoder().encode
+
+
+class Pushes(Protocol):
+    """What a push needs: the engine, or a buffer in front of it."""
+
+    async def push(self, items: list[Item]) -> Sequence[Pushed]: ...
+
+
+# -- what comes in ----------------------------------------------------------------------------------------------------
+
+
+class PushItem(msgspec.Struct, rename="camel", gc=False):
+    queue: str
+    payload: msgspec.Raw = NULL
+    partition: str | None = None
+    transaction_id: str | None = None
+    trace_id: str | None = None
+
+
+class PushBody(msgspec.Struct, rename="camel"):
+    items: list[PushItem]
+    buffer_ms: int | None = None
+    buffer_max: int | None = None
+
+
+class PopQuery(msgspec.Struct, rename="camel", frozen=True):
+    batch: int | None = None
+    wait: bool = False
+    timeout: int | None = None
+    consumer_group: str | None = None
+    auto_ack: bool = False
+    partitions: int | None = None
+    subscription_mode: str | None = None
+    subscription_from: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    autopilot: bool = False
+
+
+class AckItem(msgspec.Struct, rename="camel", gc=False):
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+    status: str | None = None
+    error: str | None = None
+
+
+class AckBody(AckItem, rename="camel"):
+    consumer_group: str | None = None
+
+
+class AckBatchBody(msgspec.Struct, rename="camel"):
+    acknowledgments: list[AckItem]
+    consumer_group: str | None = None
+
+
+class ExtendBody(msgspec.Struct):
+    seconds: int | None = None
+
+
+_ITEM_TEXTS = {
+    "queue": "Queue must be a string",
+    "partition": "Partition must be a string",
+    "transactionId": "TransactionId must be a string",
+    "traceId": "TraceId must be a string",
+}
+read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
+read_ack = decoder(
+    AckBody,
+    {
+        "transactionId": "transactionId is required",
+        "partitionId": "partitionId is required to ensure message uniqueness",
+    },
+)
+read_acks = decoder(
+    AckBatchBody,
+    {
+        "acknowledgments": "acknowledgments array is required",
+        "transactionId": "Each acknowledgment must have a valid transactionId string",
+        "partitionId": "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
+    },
+)
+read_extend = decoder(ExtendBody, {"seconds": "seconds must be a whole number"}, empty=ExtendBody())
+
+
+# -- what goes out ----------------------------------------------------------------------------------------------------
+
+
+class Queued(msgspec.Struct, gc=False):
+    index: int
+    status: str
+    message_id: str | None
+    transaction_id: str
+    partition_id: str
+    trace_id: str | None
+    queue_name: str = msgspec.field(name="queueName")
+
+
+class Duplicate(msgspec.Struct, gc=False):
+    index: int
+    status: str
+    message_id: str | None
+    transaction_id: str
+    queue_name: str = msgspec.field(name="queueName")
+
+
+class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
+    """An item that waits in the buffer, or was not taken at all."""
+
+    index: int
+    status: str
+    queue: str
+    partition: str
+    transaction_id: str
+    error: str = ""
+
+
+class PushAnswer(msgspec.Struct, omit_defaults=True):
+    """One item of a push's answer, for the documentation: which fields there are depends on the status."""
+
+    index: int
+    status: str
+    message_id: str = ""
+    transaction_id: str = ""
+    partition_id: str = ""
+    trace_id: str | None = None
+    queue_name: str = msgspec.field(name="queueName", default="")
+
+
+class Delivered(msgspec.Struct, rename="camel", gc=False):
+    id: str
+    transaction_id: str
+    trace_id: str | None
+    data: msgspec.Raw
+    producer_sub: str | None
+    created_at: str
+    partition: str
+    partition_id: str
+    lease_id: str
+    consumer_group: str
+
+
+class PopAnswer(msgspec.Struct, rename="camel"):
+    success: bool
+    queue: str | None
+    partition: str
+    partition_id: str
+    lease_id: str
+    consumer_group: str
+    partitions_claimed: int
+    messages: list[Delivered]
+
+
+class AckAnswer(msgspec.Struct, rename="camel", gc=False):
+    index: int
+    transaction_id: str
+    success: bool
+    error: str | None
+    queue_name: str | None
+    partition_name: str | None
+    lease_released: bool | None
+    dlq: bool
+
+
+class ExtendAnswer(msgspec.Struct, rename="camel"):
+    index: int
+    lease_id: str
+    success: bool
+    error: str | None
+    expires_at: str | None
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+
+def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
+    store = (pushes or queues).push
+
+    async def push(request: Request) -> Response:
+        body = read_push(request.body)
+        return push_answer(await store(items_of(body.items)))
+
+    async def pop(request: Request) -> Response:
+        args: PopQuery = request.args
+        wanted = PopRequest(
+            queue=request.params.get("queue"),
+            partition=request.params.get("partition"),
+            namespace=args.namespace or None,
+            task=args.task or None,
+            group=args.consumer_group or QUEUE_MODE,
+            batch=None if args.batch is None else max(1, args.batch),
+            partitions=None if args.partitions is None else max(1, args.partitions),
+            autopilot=args.autopilot,
+            wait=args.wait,
+            timeout=None if args.timeout is None else max(0, args.timeout) / 1000,
+            auto_ack=args.auto_ack,
+            subscription_mode=args.subscription_mode or None,
+            subscription_from=args.subscription_from or None,
+        )
+        if args.wait:
+            task = asyncio.current_task()
+            assert task is not None
+            request.on_disconnect(task.cancel)
+        popped = await queues.pop(wanted)
+        info = await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
+        return pop_answer(popped, info.options["leaseTime"] if info else None)
+
+    async def ack(request: Request) -> Response:
+        body = read_ack(request.body)
+        return ack_answer(await queues.ack([_ack(body, body.consumer_group or QUEUE_MODE)]))
+
+    def acks(request: Request) -> Answer | Awaitable[Answer]:
+        body = read_acks(request.body)
+        if not body.acknowledgments:
+            return json_response([])
+        group = body.consumer_group or QUEUE_MODE
+        return settle([_ack(item, group) for item in body.acknowledgments])
+
+    async def settle(found: list[Ack]) -> Response:
+        return ack_answer(await queues.ack(found))
+
+    async def extend(request: Request) -> Response:
+        body = read_extend(request.body)
+        seconds = DEFAULT_EXTENSION if body.seconds is None else body.seconds
+        return extend_answer(await queues.extend(request.params["lease"], seconds), alone=not request.body)
+
+    about_pop: dict[str, Any] = {"query": PopQuery, "answer": PopAnswer, "tag": "queues", "gzip": False}
+    return [
+        Route(
+            "POST",
+            "/api/v1/push",
+            push,
+            body=PushBody,
+            decode=False,
+            answer=list[PushAnswer],
+            status=201,
+            summary="Store messages, in one or many queues",
+            tag="queues",
+        ),
+        Route("GET", "/api/v1/pop", pop, summary="Take messages of a namespace or task", **about_pop),
+        Route("GET", "/api/v1/pop/queue/{queue}", pop, summary="Take messages from any partition", **about_pop),
+        Route(
+            "GET",
+            "/api/v1/pop/queue/{queue}/partition/{partition}",
+            pop,
+            summary="Take messages from one partition",
+            **about_pop,
+        ),
+        Route(
+            "POST",
+            "/api/v1/ack",
+            ack,
+            body=AckBody,
+            decode=False,
+            answer=list[AckAnswer],
+            summary="Answer a message",
+            tag="queues",
+        ),
+        Route(
+            "POST",
+            "/api/v1/ack/batch",
+            acks,
+            body=AckBatchBody,
+            decode=False,
+            answer=list[AckAnswer],
+            summary="Answer many messages",
+            tag="queues",
+        ),
+        Route(
+            "POST",
+            "/api/v1/lease/{lease}/extend",
+            extend,
+            body=ExtendBody,
+            body_optional=True,
+            decode=False,
+            answer=list[ExtendAnswer],
+            summary="Keep a lease longer",
+            tag="queues",
+        ),
+    ]
+
+
+def items_of(items: list[PushItem]) -> list[Item]:
+    return [
+        Item(
+            item.queue,
+            bytes(item.payload),
+            DEFAULT_PARTITION if item.partition is None else item.partition,
+            item.transaction_id,
+            item.trace_id,
+        )
+        for item in items
+    ]
+
+
+def push_answer(results: Sequence[Pushed]) -> Response:
+    """201, or 429 when something did not fit: then the results stand beside the error."""
+    answers: list[Queued | Duplicate | NotQueued] = []
+    full: list[int] = []
+    for index, result in enumerate(results):
+        status = result.status
+        if status == "queued":
+            answers.append(
+                Queued(
+                    index,
+                    status,
+                    result.message_id,
+                    result.transaction_id,
+                    result.partition_id,
+                    result.trace_id,
+                    result.queue,
+                )
+            )
+        elif status == "duplicate":
+            answers.append(Duplicate(index, status, result.message_id, result.transaction_id, result.queue))
+        else:
+            full.append(index)
+            text = f"queue '{result.queue}' is full (maxSize)"
+            answers.append(NotQueued(index, "failed", result.queue, result.partition, result.transaction_id, text))
+    if full:
+        names = ", ".join(sorted({results[index].queue for index in full}))
+        text = f"{len(full)} of {len(results)} messages do not fit, queue full (maxSize): {names}"
+        return error_response(429, text, (("Retry-After", "1"),), full=full, results=answers)
+    return Response(201, _encode(answers))
+
+
+def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
+    """204 for nothing. How long the lease lasts is told in a header, for clients that keep it alive."""
+    messages = popped.messages
+    if not messages:
+        return EMPTY
+    first = messages[0]
+    times: dict[datetime, str] = {}  # what was pushed together has one time
+    delivered = []
+    for message in messages:
+        at = times.get(message.created_at)
+        if at is None:
+            at = times[message.created_at] = microseconds(message.created_at)
+        delivered.append(
+            Delivered(
+                message.id,
+                message.transaction_id,
+                message.trace_id,
+                msgspec.Raw(message.payload),
+                message.producer,
+                at,
+                message.partition,
+                message.partition_id,
+                message.lease_id,
+                message.group,
+            )
+        )
+    answer = PopAnswer(
+        True,
+        first.queue,
+        first.partition,
+        first.partition_id,
+        popped.lease_id,
+        popped.group,
+        popped.partitions_claimed,
+        delivered,
+    )
+    headers = ((LEASE_TIME, str(lease_time)),) if lease_time else ()
+    return Response(200, _encode(answer), headers=headers)
+
+
+def _ack(item: AckItem, group: str) -> Ack:
+    return Ack(
+        item.transaction_id, item.partition_id, item.lease_id or None, item.status or "completed", item.error, group
+    )
+
+
+def ack_answer(results: Sequence[Acked]) -> Response:
+    answers = [
+        AckAnswer(
+            index,
+            result.transaction_id,
+            result.success,
+            result.error,
+            result.queue,
+            result.partition,
+            result.lease_released,
+            result.dlq,
+        )
+        for index, result in enumerate(results)
+    ]
+    return Response(200, _encode(answers))
+
+
+def extend_answer(extended: Extended, *, alone: bool) -> Response:
+    """An array of one. To a request without a body, which the original refuses, a plain object: the one published
+    client that sends none reads `newExpiresAt` out of an object."""
+    expires = milliseconds(extended.expires_at)
+    answer = ExtendAnswer(0, extended.lease_id, extended.success, extended.error, expires)
+    if not alone:
+        return json_response([answer])
+    if not extended.success:
+        return error_response(404 if extended.error == "Lease not found" else 409, str(extended.error))
+    return json_response({**msgspec.to_builtins(answer), "newExpiresAt": expires})

@@ -1,0 +1,130 @@
+"""Transactions: pushes and acks that happen together or not at all."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidRequest
+from penstock.queues.engine import Queues
+from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Item, Pushed
+from penstock.wire.http.api.bodies import decoder
+from penstock.wire.http.api.messages import PushItem, items_of
+from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.routes import Route
+
+_EMPTY = msgspec.Raw(b"{}")
+
+
+class TransactionItem(PushItem):
+    payload: msgspec.Raw = _EMPTY
+
+
+class Operation(msgspec.Struct, rename="camel"):
+    """A push of `items` (or of the one message its own fields describe), or an ack."""
+
+    type: str
+    items: list[TransactionItem] | None = None
+    queue: str | None = None
+    partition: str | None = None
+    payload: msgspec.Raw | None = None
+    data: msgspec.Raw | None = None
+    transaction_id: str | None = None
+    trace_id: str | None = None
+    partition_id: str | None = None
+    lease_id: str | None = None
+    status: str | None = None
+    consumer_group: str | None = None
+    error: str | None = None
+
+
+class TransactionBody(msgspec.Struct, rename="camel"):
+    operations: list[Operation]
+    required_leases: list[str] | None = None
+
+
+class PushResult(msgspec.Struct, rename="camel", tag_field="type", tag="push"):
+    index: int
+    success: bool
+    transaction_id: str
+    message_id: str | None
+    partition_id: str
+    queue_name: str
+
+
+class AckResult(msgspec.Struct, rename="camel", tag_field="type", tag="ack"):
+    index: int
+    success: bool
+    transaction_id: str
+    error: str | None
+    dlq: bool
+
+
+class TransactionAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
+    transaction_id: str
+    success: bool
+    results: list[PushResult | AckResult]
+    error: str | None = None
+
+
+read_transaction = decoder(TransactionBody, {"operations": "operations array required"})
+
+
+def routes(queues: Queues) -> list[Route]:
+    async def transaction(request: Request) -> Response:
+        body = read_transaction(request.body)
+        if not body.operations:
+            raise InvalidRequest("operations array cannot be empty")
+        operations: list[Item | Ack] = []
+        for index, operation in enumerate(body.operations):
+            operations += _operations(index, operation)
+        if not operations:
+            raise InvalidRequest("operations array cannot be empty")
+        done = await queues.transaction(operations, body.required_leases)
+        results = [_result(index, result) for index, result in enumerate(done.results)]
+        answer = TransactionAnswer(done.transaction_id, done.success, results, done.error)
+        return json_response(answer, 200 if done.success else 409)
+
+    return [
+        Route(
+            "POST",
+            "/api/v1/transaction",
+            transaction,
+            body=TransactionBody,
+            decode=False,
+            answer=TransactionAnswer,
+            summary="Push and answer messages, all or nothing",
+            tag="queues",
+        )
+    ]
+
+
+def _operations(index: int, operation: Operation) -> list[Any]:
+    if operation.type == "push":
+        if operation.items is not None:
+            return items_of(operation.items)
+        if operation.queue is None:
+            raise InvalidRequest(f"operations[{index}]: a push names a queue")
+        payload = next((raw for raw in (operation.payload, operation.data) if raw is not None), _EMPTY)
+        partition = DEFAULT_PARTITION if operation.partition is None else operation.partition
+        return [Item(operation.queue, bytes(payload), partition, operation.transaction_id, operation.trace_id)]
+    if operation.type == "ack":
+        if not operation.transaction_id or not operation.partition_id:
+            raise InvalidRequest(f"operations[{index}]: an ack needs transactionId and partitionId")
+        return [
+            Ack(
+                operation.transaction_id,
+                operation.partition_id,
+                operation.lease_id or None,
+                operation.status or "completed",
+                operation.error,
+                operation.consumer_group or QUEUE_MODE,
+            )
+        ]
+    raise InvalidRequest(f"Unknown operation type: {operation.type[:60]}")
+
+
+def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
+    if isinstance(result, Pushed):
+        stored = result.status == "queued"
+        return PushResult(index, stored, result.transaction_id, result.message_id, result.partition_id, result.queue)
+    return AckResult(index, result.success, result.transaction_id, result.error, result.dlq)
