@@ -65,7 +65,9 @@ def test_a_queue_is_created_with_the_clients_defaults_and_options(broker, queue)
         assert made["configured"] is True
         assert made["queue"] == queue
         assert made["options"]["leaseTime"] == 300
-        made = await queen.queue(queue).namespace("shop").task("bill").config({"lease_time": 7, "retry_limit": 1}).create()
+        made = (
+            await queen.queue(queue).namespace("shop").task("bill").config({"lease_time": 7, "retry_limit": 1}).create()
+        )
         assert (made["namespace"], made["task"]) == ("shop", "bill")
         assert (made["options"]["leaseTime"], made["options"]["retryLimit"]) == (7, 1)
 

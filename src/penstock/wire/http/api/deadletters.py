@@ -1,0 +1,63 @@
+"""Dead letters: look, deliver again, delete."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.errors import NotFound
+from penstock.queues.dead import Which
+from penstock.queues.engine import Queues
+from penstock.wire.http.api.bodies import answer, moment
+from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.routes import Route
+
+
+class Filter(msgspec.Struct, rename="camel", frozen=True):
+    queue: str | None = None
+    consumer_group: str | None = None
+    partition: str | None = None
+    from_: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] | None = None
+
+    def which(self) -> Which:
+        return Which(
+            queue=self.queue or None,
+            group=self.consumer_group or None,
+            partition=self.partition or None,
+            since=moment(self.from_, "from") if self.from_ else None,
+            until=moment(self.to, "to") if self.to else None,
+            id=self.id,
+        )
+
+
+class Page(Filter, frozen=True):
+    limit: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
+    offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+
+
+def routes(queues: Queues) -> list[Route]:
+    dead = queues.dead
+
+    async def page(request: Request) -> Response:
+        return answer(await dead.list(request.args.which(), request.args.limit, request.args.offset))
+
+    async def requeue(request: Request) -> Response:
+        return answer({"success": True, "requeued": _found(request.args, await dead.requeue(request.args.which()))})
+
+    async def purge(request: Request) -> Response:
+        return answer({"success": True, "deleted": _found(request.args, await dead.purge(request.args.which()))})
+
+    about: dict[str, Any] = {"answer": dict[str, Any], "tag": "dead letters"}
+    path = "/api/v1/dlq"
+    return [
+        Route("GET", path, page, query=Page, summary="Dead letters, the newest first", **about),
+        Route("POST", f"{path}/requeue", requeue, query=Filter, summary="Deliver those that match again", **about),
+        Route("DELETE", path, purge, query=Filter, summary="Delete those that match", **about),
+    ]
+
+
+def _found(wanted: Filter, count: int) -> int:
+    if wanted.id is not None and not count:
+        raise NotFound("Dead letter not found")
+    return count

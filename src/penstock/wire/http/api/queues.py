@@ -1,0 +1,20 @@
+"""The queue API as a whole: one list of routes from the modules of its nouns.
+
+It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shapes are its, statuses are honest.
+"""
+
+from penstock.queues.engine import Queues
+from penstock.wire.http.api import deadletters, groups, messages, resources, stored, transactions
+from penstock.wire.http.routes import Route
+
+
+def routes(queues: Queues, pushes: messages.Pushes | None = None) -> list[Route]:
+    """`pushes` stands in front of the engine for pushes: the buffer."""
+    return [
+        *messages.routes(queues, pushes),
+        *transactions.routes(queues),
+        *resources.routes(queues),
+        *groups.routes(queues),
+        *deadletters.routes(queues),
+        *stored.routes(queues),
+    ]
