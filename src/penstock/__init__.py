@@ -1,25 +1,20 @@
 """Penstock: queues on PostgreSQL, topics on disk, pipelines on Spark, in one broker.
 
-`from penstock import Client` gives the client of a broker; it is imported when first asked for, and nothing of the
-server with it.
+`from penstock import Client` gives the client of a broker. It is imported when first asked for, so that the server and
+the command line do not load it (type checkers see it in `__init__.pyi`).
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
-
-if TYPE_CHECKING:
-    from penstock.client import Client as Client
-    from penstock.client import SyncClient as SyncClient
 
 _FROM_CLIENT = ("Client", "SyncClient")
 
 
 def __getattr__(name: str) -> Any:
     if name in _FROM_CLIENT:
-        from penstock import client
-
-        return getattr(client, name)
+        return getattr(importlib.import_module("penstock.client"), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 

@@ -19,6 +19,7 @@ from penstock import __version__
 from penstock.config import Config
 from penstock.database import Database
 from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
 from penstock.storage.lock import DirectoryLock
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
@@ -54,6 +55,7 @@ class Broker:
         self.pool = ThreadPoolExecutor(config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock")
         self.database = Database(config.database, config.private_directory, self.metrics)
         self.logs = Logs(config, self.pool, self.metrics) if owner else None
+        self.queues = Queues(self.database, config.queues, self.metrics)
         self._running = AsyncExitStack()
         self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")
         self.metrics.gauge("penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max")
@@ -77,7 +79,7 @@ class Broker:
         parts: list[Part] = [self.database]
         if self.logs:
             parts += [self.logs.topics, self.logs.groups]
-        return parts
+        return [*parts, self.queues]
 
     async def stop(self) -> None:
         """Stop every part, the last started first."""

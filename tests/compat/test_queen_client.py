@@ -21,6 +21,8 @@ pytestmark = pytest.mark.xdist_group("compat")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("compat"), database_url=fresh_database(postgres)) as process:
         yield process
+        process.stop()
+        assert [line for line in process.log.splitlines() if '"level":"error"' in line] == []
 
 
 @pytest.fixture

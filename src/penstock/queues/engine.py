@@ -72,6 +72,10 @@ class Queues:
         await self.upkeep.stop()
         await self.signals.stop()
 
+    def answer_waiting(self) -> None:
+        """Have waiting pops answered now, and let none wait any more: the listeners are about to close."""
+        self._popper.answer_waiting()
+
     async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; answered when they are durable. Safe to repeat when transaction ids are given."""
         await self.catalog.load_installation()

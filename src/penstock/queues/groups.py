@@ -19,7 +19,8 @@ LISTING = """
   SELECT g.id, g.name, q.name AS queue, g.mode, g.start_at, g.created_at, g.discovered < g.discover_to AS discovering,
          coalesce(total.stored, 0) - coalesce(mine.consumed, 0) AS lag, coalesce(mine.done, 0) AS done,
          coalesce(mine.failed, 0) AS failed, coalesce(mine.dead, 0) AS dead, coalesce(mine.dropped, 0) AS dropped,
-         backlog.partitions, backlog.oldest, clock_timestamp() AS now
+         backlog.partitions, backlog.oldest, clock_timestamp() AS now,
+         (SELECT count(*) FROM (SELECT 1 FROM partitions p WHERE p.queue_id = q.id LIMIT 100000) x) AS members
     FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
     LEFT JOIN LATERAL (SELECT c.pushed - c.removed AS stored FROM queue_counts(q.id) c WHERE c.group_id = 0) total ON true
     LEFT JOIN LATERAL (SELECT c.* FROM queue_counts(q.id) c WHERE c.group_id = g.id) mine ON true
@@ -47,6 +48,25 @@ PARTITIONS = """
     LEFT JOIN LATERAL (SELECT m.created_at FROM messages m WHERE m.partition_id = p.id AND m.seq > c.position
                         ORDER BY m.seq LIMIT 1) first_open ON true
    WHERE ($1::text IS NULL OR g.name = $1) AND ($2::text IS NULL OR q.name = $2)"""
+
+# Sequence numbers stand for messages: those deleted from the middle of a partition are counted as well.
+PREVIEW = """
+  WITH chosen AS (SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
+                   WHERE g.name = $1 AND q.name = $2)
+  SELECT CASE WHEN EXISTS (SELECT 1 FROM chosen) THEN count(*) END AS partitions,
+         coalesce(sum(greatest(0, greatest(c.position, below) - greatest(target, below)) + beyond_again), 0) AS again,
+         coalesce(sum(greatest(0, least(target, head) - greatest(c.position, below)) - beyond_skipped), 0) AS skipped
+    FROM chosen JOIN partitions p ON p.queue_id = chosen.queue_id
+    JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = chosen.id
+                   ORDER BY c.version DESC LIMIT 1) c ON true
+    CROSS JOIN LATERAL (
+      SELECT coalesce((SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1), p.floor) AS head,
+             coalesce((SELECT m.seq - 1 FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1), p.floor) AS below,
+             queue_seq_at(p.id, CASE $3 WHEN 'end' THEN 'infinity' WHEN 'beginning' THEN '-infinity' ELSE $4 END) AS target) place
+    CROSS JOIN LATERAL (
+      SELECT coalesce(sum(greatest(0, upper(r) - greatest(lower(r), target + 1))), 0) AS beyond_again,
+             coalesce(sum(greatest(0, least(upper(r) - 1, target) - lower(r) + 1)), 0) AS beyond_skipped
+        FROM unnest(c.settled) r) beyond"""
 
 
 class Groups:
@@ -211,6 +231,25 @@ class Groups:
             "cursorMovedTo": last,
         }
 
+    async def preview(
+        self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
+    ) -> dict[str, Any]:
+        """What `seek` would do: how many settled messages come again, how many open ones are skipped."""
+        rows = await self._database.fetch(PREVIEW, group, queue, "time" if moment is not None else to, moment)
+        if rows[0]["partitions"] is None:
+            raise NotFound(f"queue '{queue}' has no group '{group}'")
+        return {
+            "success": True,
+            "dryRun": True,
+            "consumerGroup": group,
+            "queueName": queue,
+            "seekToEnd": moment is None and to == "end",
+            "targetTimestamp": moment,
+            "partitionsUpdated": rows[0]["partitions"],
+            "redelivered": int(rows[0]["again"]),
+            "skipped": int(rows[0]["skipped"]),
+        }
+
     async def _seek(
         self, group_id: int, partitions: list[int], target: tuple[str, datetime | None]
     ) -> tuple[int, int | None]:
@@ -229,7 +268,7 @@ def _entry(row: Any) -> dict[str, Any]:
         "name": row["name"],
         "topics": [row["queue"]],
         "queueName": row["queue"],
-        "members": row["partitions"],
+        "members": row["members"],
         "partitionsWithLag": row["partitions"],
         "totalLag": int(row["lag"]),
         "maxTimeLag": int(behind),

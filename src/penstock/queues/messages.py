@@ -192,7 +192,7 @@ class Messages:
         """Move a message to a group's dead letters; false when the group has settled it already."""
         row = await self._find(partition_id, transaction_id)
         number = row["partition_id"]
-        if not await self._groups(row, group):
+        if group != QUEUE_MODE and not await self._groups(row, group):
             raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
         info = (await self._database.fetch("SELECT queue_id FROM partitions WHERE id = $1", number))[0]
         await self._database.fetch("SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number)

@@ -85,9 +85,12 @@ class Popper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    async def stop(self) -> None:
+    def answer_waiting(self) -> None:
         self._stopping = True
         self._signals.wake_all()
+
+    async def stop(self) -> None:
+        self.answer_waiting()
         await self.merger.drain()
         await self.settler.drain()
         if self._tasks:

@@ -174,6 +174,30 @@ class Status:
             "totalAcked": row["acked"],
         }
 
+    async def postgres(self) -> dict[str, Any]:
+        """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
+        database = await self._database.fetch(
+            """SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS size,
+                      d.numbackends AS sessions, d.xact_commit AS commits, d.xact_rollback AS rollbacks, d.deadlocks
+                 FROM pg_stat_database d WHERE d.datname = current_database()"""
+        )
+        holder = await self._database.fetch(
+            """SELECT pid, application_name AS application, state, age(backend_xmin)::bigint AS xmin_age,
+                      extract(epoch FROM clock_timestamp() - xact_start)::float8 AS transaction_seconds
+                 FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+                ORDER BY age(backend_xmin) DESC LIMIT 1"""
+        )
+        tables = await self._database.fetch(
+            """SELECT relname AS table, n_live_tup AS live, n_dead_tup AS dead, last_autovacuum AS "lastAutovacuum",
+                      pg_total_relation_size(relid) AS bytes
+                 FROM pg_stat_user_tables WHERE schemaname = current_schema() ORDER BY relname"""
+        )
+        return {
+            "database": dict(database[0]),
+            "oldestTransaction": dict(holder[0]) if holder else None,
+            "tables": [dict(row) for row in tables],
+        }
+
     async def refresh(self) -> dict[str, Any]:
         """Fold the counters' log now; they are exact without it."""
         rows = await self._database.fetch("SELECT queue_rollup() AS folded")

@@ -18,7 +18,7 @@ class Filter(msgspec.Struct, rename="camel", frozen=True):
     partition: str | None = None
     from_: str | None = msgspec.field(name="from", default=None)
     to: str | None = None
-    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] | None = None
+    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
 
     def which(self) -> Which:
         return Which(
@@ -40,7 +40,7 @@ def routes(queues: Queues) -> list[Route]:
     dead = queues.dead
 
     async def page(request: Request) -> Response:
-        return answer(await dead.list(request.args.which(), request.args.limit, request.args.offset))
+        return answer(await dead.listing(request.args.which(), request.args.limit, request.args.offset))
 
     async def requeue(request: Request) -> Response:
         return answer({"success": True, "requeued": _found(request.args, await dead.requeue(request.args.which()))})

@@ -47,14 +47,14 @@ def routes(queues: Queues) -> list[Route]:
     groups = queues.groups
 
     async def list_all(_: Request) -> Response:
-        return answer(await groups.list())
+        return answer(await groups.listing())
 
     async def lagging(request: Request) -> Response:
         return answer(await groups.lagging(request.args.min_lag_seconds))
 
     async def describe(request: Request) -> Response:
         found = await groups.describe(request.params["group"], request.args.limit, request.args.offset)
-        if not found and not await groups.list(request.params["group"]):
+        if not found and not await groups.listing(request.params["group"]):
             raise NotFound("Consumer group not found")
         return answer(found)
 

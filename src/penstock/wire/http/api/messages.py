@@ -5,7 +5,7 @@ inside. A push goes to an object with the engine's `push`, so that a buffer can 
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -221,9 +221,7 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
             subscription_from=args.subscription_from or None,
         )
         if args.wait:
-            task = asyncio.current_task()
-            assert task is not None
-            request.on_disconnect(task.cancel)
+            request.on_disconnect(_canceller())
         popped = await queues.pop(wanted)
         info = await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
         return pop_answer(popped, info.options["leaseTime"] if info else None)
@@ -303,7 +301,19 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
     ]
 
 
-def items_of(items: list[PushItem]) -> list[Item]:
+def _canceller() -> Callable[[], None]:
+    """Cancels the handler that is running, for when its client goes away."""
+    task = asyncio.current_task()
+    assert task is not None
+    handler = task
+
+    def cancel() -> None:
+        handler.cancel()
+
+    return cancel
+
+
+def items_of(items: Sequence[PushItem]) -> list[Item]:
     return [
         Item(
             item.queue,

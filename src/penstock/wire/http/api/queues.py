@@ -4,7 +4,7 @@ It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shap
 """
 
 from penstock.queues.engine import Queues
-from penstock.wire.http.api import deadletters, groups, messages, resources, stored, transactions
+from penstock.wire.http.api import analytics, deadletters, groups, messages, resources, stored, transactions
 from penstock.wire.http.routes import Route
 
 
@@ -17,4 +17,5 @@ def routes(queues: Queues, pushes: messages.Pushes | None = None) -> list[Route]
         *groups.routes(queues),
         *deadletters.routes(queues),
         *stored.routes(queues),
+        *analytics.routes(queues),
     ]

@@ -122,7 +122,7 @@ def routes(queues: Queues) -> list[Route]:
 
     async def status_messages(request: Request) -> Response:
         await admin.describe(request.params["queue"])
-        found = await queues.messages.list(
+        found = await queues.messages.listing(
             queue=request.params["queue"],
             since=datetime(1970, 1, 2, tzinfo=UTC),
             limit=request.args.limit,
@@ -154,7 +154,7 @@ def routes(queues: Queues) -> list[Route]:
 
     async def overview(_: Request) -> Response:
         found = await status.overview()
-        lags = await queues.groups.list()
+        lags = await queues.groups.listing()
         found["messages"] = _six(found["messages"])
         found["lag"] = {
             "time": _spread([row["maxTimeLag"] for row in lags]),
@@ -169,7 +169,7 @@ def routes(queues: Queues) -> list[Route]:
         points = await status.history(since, until, timedelta(minutes=minutes), args.queue or None)
         found = await status.queues(args.namespace or None, args.task or None, args.queue or None)
         messages = {name: sum(queue["messages"][name] for queue in found) for name in SIX}
-        dead = await queues.dead.list(Which(queue=args.queue or None), 0, 0)
+        dead = await queues.dead.listing(Which(queue=args.queue or None), 0, 0)
         return answer(
             {
                 "timeRange": {"from": since, "to": until},

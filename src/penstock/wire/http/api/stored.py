@@ -50,7 +50,7 @@ class BuryBody(msgspec.Struct, rename="camel"):
 class TraceBody(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
     partition_id: str | None = None
-    data: msgspec.Raw | None = None
+    data: msgspec.Raw = msgspec.Raw()
     consumer_group: str | None = None
     event_type: str | None = None
     trace_names: str | list[str] | None = None
@@ -66,7 +66,7 @@ def routes(queues: Queues) -> list[Route]:
 
     async def list_messages(request: Request) -> Response:
         args: ListQuery = request.args
-        found = await messages.list(
+        found = await messages.listing(
             queue=args.queue or None,
             partition=args.partition or None,
             namespace=args.ns or None,
@@ -106,7 +106,7 @@ def routes(queues: Queues) -> list[Route]:
         body = read_trace(request.body)
         if not body.transaction_id or not body.partition_id:
             raise InvalidRequest(_IDS)
-        if body.data is None:
+        if not bytes(body.data):
             raise InvalidRequest("data is required")
         names = [body.trace_names] if isinstance(body.trace_names, str) else body.trace_names
         trace = await traces.add(

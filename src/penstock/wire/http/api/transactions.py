@@ -13,6 +13,7 @@ from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 
 _EMPTY = msgspec.Raw(b"{}")
+ABSENT = msgspec.Raw()
 
 
 class TransactionItem(PushItem):
@@ -26,8 +27,8 @@ class Operation(msgspec.Struct, rename="camel"):
     items: list[TransactionItem] | None = None
     queue: str | None = None
     partition: str | None = None
-    payload: msgspec.Raw | None = None
-    data: msgspec.Raw | None = None
+    payload: msgspec.Raw = ABSENT
+    data: msgspec.Raw = ABSENT
     transaction_id: str | None = None
     trace_id: str | None = None
     partition_id: str | None = None
@@ -104,7 +105,7 @@ def _operations(index: int, operation: Operation) -> list[Any]:
             return items_of(operation.items)
         if operation.queue is None:
             raise InvalidRequest(f"operations[{index}]: a push names a queue")
-        payload = next((raw for raw in (operation.payload, operation.data) if raw is not None), _EMPTY)
+        payload = next((raw for raw in (operation.payload, operation.data) if raw is not ABSENT), _EMPTY)
         partition = DEFAULT_PARTITION if operation.partition is None else operation.partition
         return [Item(operation.queue, bytes(payload), partition, operation.transaction_id, operation.trace_id)]
     if operation.type == "ack":
