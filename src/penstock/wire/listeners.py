@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.server import Broker
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
-from penstock.wire.http.api import system, topics
+from penstock.wire.http.api import queues, system, topics
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer, tls_context
@@ -104,6 +104,7 @@ class Listeners:
 
     async def stop(self, patience: float) -> None:
         """Stop accepting, let what is in flight finish within `patience` seconds, close."""
+        self._broker.queues.answer_waiting()
         servers = [server for server in (self._http, self._tcp, self._websocket) if server]
         await asyncio.gather(*(server.stop(patience) for server in servers))
         if self._private:
@@ -137,7 +138,7 @@ class Listeners:
 
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""
-        return []
+        return queues.routes(self._broker.queues)
 
     async def _meet(self, rendezvous: Rendezvous) -> None:
         """Listen for the other processes of this broker."""
