@@ -34,7 +34,7 @@ class Pushes(Protocol):
 
 class PushItem(msgspec.Struct, rename="camel", gc=False):
     queue: str
-    payload: msgspec.Raw = NULL
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     partition: str | None = None
     transaction_id: str | None = None
     trace_id: str | None = None

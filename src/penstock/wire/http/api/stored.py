@@ -50,7 +50,7 @@ class BuryBody(msgspec.Struct, rename="camel"):
 class TraceBody(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
     partition_id: str | None = None
-    data: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     consumer_group: str | None = None
     event_type: str | None = None
     trace_names: str | list[str] | None = None

@@ -17,7 +17,7 @@ ABSENT = msgspec.Raw()
 
 
 class TransactionItem(PushItem):
-    payload: msgspec.Raw = _EMPTY
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
 
 
 class Operation(msgspec.Struct, rename="camel"):
@@ -27,8 +27,8 @@ class Operation(msgspec.Struct, rename="camel"):
     items: list[TransactionItem] | None = None
     queue: str | None = None
     partition: str | None = None
-    payload: msgspec.Raw = ABSENT
-    data: msgspec.Raw = ABSENT
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
     transaction_id: str | None = None
     trace_id: str | None = None
     partition_id: str | None = None
