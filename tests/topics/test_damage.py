@@ -191,7 +191,7 @@ def test_verify_finds_every_single_flipped_bit(pristine: Path, tmp_path: Path) -
     missed = []
     for path in sorted(topic.iterdir()):
         data = path.read_bytes()
-        for i in range(0, len(data), 1 if SOAK else 11):
+        for i in range(0, len(data), 1 if SOAK else 13):
             path.write_bytes(data[:i] + bytes([data[i] ^ (1 << i % 8)]) + data[i + 1 :])
             report = verify(topic)
             if report.sound or path.name not in {finding.file for finding in report.findings}:
@@ -220,7 +220,7 @@ def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path) -> Non
     run(body())
 
 
-@settings(max_examples=400 if SOAK else 60, deadline=None)
+@settings(max_examples=400 if SOAK else 30, deadline=None)
 @given(data=st.data())
 def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
     pristine: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -55,10 +55,10 @@ from penstock.topics.layout import (
     parse_sealed,
     sealed_name,
 )
+from penstock.topics.log import Recovered
 from penstock.topics.producers import Producers
 from penstock.topics.scan import CHAIN, Hole, agreeing, drop_untiled, is_record, scan
 from penstock.topics.segment import Segment
-from penstock.topics.topic import Recovered
 
 log = logging.getLogger("penstock.topics")
 
@@ -283,6 +283,10 @@ class _Recovery:
         intact: np.ndarray = rows[good]
         return intact
 
+    def _modified(self, segment: Segment) -> int:
+        """The time of records whose time is unknown."""
+        return int(self.fs.modified(segment.path(DATA)) * 1e6) if segment.rows else 0
+
     def _trust_batches(self, segment: Segment) -> None:
         """Sealed sidecars are believed as they are: `verify` reads them whole, lookups only what they need."""
         file = segment.file(BATCHES)
@@ -290,7 +294,7 @@ class _Recovery:
         if whole != file.size:
             self.report("lost", f"{segment.path(BATCHES).name} ends in the middle of a row")
         segment.batches_size = whole
-        segment.newest = int(self.fs.modified(segment.path(DATA)) * 1e6)
+        segment.newest = self._modified(segment)
         if whole:
             rows, good = parse_batches(file.read_at(whole - BATCH_SIZE, BATCH_SIZE))
             if bool(good[0]) and int(rows["end"][0]) == segment.data_size:
@@ -514,7 +518,7 @@ class _Recovery:
         if size != batches.size:
             batches.truncate(size)
         segment.batches_size = size
-        segment.newest = int(self.fs.modified(segment.path(DATA)) * 1e6)
+        segment.newest = self._modified(segment)
         if size:
             last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
             if bool(fine[0]):

@@ -10,16 +10,19 @@ A topic is deleted by renaming its directory away, which is atomic, and removing
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from penstock.config.schema import Topics
 from penstock.errors import NotFound, PenstockError, StorageFailed, StorageFull, Unavailable
 from penstock.ids import uuid7
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
+from penstock.topics.compaction import compact
 from penstock.topics.context import Context
 from penstock.topics.names import check_name
 from penstock.topics.recovery import create_files, recover
@@ -184,6 +187,10 @@ class TopicStore:
     def on_delete(self, callback: Callable[[Topic], Any]) -> None:
         """Call it with each topic that is deleted."""
         self._deletions.append(callback)
+
+    async def compact(self, name: str, bases: Sequence[int], keep: np.ndarray) -> None:
+        """Swap these neighbouring sealed segments for one with only the offsets in `keep`."""
+        await compact(self.require(name), self._context, bases, keep)
 
     # Maintenance
 
