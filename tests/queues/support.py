@@ -60,7 +60,7 @@ async def expire_leases(queues: Queues) -> None:
     await queues.database.fetch("UPDATE leases SET expires_at = expires_at - interval '1 hour'")
     await queues.database.fetch(
         """UPDATE cursors SET next_expiry = next_expiry - interval '1 hour', version = version + 1,
-             due_at = CASE WHEN due_at = next_expiry THEN due_at - interval '1 hour' ELSE due_at END
+             due_at = least(due_at, clock_timestamp())
             WHERE next_expiry IS NOT NULL"""
     )
 

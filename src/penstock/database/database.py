@@ -283,6 +283,11 @@ class Database:
             "application_name": "penstock",
             "timezone": "UTC",
             "jit": "off",
+            # Every hot statement has its index; statistics of a table that grows by the second must not talk the
+            # planner into reading all of it.
+            "enable_seqscan": "off",
+            "enable_bitmapscan": "off",
+            "max_parallel_workers_per_gather": "0",
         }
         if self.settings.statement_timeout:
             server_settings["statement_timeout"] = str(int(self.settings.statement_timeout * 1000))

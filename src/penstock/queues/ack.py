@@ -79,12 +79,17 @@ class Acknowledger:
                 [STATUSES[ack.status] for ack in chosen],
                 [ack.error[:LONGEST_ERROR] if ack.error else None for ack in chosen],
             )
-            for place, outcome, queue, partition, released, dead in rows:
-                answer = answers[places[place - 1]]
-                answer.error = ERRORS.get(outcome)
-                answer.success = answer.error is None
-                answer.queue, answer.partition = queue, partition
-                answer.lease_released, answer.dlq = released, dead
+            for items, outcomes, queue, partition, released, dead in rows:
+                if outcomes is None:
+                    for item in items:
+                        place = places[item - 1]
+                        answers[place] = Acked(acks[place].transaction_id, True, None, queue, partition, released[0])
+                    continue
+                for item, outcome, free, buried in zip(items, outcomes, released, dead, strict=True):
+                    place, error = places[item - 1], ERRORS.get(outcome)
+                    answers[place] = Acked(
+                        acks[place].transaction_id, error is None, error, queue, partition, free, buried
+                    )
         return answers
 
     def announce(self, acks: list[Ack], answers: list[Acked]) -> None:

@@ -108,7 +108,8 @@ class DeadLetters:
                 lost = [letter for letter in letters if letter["seq"] not in back]
                 if lost:
                     await connection.fetch(
-                        "SELECT queue_push($1, $2, $3, $4, $5, $6, $7)",
+                        "SELECT queue_push(ARRAY[$1::bigint], ARRAY[0], $2, $3, $4, $5, $6, $7, $8)",
+                        partition,
                         [partition] * len(lost),
                         [letter["transaction_id"] for letter in lost],
                         [True] * len(lost),

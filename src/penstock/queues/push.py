@@ -19,7 +19,7 @@ from penstock.queues.merge import Merger
 from penstock.queues.signals import Signals
 from penstock.queues.types import Item, Pushed
 
-SQL = "SELECT queue_push($1, $2, $3, $4, $5, $6, $7)"
+SQL = "SELECT queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 Fetch = Callable[..., Awaitable[list[Any]]]
 ROUNDS = 4  # how often stale numbers are looked up again
 
@@ -127,9 +127,18 @@ class Pusher:
                 keys = [keys[i] for i in sealed]
                 payloads = [payloads[i] for i in sealed]
         if unique:
+            partitions = [entry.partition for entry in unique]
+            ids: list[int] = []
+            starts: list[int] = []
+            for place, partition in enumerate(partitions):
+                if not ids or partition != ids[-1]:
+                    ids.append(partition)
+                    starts.append(place)
             rows = await fetch(
                 SQL,
-                [entry.partition for entry in unique],
+                ids,
+                starts,
+                partitions,
                 [entry.transaction_id for entry in unique],
                 [again or entry.checked for entry in unique],
                 [entry.trace for entry in unique],

@@ -22,7 +22,8 @@ BEGIN
         SELECT queue_fail(q, c.partition_id, c.group_id, array_agg(m.seq ORDER BY m.seq),
                           array_agg('the lease expired before the message was acknowledged'::text), false, false, p_now)
           FROM unnest(lost) r, LATERAL (SELECT m.seq FROM messages m WHERE m.partition_id = c.partition_id
-                                           AND m.seq >= lower(r) AND m.seq < upper(r)) m
+                                           AND m.seq >= lower(r) AND m.seq < upper(r)
+                                         ORDER BY m.seq LIMIT upper(r) - lower(r)) m
         HAVING count(*) > 0), '{}');
     END IF;
   END IF;
@@ -67,7 +68,8 @@ BEGIN
                      AND m.created_at <= p_now - make_interval(secs => q.ttl)) THEN
           stale := free * int8multirange(int8range(NULL, queue_seq_at(c.partition_id, p_now - make_interval(secs => q.ttl)) + 1));
           SELECT count(*) INTO skipped FROM unnest(stale) r, LATERAL (
-            SELECT 1 FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)) m;
+            SELECT 1 FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+             ORDER BY m.seq LIMIT upper(r) - lower(r)) m;
           INSERT INTO tally_log (queue_id, group_id, consumed, done, dropped)
           VALUES (c.queue_id, c.group_id, skipped, skipped, skipped);
           c.settled := c.settled + stale;

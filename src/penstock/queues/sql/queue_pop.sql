@@ -72,7 +72,7 @@ BEGIN
                  NULL::text, NULL::double precision, NULL::timestamptz
             FROM unnest(took) r CROSS JOIN LATERAL (
               SELECT * FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
-               ORDER BY m.seq) m;
+               ORDER BY m.seq LIMIT upper(r) - lower(r)) m;
         GET DIAGNOSTICS n = ROW_COUNT;
         left_over := left_over - n;
       END IF;

@@ -1,67 +1,58 @@
--- queue_push: append messages. Arrays are parallel, sorted by partition, and no (partition, transaction id) occurs twice.
+-- queue_push: append messages. The items' arrays are parallel, sorted by partition, and no (partition, transaction id)
+-- occurs twice. p_ids are the distinct partitions in ascending order, p_starts how many items come before each one's first.
 --   p_checks    whether the transaction id came from outside and so may be stored already
 -- Answers one number per item:  n > 0 queued as n;  n < 0 a duplicate of message -n;  0 the queue is full (maxSize);
 --   NULL the partition is gone, or the queue asks for encryption and the payload is clear: look it up again.
 -- Locks the partitions by id; sequence numbers and times follow the last stored message. Wakes cursors that had nothing.
-CREATE OR REPLACE FUNCTION queue_push(
-  p_partitions bigint[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[], p_keys text[],
-  p_payloads bytea[]
+DROP FUNCTION IF EXISTS queue_push;
+CREATE FUNCTION queue_push(
+  p_ids bigint[], p_starts int[], p_partitions bigint[], p_transactions text[], p_checks boolean[], p_traces uuid[],
+  p_producers text[], p_keys text[], p_payloads bytea[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-  ids bigint[]; limited int[]; answers bigint[]; t timestamptz; room jsonb := '{}'; limited_id int;
+  answers bigint[]; heads bigint[]; times timestamptz[]; queue_ids int[]; plain boolean; t timestamptz;
 BEGIN
-  SELECT array_agg(DISTINCT x ORDER BY x) INTO ids FROM unnest(p_partitions) x;
-  SELECT array_agg(DISTINCT q.id ORDER BY q.id) FILTER (WHERE q.max_size > 0) INTO limited
-    FROM (SELECT p.queue_id FROM partitions p WHERE p.id = ANY (ids) ORDER BY p.id FOR NO KEY UPDATE) p
+  SELECT count(*) = cardinality(p_ids) AND bool_and(q.max_size = 0 AND NOT q.encryption_enabled AND q.deleted_at IS NULL)
+    INTO plain
+    FROM (SELECT p.queue_id FROM partitions p WHERE p.id = ANY (p_ids) ORDER BY p.id FOR NO KEY UPDATE) p
     JOIN queues q ON q.id = p.queue_id;
-  IF limited IS NOT NULL THEN
-    FOREACH limited_id IN ARRAY limited LOOP
-      PERFORM 1 FROM queues WHERE id = limited_id FOR NO KEY UPDATE;
-      room := room || jsonb_build_object(limited_id::text,
-        (SELECT greatest(0, q.max_size - queue_depth(q.id)) FROM queues q WHERE q.id = limited_id));
-    END LOOP;
-  END IF;
   t := clock_timestamp();
 
-  WITH item AS MATERIALIZED (
-    SELECT * FROM unnest(p_partitions, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads)
-      WITH ORDINALITY AS u (partition_id, transaction_id, checked, trace_id, producer, key_id, payload, ord)
-  ), log AS MATERIALIZED (
-    SELECT p.id, p.queue_id, q.encryption_enabled, coalesce(last.seq, p.floor) AS head,
-           greatest(t, last.created_at) AS created_at
-      FROM partitions p JOIN queues q ON q.id = p.queue_id AND q.deleted_at IS NULL
-      LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
-                          ORDER BY m.seq DESC LIMIT 1) last ON true
-     WHERE p.id = ANY (ids)
-  ), looked AS MATERIALIZED (
-    SELECT i.ord, i.partition_id, l.queue_id, twin.seq AS twin
-      FROM item i JOIN log l ON l.id = i.partition_id
-      LEFT JOIN LATERAL (
-        SELECT m.seq FROM messages m
-         WHERE m.partition_id = i.partition_id AND m.transaction_id = i.transaction_id
-           AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1
-      ) twin ON i.checked
-     WHERE NOT (l.encryption_enabled AND i.key_id IS NULL)
-  ), fitting AS (
-    SELECT f.ord, f.partition_id FROM (
-      SELECT k.*, row_number() OVER (PARTITION BY k.queue_id ORDER BY k.ord) AS nth FROM looked k WHERE k.twin IS NULL
-    ) f WHERE limited IS NULL OR room -> f.queue_id::text IS NULL OR f.nth <= (room ->> f.queue_id::text)::bigint
-  ), numbered AS MATERIALIZED (
-    SELECT f.ord, l.head + row_number() OVER (PARTITION BY f.partition_id ORDER BY f.ord) AS seq, l.created_at, l.queue_id
-      FROM fitting f JOIN log l ON l.id = f.partition_id
-  ), inserted AS (
-    INSERT INTO messages
-      (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload)
-    SELECT i.partition_id, n.seq, n.created_at, n.queue_id, i.transaction_id, i.trace_id, i.producer, i.key_id, i.payload
-      FROM numbered n JOIN item i USING (ord) ORDER BY i.partition_id, n.seq
-  ), counted AS (
-    INSERT INTO tally_log (queue_id, group_id, pushed) SELECT n.queue_id, 0, count(*) FROM numbered n GROUP BY 1
-  )
-  SELECT array_agg(CASE WHEN k.twin IS NOT NULL THEN -k.twin WHEN k.ord IS NULL THEN NULL ELSE coalesce(n.seq, 0) END
-                   ORDER BY i.ord)
-    INTO answers
-    FROM item i LEFT JOIN looked k USING (ord) LEFT JOIN numbered n USING (ord);
+  IF plain THEN
+    plain := NOT EXISTS (
+      SELECT 1 FROM unnest(p_partitions, p_transactions, p_checks) AS i (partition_id, transaction_id, checked)
+       CROSS JOIN LATERAL (
+         SELECT 1 FROM messages m WHERE m.partition_id = i.partition_id AND m.transaction_id = i.transaction_id
+            AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1) twin
+       WHERE i.checked);
+  END IF;
+  IF NOT coalesce(plain, false) THEN
+    RETURN queue_push_slowly(p_ids, p_partitions, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads, t);
+  END IF;
 
-  PERFORM queue_wake(ids, t);
+  SELECT array_agg(coalesce(last.seq, p.floor) ORDER BY p.id), array_agg(greatest(t, last.created_at) ORDER BY p.id),
+         array_agg(p.queue_id ORDER BY p.id)
+    INTO heads, times, queue_ids
+    FROM partitions p
+    LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
+                        ORDER BY m.seq DESC LIMIT 1) last ON true
+   WHERE p.id = ANY (p_ids);
+  WITH log AS MATERIALIZED (
+    SELECT * FROM unnest(p_ids, p_starts, heads, times, queue_ids) AS l (id, start, head, created_at, queue_id)
+  ), inserted AS (
+    INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload)
+    SELECT i.partition_id, l.head + i.ord - l.start, l.created_at, l.queue_id, i.transaction_id, i.trace_id, i.producer,
+           i.key_id, i.payload
+      FROM unnest(p_partitions, p_transactions, p_traces, p_producers, p_keys, p_payloads) WITH ORDINALITY
+             AS i (partition_id, transaction_id, trace_id, producer, key_id, payload, ord)
+      JOIN log l ON l.id = i.partition_id
+    RETURNING queue_id
+  )
+  INSERT INTO tally_log (queue_id, group_id, pushed) SELECT n.queue_id, 0, count(*) FROM inserted n GROUP BY 1;
+  SELECT array_agg(l.head + i.ord - l.start ORDER BY i.ord) INTO answers
+    FROM unnest(p_partitions) WITH ORDINALITY AS i (partition_id, ord)
+    JOIN unnest(p_ids, p_starts, heads) AS l (id, start, head) ON l.id = i.partition_id;
+
+  PERFORM queue_wake(p_ids, t);
   RETURN answers;
 END $$;

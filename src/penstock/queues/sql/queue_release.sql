@@ -15,7 +15,8 @@ BEGIN
     IF isempty(c.leased) THEN c.next_expiry := NULL; END IF;
     IF p_settle THEN
       SELECT count(*) INTO n FROM unnest(l.open) r, LATERAL (
-        SELECT 1 FROM messages m WHERE m.partition_id = l.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)) m;
+        SELECT 1 FROM messages m WHERE m.partition_id = l.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+         ORDER BY m.seq LIMIT upper(r) - lower(r)) m;
       c.settled := c.settled + l.open;
       c.consumed := c.consumed + n;
       c.batches := c.batches + 1;

@@ -1,0 +1,285 @@
+"""Random histories against a model small enough to be obviously right.
+
+The model knows, per group, what every message has been through: settled, dead, attempts, and which live lease holds it.
+Each step does the same to both and compares the answers; at the end every group drains the queue and nothing may be
+lost, doubled, out of order or wrongly counted.
+"""
+
+import asyncio
+import itertools
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from penstock.queues import Ack, Item, Message, PopRequest, Queues
+from penstock.queues.dead import Which
+from tests.queues.support import expire_leases, running
+
+GROUPS = ["__QUEUE_MODE__", "a", "b"]
+PARTITIONS = ["p", "q", "r"]
+NUMBERS = itertools.count()
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+
+
+@dataclass
+class Lease:
+    group: str
+    messages: list[Message]
+    open: set[tuple[str, int]]
+    live: bool = True
+
+
+@dataclass
+class Model:
+    competing: bool
+    retry_limit: int
+    pushed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTITIONS, 0))
+    settled: dict[str, set[tuple[str, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
+    dead: dict[str, dict[tuple[str, int], int]] = field(default_factory=lambda: {group: {} for group in GROUPS})
+    attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    leases: list[Lease] = field(default_factory=list)
+
+    def held(self, group: str) -> set[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        for lease in self.leases:
+            if lease.live and lease.group == group:
+                found |= lease.open
+        return found
+
+    def free(self, group: str, partition: str) -> list[int]:
+        held = self.held(group)
+        if not self.competing and any(place[0] == partition for place in held):
+            return []
+        taken = self.settled[group] | held
+        return [seq for seq in range(1, self.pushed[partition] + 1) if (partition, seq) not in taken]
+
+    def settle(self, group: str, place: tuple[str, int]) -> None:
+        self.settled[group].add(place)
+        self.attempts.pop((group, *place), None)
+
+    def fail(self, group: str, place: tuple[str, int], *, force: bool = False) -> bool:
+        count = self.attempts.get((group, *place), 0) + 1
+        self.attempts[group, *place] = count
+        if force or count > self.retry_limit:
+            self.dead[group][place] = count
+            self.settle(group, place)
+            return True
+        return False
+
+    def lag(self, group: str) -> int:
+        return sum(self.pushed.values()) - len(self.settled[group])
+
+
+class QueueMachine(RuleBasedStateMachine):
+    url = ""
+
+    @initialize(competing=st.booleans(), retry_limit=st.integers(0, 2))
+    def begin(self, competing: bool, retry_limit: int) -> None:
+        self.runner = asyncio.Runner()
+        self.expired: list[tuple[str, tuple[str, int]]] = []
+        self.queue = f"q{next(NUMBERS)}"  # a queue of its own on a database that all examples share
+        self.model = Model(competing, retry_limit)
+        self.start()
+        options = {"ordering": "none" if competing else "partition", "retryLimit": retry_limit, "retryDelay": 0}
+        self.run(self.queues.admin.configure(self.queue, options))
+
+    def start(self) -> None:
+        self.block = running(self.url, poll_interval=60)
+        self.queues: Queues = self.run(self.block.__aenter__())
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(work)
+
+    @rule(partitions=st.lists(st.sampled_from(PARTITIONS), min_size=1, max_size=8))
+    def push(self, partitions: list[str]) -> None:
+        answers = self.run(self.queues.push([Item(self.queue, b"{}", partition) for partition in partitions]))
+        for partition, answer in zip(partitions, answers, strict=True):
+            self.model.pushed[partition] += 1
+            assert answer.status == "queued"
+            assert seq_of(answer.message_id) == self.model.pushed[partition]
+
+    @rule(group=st.sampled_from(GROUPS), batch=st.integers(1, 6), spans=st.integers(1, 3), auto=st.booleans())
+    def pop(self, group: str, batch: int, spans: int, auto: bool) -> None:
+        popped = self.run(
+            self.queues.pop(PopRequest(queue=self.queue, group=group, batch=batch, partitions=spans, auto_ack=auto))
+        )
+        self.check_taken(group, popped.messages, batch, spans)
+        if auto:
+            for message in popped.messages:
+                self.model.settle(group, (message.partition, message.seq))
+        elif popped.messages:
+            places = {(message.partition, message.seq) for message in popped.messages}
+            self.model.leases.append(Lease(group, popped.messages, places))
+
+    @rule(group=st.sampled_from(GROUPS), partition=st.sampled_from(PARTITIONS), batch=st.integers(1, 4))
+    def pop_one_partition(self, group: str, partition: str, batch: int) -> None:
+        free = self.model.free(group, partition)
+        popped = self.run(self.queues.pop(PopRequest(queue=self.queue, partition=partition, group=group, batch=batch)))
+        assert [message.seq for message in popped.messages] == free[:batch]
+        if popped.messages:
+            places = {(message.partition, message.seq) for message in popped.messages}
+            self.model.leases.append(Lease(group, popped.messages, places))
+
+    def check_taken(self, group: str, messages: list[Message], batch: int, spans: int) -> None:
+        free = {partition: self.model.free(group, partition) for partition in PARTITIONS}
+        taken: dict[str, list[int]] = {}
+        for message in messages:
+            taken.setdefault(message.partition, []).append(message.seq)
+        assert len(messages) <= batch
+        assert len(taken) <= spans
+        for partition, seqs in taken.items():
+            assert seqs == free[partition][: len(seqs)], (partition, seqs, free)
+        available = sum(1 for seqs in free.values() if seqs)
+        if len(messages) < batch:  # it stopped early: only because nothing was left within its span
+            assert len(taken) == min(spans, available), (taken, free)
+            assert all(seqs == free[partition] for partition, seqs in taken.items()), (taken, free)
+
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        if not self.model.leases:
+            return
+        lease = data.draw(st.sampled_from(self.model.leases))
+        chosen = data.draw(st.lists(st.sampled_from(lease.messages), min_size=1, max_size=6, unique_by=lambda m: m.id))
+        whole = data.draw(st.booleans())
+        messages = lease.messages if whole else chosen
+        uniform = data.draw(st.sampled_from([None, "completed", "failed"]))
+        statuses = [uniform or data.draw(st.sampled_from(["completed", "failed", "retry", "dlq"])) for _ in messages]
+        acked = self.run(
+            self.queues.ack(
+                [
+                    Ack(m.transaction_id, m.partition_id, m.lease_id, status, "why", m.group)
+                    for m, status in zip(messages, statuses, strict=True)
+                ]
+            )
+        )
+        before = set(self.model.settled[lease.group])
+        held = self.model.held(lease.group)
+        living = {partition for partition, _ in lease.open} if lease.live else set()  # one row of it per partition
+        for message, status, answer in zip(messages, statuses, acked, strict=True):
+            place = (message.partition, message.seq)
+            alive = message.partition in living
+            if place in before:
+                allowed = status == "completed" or alive or place in self.model.dead[lease.group]
+                assert answer.success == allowed, (place, status, answer)
+                continue
+            if not alive:
+                assert not answer.success, (place, status, answer)
+                continue
+            if place not in lease.open:  # answered before (failed or retry) under this lease
+                if status == "completed":
+                    assert answer.success == (place not in held), (place, answer)
+                    if answer.success:
+                        self.model.settle(lease.group, place)
+                else:
+                    assert answer.success
+                continue
+            assert answer.success, (place, status, answer)
+            lease.open.discard(place)
+            died = False
+            if status == "completed":
+                self.model.settle(lease.group, place)
+            elif status == "dlq":
+                died = self.model.fail(lease.group, place, force=True)
+            elif status == "failed":
+                died = self.model.fail(lease.group, place)
+            assert answer.dlq == died
+        if not lease.open:
+            lease.live = False
+
+    @rule()
+    def leases_expire(self) -> None:
+        self.run(expire_leases(self.queues))
+        for lease in self.model.leases:
+            if lease.live:
+                lease.live = False
+                for place in lease.open:
+                    self.expired.append((lease.group, place))
+        # The attempt is counted when a pop meets the expired lease: let every group look everywhere.
+        for group in GROUPS:
+            for partition in PARTITIONS:
+                if any(g == group and p[0] == partition for g, p in self.expired):
+                    self.settle_expired(group, partition)
+
+    def settle_expired(self, group: str, partition: str) -> None:
+        mine = sorted(place for g, place in self.expired if g == group and place[0] == partition)
+        self.expired = [(g, p) for g, p in self.expired if not (g == group and p[0] == partition)]
+        for place in mine:
+            self.model.fail(group, place)
+        popped = self.run(self.queues.pop(PopRequest(queue=self.queue, partition=partition, group=group, batch=1)))
+        assert [message.seq for message in popped.messages] == self.model.free(group, partition)[:1]
+        if popped.messages:
+            self.run(
+                self.queues.ack(
+                    [Ack(m.transaction_id, m.partition_id, m.lease_id, "retry", None, group) for m in popped.messages]
+                )
+            )
+
+    @rule(group=st.sampled_from(GROUPS))
+    def dead_letters_go_back(self, group: str) -> None:
+        count = self.run(self.queues.dead.requeue(Which(queue=self.queue, group=group)))
+        assert count == len(self.model.dead[group])
+        for place in self.model.dead[group]:
+            self.model.settled[group].discard(place)
+        self.model.dead[group].clear()
+
+    @rule()
+    def the_broker_restarts(self) -> None:
+        self.run(self.block.__aexit__(None, None, None))
+        self.start()
+
+    @rule()
+    def counters_are_folded(self) -> None:
+        self.run(self.queues.upkeep.roll_up())
+
+    @invariant()
+    def lag_and_dead_letters_are_exact(self) -> None:
+        if not hasattr(self, "queues"):
+            return
+        known = {entry["name"]: entry for entry in self.run(self.queues.groups.listing(queue=self.queue))}
+        for group, entry in known.items():
+            assert entry["totalLag"] == self.model.lag(group), group
+        dead = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))["messages"]
+        assert {(d["consumerGroup"], d["partition"], seq_of(d["id"]), d["attempts"]) for d in dead} == {
+            (group, *place, count) for group, places in self.model.dead.items() for place, count in places.items()
+        }
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queues"):
+            return
+        try:
+            self.leases_expire()
+            for group in GROUPS:
+                left = {(p, seq) for p in PARTITIONS for seq in self.model.free(group, p)}
+                got: list[tuple[str, int]] = []
+                while messages := self.run(
+                    self.queues.pop(PopRequest(queue=self.queue, group=group, batch=100, partitions=10, auto_ack=True))
+                ).messages:
+                    got += [(message.partition, message.seq) for message in messages]
+                assert sorted(got) == sorted(left), group
+        finally:
+            self.run(self.block.__aexit__(None, None, None))
+            self.runner.close()
+
+
+def seq_of(text: str | None) -> int:
+    return int((text or "").replace("-", ""), 16) & (1 << 50) - 1
+
+
+@pytest.mark.timeout(600)
+def test_any_history_agrees_with_the_model(database_url: str) -> None:
+    machine = type("Machine", (QueueMachine,), {"url": database_url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=400 if SOAK else 10,
+            stateful_step_count=60 if SOAK else 25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
