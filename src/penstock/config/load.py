@@ -18,7 +18,8 @@ from penstock.config.schema import Config
 from penstock.config.values import format_duration, format_size, parse_duration, parse_size
 from penstock.errors import ConfigError
 
-NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_TCP", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")  # read by the CLI and the tests
+# Read by the command line, the client and the tests.
+NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_BROKER", "PENSTOCK_TOKEN", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")
 Section = TypeVar("Section")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
