@@ -26,7 +26,7 @@ class Load:
     port: int
     requests: list[bytes]  # whole HTTP/1.1 requests
     connections: int = 32
-    seconds: float = 2.0
+    seconds: float = 1.5
     depth: int = 1  # pipelined requests per connection
     host: str = "127.0.0.1"
     warm_up: float = 0.3

@@ -303,9 +303,17 @@ def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_onc
                 wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))
                 found = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
                 assert found == list(range(start, start + 100))
-                assert len(cache.young) + len(cache.old) <= 4096
-            before = dict(cache.young)
-            await wire.ask(get("/q?limit=9999"))
-            assert cache.young == before
+                assert len(cache.young) + len(cache.old) + len(cache._seen) <= 6144
+            assert not cache.young, "a head that was seen once is not kept"
+            for _ in range(2):
+                await wire.ask(get("/q?limit=0"))
+            kept = dict(cache.young)
+            assert len(kept) == 1
+            await wire.ask(get("/q?limit=0"))
+            assert cache.young == kept
+            for number in range(10_000):
+                cache.get(get(f"/q?limit={number // 2}"))
+                assert len(cache.young) + len(cache.old) + len(cache._seen) <= 6144
+            assert len(cache.young) > 0
 
     run(body)

@@ -62,25 +62,32 @@ class Head:
 
 
 class HeadCache:
-    """Heads by their bytes, in two generations: what was not asked for during a whole generation is forgotten."""
+    """Heads by their bytes, in two generations: what was not asked for during a whole generation is forgotten.
 
-    __slots__ = ("_find", "old", "young")
+    A head is kept from the second time it is seen, so heads that are all different (a request id, an offset in the
+    query) cost their parsing and leave nothing behind for the garbage collector to walk over.
+    """
+
+    __slots__ = ("_find", "_seen", "old", "young")
 
     def __init__(self, find: Callable[[Head], None]) -> None:
         self._find = find  # sets endpoint and params
+        self._seen: set[bytes] = set()  # once
         self.young: dict[bytes, Head] = {}
         self.old: dict[bytes, Head] = {}
 
     def get(self, raw: bytes) -> Head:
-        head = self.young.get(raw)
-        if head is not None:
-            return head
-        head = self.old.get(raw)
+        head = self.young.get(raw) or self.old.get(raw)
         if head is None:
             head = parse(raw)
             self._find(head)
-            if len(raw) > _LARGEST_CACHED:
+            if raw not in self._seen:
+                if len(self._seen) >= _GENERATION:
+                    self._seen.clear()
+                if len(raw) <= _LARGEST_CACHED:
+                    self._seen.add(raw)
                 return head
+            self._seen.discard(raw)
         if len(self.young) >= _GENERATION:
             self.old, self.young = self.young, {}
         self.young[raw] = head
@@ -137,7 +144,10 @@ def _feed(collector: _Collector, data: bytes) -> None:
 def parse(raw: bytes) -> Head:
     """Parse the bytes of one head, its empty line included."""
     collector = _Collector()
-    _feed(collector, raw)
+    try:
+        _feed(collector, raw)
+    finally:
+        del collector.parser  # which knows the collector: without the circle both go at once, not at a collection
     if collector.complete != 1:
         raise Refused(400, "Malformed request: incomplete headers")
     if collector.version not in ("1.1", "1.0"):

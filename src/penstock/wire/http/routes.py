@@ -9,7 +9,7 @@ distinct request head.
 Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls one.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -53,12 +53,13 @@ class Route:
 class Endpoint:
     """A route made ready to be called: decoders built, metric labels at hand."""
 
-    __slots__ = ("_args", "_cache_args", "_data", "call", "decodes", "gzip", "labels", "name", "route")
+    __slots__ = ("_args", "_cache_args", "_data", "call", "decodes", "gzip", "labels", "name", "parameters", "route")
 
     def __init__(self, route: Route) -> None:
         self.route = route
         self.name = route.path
         self.gzip = route.gzip
+        self.parameters = tuple(route.parameters)
         self.labels: dict[int, tuple[str, ...]] = {}  # status -> label values, filled by the server
         query = route.query if route.decode else None
         self._cache_args = query is not None and bool(query.__struct_config__.frozen)  # type: ignore[attr-defined]
@@ -214,33 +215,44 @@ class Router:
             head.endpoint = self._refusal(f"400 {error}", 400, str(error), ())
             return
         allowed: set[str] = set()
-        for methods, values in self._candidates(self._root, segments, 0, []):
-            endpoint = _pick(methods, method)
-            if endpoint is not None:
-                head.endpoint = endpoint
-                head.params = dict(zip(endpoint.route.parameters, values, strict=True))
-                return
-            allowed.update(methods)
+        values: list[str] = []
+        endpoint = self._match(self._root, segments, 0, method, values, allowed)
+        if endpoint is not None:
+            head.endpoint = endpoint
+            head.params = dict(zip(endpoint.parameters, values, strict=True))
+            return
         if path == "*" and method == "OPTIONS":
             allowed = {endpoint.route.method for endpoint in self._endpoints} - {ANY}
         head.endpoint = self._without_route(method, allowed) if allowed else self._not_found
 
-    def _candidates(
-        self, node: _Node, segments: list[str], place: int, values: list[str]
-    ) -> Iterator[tuple[dict[str, Endpoint], list[str]]]:
-        """Every place in the tree that fits, best first."""
+    def _match(
+        self, node: _Node, segments: list[str], place: int, method: str, values: list[str], allowed: set[str]
+    ) -> Endpoint | None:
+        """The best endpoint below `node`; `values` get its parameters, `allowed` the methods of what fits otherwise."""
         if place == len(segments):
-            if node.methods:
-                yield node.methods, values
-            return
+            found = _pick(node.methods, method)
+            if found is None:
+                allowed.update(node.methods)
+            return found
         segment = segments[place]
         literal = node.literal.get(segment)
         if literal is not None:
-            yield from self._candidates(literal, segments, place + 1, values)
+            found = self._match(literal, segments, place + 1, method, values, allowed)
+            if found is not None:
+                return found
         if node.one is not None and segment:
-            yield from self._candidates(node.one, segments, place + 1, [*values, segment])
+            values.append(segment)
+            found = self._match(node.one, segments, place + 1, method, values, allowed)
+            if found is not None:
+                return found
+            values.pop()
         if node.rest is not None:
-            yield node.rest.methods, [*values, "/".join(segments[place:])]
+            found = _pick(node.rest.methods, method)
+            if found is not None:
+                values.append("/".join(segments[place:]))
+                return found
+            allowed.update(node.rest.methods)
+        return None
 
     def _without_route(self, method: str, allowed: set[str]) -> Endpoint:
         if "GET" in allowed:
