@@ -83,6 +83,8 @@ class Wire:
         return await self.reader.read()
 
     async def close(self) -> None:
+        if self.writer.transport.get_write_buffer_size():
+            self.writer.transport.abort()  # the server may never take it
         self.writer.close()
         try:
             await self.writer.wait_closed()
