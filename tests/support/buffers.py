@@ -1,18 +1,30 @@
 """A buffer in a test: over an engine in memory for its own logic, or over a real PostgreSQL for the promises."""
 
 import asyncio
+import os
+import signal
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from penstock.buffer import Buffer
 from penstock.config.schema import Buffer as Settings
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.config.schema import Database as DatabaseSettings
+from penstock.config.schema import Queues as QueueSettings
+from penstock.database import Database
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
-from penstock.queues.types import Item, Pushed
+from penstock.queues.engine import Queues
+from penstock.queues.types import Item, PopRequest, Pushed
 from penstock.storage.fs import DISK, Fs
+from tests.support.wait import eventually
 
 
 class Store:
@@ -130,3 +142,117 @@ async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buff
     buffer = Buffer(store, store, Settings(**settings), directory, fs, ThreadPoolExecutor(2), Metrics())
     await buffer.start()
     return buffer
+
+
+@asynccontextmanager
+async def real(url: str, directory: Path, *, acquire_timeout: float = 0.5, **settings: Any) -> AsyncIterator[Buffer]:
+    """A started buffer over the real engine on a real PostgreSQL; the engine is `buffer._queues`."""
+    settings = {"free_space_reserve": 0, **settings}
+    metrics = Metrics()
+    with ThreadPoolExecutor(2) as pool:
+        database = Database(DatabaseSettings(url=url, acquire_timeout=acquire_timeout), directory, metrics)
+        queues = Queues(database, QueueSettings(), metrics)
+        buffer = Buffer(queues, database, Settings(**settings), directory / "buffers", DISK, pool, metrics)
+        async with AsyncExitStack() as running:
+            for part in (database, queues, buffer):
+                await part.start()
+                running.push_async_callback(part.stop)
+            yield buffer
+
+
+async def delivered(queues: Any, queue: str, group: str = "checker") -> dict[str, list[bytes]]:
+    """What a new group gets from the queue's beginning, by partition, in the order of delivery."""
+    found: dict[str, list[bytes]] = {}
+    while True:
+        popped = await queues.pop(
+            PopRequest(queue=queue, group=group, batch=5000, partitions=100, auto_ack=True, subscription_mode="all")
+        )
+        if not popped.messages:
+            return found
+        for message in popped.messages:
+            found.setdefault(message.partition, []).append(message.payload)
+
+
+class Producers:
+    """Closed-loop producers, one partition each, that number their events and remember what they were told."""
+
+    def __init__(self, push: Callable[..., Awaitable[Any]], count: int = 6, queue: str = "orders") -> None:
+        self._push, self.queue = push, queue
+        self.accepted: list[list[int]] = [[] for _ in range(count)]
+        self.latencies: list[tuple[float, float]] = []  # when it was answered, how long it took
+        self.statuses: Counter[str] = Counter()
+        self.errors: list[BaseException] = []
+        self._stop = False
+        self._tasks = [asyncio.create_task(self._produce(number)) for number in range(count)]
+
+    async def _produce(self, number: int) -> None:
+        sequence = 0
+        while not self._stop:
+            began = time.monotonic()
+            try:
+                [result] = await self._push([Item(self.queue, b"%d" % sequence, f"p{number}")])
+            except PenstockError as error:
+                self.errors.append(error)
+            else:
+                self.accepted[number].append(sequence)
+                self.statuses[result.status] += 1
+            self.latencies.append((time.monotonic(), time.monotonic() - began))
+            sequence += 1
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.accepted))
+
+    async def more(self, events: int, timeout: float = 20.0) -> None:
+        """Wait until so many more were accepted."""
+        target = self.total + events
+        await eventually(lambda: self.total >= target, timeout)
+
+    async def finish(self) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    def worst(self, start: float, end: float, share: float = 0.99) -> float:
+        """The latency that `share` of the pushes answered between the two moments did not exceed."""
+        found = sorted(took for at, took in self.latencies if start < at - took and at < end)
+        assert len(found) > 100, f"only {len(found)} pushes in that time"
+        return found[int(share * len(found))]
+
+    def check(self, got: dict[str, list[bytes]]) -> None:
+        """Everything accepted was delivered, once, in order, and nothing else."""
+        for number, accepted in enumerate(self.accepted):
+            assert [int(payload) for payload in got.get(f"p{number}", [])] == accepted, f"partition p{number}"
+
+
+def freeze(server: EmbeddedPostgres) -> list[int]:
+    """Stop every process of the server without closing anything (SIGSTOP)."""
+    frozen: list[int] = []
+    while True:  # until a look finds no process that still runs
+        postmaster = psutil.Process(server.pid())
+        fresh = [
+            process.pid for process in (postmaster, *postmaster.children(recursive=True)) if process.pid not in frozen
+        ]
+        if not fresh:
+            return frozen
+        for pid in fresh:
+            os.kill(pid, signal.SIGSTOP)
+        frozen += fresh
+
+
+def thaw(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+
+
+def crash(server: EmbeddedPostgres) -> None:
+    """kill -9 of the whole server."""
+    postmaster = psutil.Process(server.pid())
+    for process in (postmaster, *postmaster.children(recursive=True)):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs([postmaster], timeout=10)
