@@ -182,14 +182,14 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server
     async def body():
         async with real(url, scratch, free_space_reserve=64 << 10, events_per_file=100) as buffer:
             await asyncio.to_thread(server.stop)
-            accepted, refused = [], 0
+            accepted, refused = [], []
             for n in range(600):
                 try:
                     await buffer.push(items(f'"{"x" * 2000}{n:06d}"'))
                     accepted.append(n)
                 except StorageFull as error:
-                    refused += 1
-                    assert "full" in str(error)
+                    refused.append(str(error))
+            assert all("full" in text for text in refused)
             assert refused
             assert len(accepted) > 300
             assert buffer.status.report().failover.bytes < 1 << 20

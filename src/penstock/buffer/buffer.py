@@ -41,9 +41,8 @@ from penstock.buffer.status import Status
 from penstock.config import schema
 from penstock.database import Database
 from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
-from penstock.ids import uuid7
 from penstock.metrics import Metrics
-from penstock.queues.push import entries_of
+from penstock.queues.push import entries_of, random_id
 from penstock.queues.types import Item, Pushed
 from penstock.storage.fs import Fs
 
@@ -55,7 +54,7 @@ LAST_PASS = 500  # events; so few are committed while new pushes wait
 LONGEST_PAUSE = 1.0
 SETTLE_LIMIT = 0.5
 STOP_LIMIT = 5.0
-FREE_FOR = 0.05  # how long a look at the free space of the disk is good for
+ROOM_FOR = 0.05  # how long a look at the free space is good for
 DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
 
 
@@ -89,8 +88,9 @@ class Buffer:
         self._worker: asyncio.Task[None] | None = None
         self._scan: asyncio.Task[None] | None = None
         self.recovering: Progress | None = None
-        self._free, self._free_until = 0, 0.0
+        self._room_left, self._room_until = 0, 0.0
         self._stopping = False
+        self._retrying = asyncio.Lock()
         self._recovered = True  # since the last time the database went down
         self._buffered = metrics.counter("penstock_buffer_events_total", "Events accepted into a file", "kind")
         self._rejected = metrics.counter("penstock_buffer_rejected_total", "Pushes that found no room on disk")
@@ -149,7 +149,7 @@ class Buffer:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored later."""
         for item in items:
             if not item.transaction_id:
-                item.transaction_id, item.fresh = str(uuid7()), True
+                item.transaction_id, item.fresh = random_id(), True
         if buffer_ms is not None or buffer_max is not None:
             return await self._push_qos0(
                 items,
@@ -348,13 +348,18 @@ class Buffer:
             self.recovering = None
         self._estate.let_go(self.backlog.files)
 
+    def replay_now(self) -> None:
+        """Do not wait for the next turn."""
+        self._wake.set()
+
     async def retry_failed(self, *, now: bool = False) -> None:
         """Try the files in failed/ whose time has come (or all of them)."""
-        for file in self.failed.due(now=now):
-            try:
-                await self.replay.failed_file(file)
-            except Unavailable:
-                return
+        async with self._retrying:
+            for file in self.failed.due(now=now):
+                try:
+                    await self.replay.failed_file(file)
+                except Unavailable:
+                    return
 
     async def _adopt(self) -> None:
         """Take over the files of processes that died."""
@@ -383,16 +388,16 @@ class Buffer:
 
     def _room(self, more: int) -> None:
         """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
-        used = self.status.bytes
-        if used + more > self._settings.max_bytes:
-            raise StorageFull(f"the buffer is full: {used} of {self._settings.max_bytes} bytes are used")
         now = time.monotonic()
-        if now > self._free_until:  # asking the disk for each push would cost more than writing it
-            self._free_until, self._free = now + FREE_FOR, self._fs.free_bytes(self.directory)
-        self._free -= more
-        if self._free < self._settings.free_space_reserve:
-            self._free_until = 0.0
-            raise StorageFull("the disk of the buffer is full")
+        if now > self._room_until or self._room_left < more:  # asking for each push would cost more than writing it
+            used, free = self.status.bytes, self._fs.free_bytes(self.directory)
+            if used + more > self._settings.max_bytes:
+                raise StorageFull(f"the buffer is full: {used} of {self._settings.max_bytes} bytes are used")
+            if free - more < self._settings.free_space_reserve:
+                raise StorageFull("the disk of the buffer is full")
+            self._room_left = min(self._settings.max_bytes - used, free - self._settings.free_space_reserve)
+            self._room_until = now + ROOM_FOR
+        self._room_left -= more
 
     async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)

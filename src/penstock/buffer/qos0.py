@@ -22,7 +22,7 @@ from penstock.buffer.events import encode, size_of
 from penstock.buffer.failed import Failed, Refusal
 from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
-from penstock.buffer.replay import Health, Replay, batches
+from penstock.buffer.replay import MERGED, Health, Replay, batches
 from penstock.config import schema
 from penstock.errors import StorageFailed, StorageFull, Unavailable
 from penstock.queues.types import Item
@@ -200,7 +200,7 @@ class Qos0:
         except (StorageFull, StorageFailed) as error:
             log.warning("%s: it goes on as %s", error, file.name)
         try:
-            for part in batches(batch.items, self._settings.max_batch):
+            for part in batches(batch.items, self._settings.max_batch * MERGED):
                 refusals += await self._replay.insert(part, "qos0")
                 done += len(part)
         except Unavailable:

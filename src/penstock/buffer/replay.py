@@ -39,6 +39,7 @@ T = TypeVar("T")
 REFUSED = (InvalidRequest, TooLarge, Full, ValueError)  # what says "this will not do" of an event's content
 TRIES = 4
 PAUSE = 0.05
+MERGED = 10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
 BATCH_BYTES = 8 << 20
 PROGRESS_EVERY = 5000
 PAUSE_EVERY = 1000
@@ -115,7 +116,7 @@ class Replay:
             return
         steps = windows(self._fs, file.path)
         while (window := await self._in_pool(_next, steps)) is not None:
-            for batch in batches(window.items, self._settings.max_batch):
+            for batch in batches(window.items, self._settings.max_batch * MERGED):
                 refusals += await self.insert(batch, file.name.kind)
                 file.done += len(batch)
                 committed(len(batch))
@@ -138,7 +139,7 @@ class Replay:
         total = 0
         steps = windows(self._fs, file.path)
         while (window := await self._in_pool(_next, steps)) is not None:
-            for batch in batches(window.items, self._settings.max_batch):
+            for batch in batches(window.items, self._settings.max_batch * MERGED):
                 refusals += await self.insert(batch, file.name.kind)
                 total += len(batch)
         log.info("Retried failed file %s: %d events went in, %d left", file.name, total - len(refusals), len(refusals))

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -139,24 +139,3 @@ class Status:
             failover=self.kind("failover"),
             qos0=self.kind("qos0"),
         )
-
-    def maintenance(self) -> dict[str, Any]:
-        """The answer of the maintenance page."""
-        buffer = self._buffer
-        return {
-            "maintenanceMode": buffer.maintenance.push,
-            "popMaintenanceMode": buffer.maintenance.pop,
-            "bufferedMessages": self.pending,
-            "bufferHealthy": self._database.healthy,
-            "bufferStats": {
-                "pendingCount": self.pending,
-                "failedCount": buffer.failed.events,
-                "dbHealthy": self._database.healthy,
-                "failedFiles": {
-                    "count": len(buffer.failed.files),
-                    "totalBytes": buffer.failed.size,
-                    "failoverCount": sum(f.name.kind == "failover" for f in buffer.failed.files.values()),
-                    "qos0Count": sum(f.name.kind == "qos0" for f in buffer.failed.files.values()),
-                },
-            },
-        }

@@ -116,7 +116,7 @@ class Queues:
 class Buffer:
     dir: Path | None = key(None, "buffer files; default: under the data directory", "FILE_BUFFER_DIR")
     flush_ms: Milliseconds = key(100, "flush, fsync and probe interval", "FILE_BUFFER_FLUSH_MS")
-    max_batch: int = key(100, "most events per insert", "FILE_BUFFER_MAX_BATCH")
+    max_batch: int = key(100, "events per batch; a call to the database carries up to ten", "FILE_BUFFER_MAX_BATCH")
     events_per_file: int = key(10_000, "most events in one file", "FILE_BUFFER_EVENTS_PER_FILE")
     retry_interval: Seconds = key(5.0, "retry failed files after this", "FILE_BUFFER_RETRY_INTERVAL")
     startup_recovery_timeout: Seconds = key(

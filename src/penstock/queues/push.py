@@ -32,7 +32,7 @@ class Entry:
     def __init__(self, item: Item) -> None:
         self.item = item
         self.checked = bool(item.transaction_id) and not item.fresh
-        self.transaction_id = item.transaction_id or _random_id()
+        self.transaction_id = item.transaction_id or random_id()
         self.trace = _trace(item.trace_id) if item.trace_id else None
         self.partition = 0
 
@@ -212,7 +212,8 @@ def _by_partition(entry: Entry) -> int:
     return entry.partition
 
 
-def _random_id() -> str:
+def random_id() -> str:
+    """A transaction id for a message whose producer gave none (UUID version 4)."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 

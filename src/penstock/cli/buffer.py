@@ -1,0 +1,361 @@
+"""`penstock buffer`: what waits on disk for the database, seen from a running broker or in its directory.
+
+`status`, `replay` and `retry-failed` ask a running broker (`--url`). `list`, `inspect` and `purge` look into a
+directory (`--dir`), and so do `replay` and `retry-failed` when `--database-url` says where the events should go
+without a broker. Files of a living broker are left alone. Exit codes: 0 done, 1 refused or events are left, 2 wrong
+usage.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from penstock.buffer import Buffer, files
+from penstock.buffer.reader import count_events, windows
+from penstock.buffer.status import BufferStatus
+from penstock.cli import app
+from penstock.config import schema
+from penstock.database import Database
+from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.metrics import Metrics
+from penstock.net import HttpClient
+from penstock.queues.engine import Queues
+from penstock.storage.fs import DISK
+
+T = TypeVar("T")
+commands = typer.Typer(
+    help="Look at the disk buffer, replay it, clean it up.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(commands, name="buffer")
+
+LOCAL = "http://127.0.0.1:6632"
+Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="A running broker.")]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        envvar="FILE_BUFFER_DIR",
+        help="The buffer's directory.",
+        show_default="penstock-data/.penstock/buffers",
+    ),
+]
+DatabaseUrl = Annotated[
+    str, typer.Option("--database-url", help="Work on the directory, without a broker, into this database.")
+]
+Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
+
+
+@dataclass(slots=True)
+class Found:
+    """A file in a buffer directory."""
+
+    name: files.Name
+    path: Path
+    place: str  # "", failed or quarantine
+    live: bool
+
+    @property
+    def state(self) -> str:
+        if self.place:
+            return self.place
+        return "being written" if self.name.active and self.live else "waiting"
+
+
+@commands.command()
+def status(url: Url = LOCAL, json: Json = False) -> None:
+    """Show what is buffered and how the replay goes.
+
+    Example: `penstock buffer status --json | jq .pending`
+    """
+    report = _run(_ask(url, "GET", "/api/v1/status/buffers"))
+    if json:
+        sys.stdout.buffer.write(report + b"\n")
+        return
+    found = msgspec.json.decode(report, type=BufferStatus)
+    console = Console(soft_wrap=True)
+    console.print(
+        f"database {'up' if found.db_healthy else '[red]down[/red]'}, maintenance {_on(found.maintenance_mode)}"
+    )
+    table = Table("kind", "pending", "files", "bytes", "oldest", "committed", box=None, header_style="bold")
+    for name, kind in (("failover", found.failover), ("qos0", found.qos0)):
+        age = f"{kind.oldest_age:,.1f} s" if kind.files else "-"
+        table.add_row(name, f"{kind.pending:,}", str(kind.files), f"{kind.bytes:,}", age, f"{kind.flushed:,}")
+    console.print(table)
+    console.print(
+        f"replay {found.replay_rate:,.0f} events/s, {found.held_partitions:,} partitions wait, "
+        f"{found.failed:,} events failed, {found.quarantined:,} lines in quarantine"
+    )
+
+
+@commands.command("list")
+def list_files(directory: Directory = None, json: Json = False) -> None:
+    """List the buffer files in a directory, oldest first.
+
+    Example: `penstock buffer list --dir /var/lib/penstock/buffers`
+    """
+    rows = [
+        {
+            "file": str(found.path),
+            "kind": found.name.kind,
+            "state": found.state,
+            "owner": "live" if found.live else "dead",
+            "events": count_events(DISK, found.path),
+            "bytes": found.path.stat().st_size,
+            "age": round(time.time() - (found.name.created_at or found.path.stat().st_mtime), 1),
+        }
+        for found in _find(_directory(directory))
+    ]
+    if json:
+        sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
+        return
+    table = Table("file", "state", "owner", "events", "size", "age", box=None, header_style="bold")
+    for row in rows:
+        name = Path(str(row["file"])).name
+        table.add_row(
+            name, str(row["state"]), str(row["owner"]), f"{row['events']:,}", f"{row['bytes']:,}", f"{row['age']} s"
+        )
+    Console(soft_wrap=True).print(table if rows else "no buffer files")
+
+
+@commands.command()
+def inspect(
+    file: Annotated[str, typer.Argument(help="A buffer file: its path, or its name in the directory.")],
+    directory: Directory = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="So many events; 0 = all.")] = 20,
+) -> None:
+    """Print the events of a file, one JSON object per line; why they were refused goes to standard error.
+
+    Example: `penstock buffer inspect failover_019a0c11-7fe8-7000-8000-00001a2b3c4d.buf -n 0 | jq .payload`
+    """
+    path = _path_of(file, _directory(directory))
+    shown = total = 0
+    for window in windows(DISK, path):
+        total += len(window.items)
+        for item in window.items:
+            if limit and shown >= limit:
+                break
+            shown += 1
+            event = {
+                "queue": item.queue,
+                "partition": item.partition,
+                "payload": msgspec.Raw(item.payload),
+                "transactionId": item.transaction_id,
+                "traceId": item.trace_id,
+            }
+            sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+        for bad in window.bad:
+            typer.echo(f"no event: {bad[:200]!r}", err=True)
+        if window.torn:
+            typer.echo(f"cut short by a crash: {window.torn[:200]!r}", err=True)
+    sys.stdout.flush()
+    reasons = path.with_name(path.name + ".error")
+    if reasons.exists():
+        for line in reasons.read_text().splitlines()[: limit or None]:
+            typer.echo(line, err=True)
+    if shown < total:
+        typer.echo(f"{total - shown:,} more; -n 0 shows all", err=True)
+
+
+@commands.command()
+def replay(url: Url = LOCAL, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
+    """Put what is buffered into the database now, and show how far it is.
+
+    With a running broker: `penstock buffer replay`
+
+    Without one: `penstock buffer replay --dir /backup/buffers --database-url postgresql://me@db/app`
+    """
+    left = _run(_replay_here(_directory(directory), database_url) if database_url else _replay_there(url))
+    if left:
+        typer.echo(f"penstock: {left:,} events are left", err=True)
+        raise typer.Exit(1)
+
+
+@commands.command("retry-failed")
+def retry_failed(url: Url = LOCAL, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
+    """Try the events that the database refused once more.
+
+    Example: `penstock buffer retry-failed`
+    """
+    if database_url:
+        left = _run(_replay_here(_directory(directory), database_url, failed=True))
+    else:
+        left = msgspec.json.decode(_run(_ask(url, "POST", "/api/v1/buffers/retry-failed")))["failed"]
+    typer.echo(f"{left:,} events are left in failed/", err=True)
+    raise typer.Exit(1 if left else 0)
+
+
+@commands.command()
+def purge(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to delete.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="All files in failed/.")] = False,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="All files in quarantine/.")] = False,
+    directory: Directory = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete buffer files and the events in them for good. Files of a living broker are refused.
+
+    Example: `penstock buffer purge --failed --yes`
+    """
+    place = _directory(directory)
+    chosen = [found for found in _find(place) if (found.place == files.FAILED and failed)]
+    paths = [found.path for found in chosen] + [_path_of(name, place) for name in names or []]
+    if quarantine and (place / files.QUARANTINE).is_dir():
+        paths += sorted((place / files.QUARANTINE).iterdir())
+    if not paths:
+        typer.echo("penstock: nothing to delete; name files, or give --failed or --quarantine", err=True)
+        raise typer.Exit(2)
+    owned = [path.name for path in paths if (name := files.parse(path.name)) and files.is_live(place, name.tag)]
+    if owned:
+        typer.echo(f"penstock: a running broker owns {', '.join(owned)}; stop it first", err=True)
+        raise typer.Exit(1)
+    events = sum(count_events(DISK, path) for path in paths)
+    if not yes:
+        if not sys.stdin.isatty():
+            typer.echo("penstock: refusing to delete without --yes when there is nobody to ask", err=True)
+            raise typer.Exit(2)
+        typer.confirm(f"Delete {len(paths):,} files with {events:,} events?", abort=True)
+    for path in paths:
+        DISK.remove(path)
+        DISK.remove(path.with_name(path.name + ".error"))
+    typer.echo(f"deleted {len(paths):,} files with {events:,} events", err=True)
+
+
+def _on(mode: bool) -> str:
+    return "on" if mode else "off"
+
+
+def _directory(given: Path | None) -> Path:
+    found = given or Path("penstock-data") / ".penstock" / "buffers"
+    if not found.is_dir():
+        typer.echo(f"penstock: there is no buffer directory {found}; name it with --dir", err=True)
+        raise typer.Exit(2)
+    return found
+
+
+def _find(directory: Path) -> list[Found]:
+    found = []
+    for place in ("", files.FAILED):
+        for text in DISK.list_dir(directory / place):
+            name = files.parse(text)
+            if name:
+                found.append(Found(name, directory / place / text, place, files.is_live(directory, name.tag)))
+    return sorted(found, key=lambda file: (file.place, file.name.id))
+
+
+def _path_of(name: str, directory: Path) -> Path:
+    for path in (Path(name), directory / name, directory / files.FAILED / name, directory / files.QUARANTINE / name):
+        if path.is_file():
+            return path
+    typer.echo(f"penstock: there is no buffer file {name}", err=True)
+    raise typer.Exit(1)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except PenstockError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+async def _ask(url: str, method: str, path: str) -> bytes:
+    client = HttpClient(url, pool_size=1, connect_timeout=2.0)
+    try:
+        answer = await client.request(method, path, timeout=30.0)
+    except (OSError, TimeoutError) as error:
+        raise Unavailable(f"no broker answers at {url}: {error}") from error
+    finally:
+        await client.close()
+    if answer.status >= 400:
+        raise NotFound(f"{url}{path} answers {answer.status}: {answer.body.decode(errors='replace')[:200]}")
+    return bytes(answer.body)
+
+
+def _bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True))
+
+
+async def _replay_there(url: str) -> int:
+    """Ask the broker and watch."""
+
+    async def look(method: str, path: str) -> BufferStatus:
+        return msgspec.json.decode(await _ask(url, method, path), type=BufferStatus)
+
+    report = await look("POST", "/api/v1/buffers/replay")
+    with _bar() as bar:
+        task = bar.add_task("replay", total=report.pending)
+        while report.pending and report.db_healthy and not report.maintenance_mode:
+            await asyncio.sleep(0.1)
+            report = await look("GET", "/api/v1/status/buffers")
+            total = max(bar.tasks[0].total or 0, report.pending)
+            bar.update(task, total=total, completed=total - report.pending)
+    if not report.db_healthy:
+        raise Unavailable("the broker's database is down; replay goes on by itself when it is back")
+    if report.maintenance_mode:
+        raise Unavailable("maintenance mode is on: the buffer keeps everything until it is switched off")
+    return report.pending
+
+
+async def _replay_here(directory: Path, database_url: str, *, failed: bool = False) -> int:
+    """Be the process that adopts the files."""
+    metrics = Metrics()
+    database = Database(schema.Database(url=database_url), directory, metrics)
+    queues = Queues(database, schema.Queues(), metrics)
+    settings = schema.Buffer(max_batch=1000, replay_pause=0.0)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        buffer = Buffer(queues, database, settings, directory, DISK, pool, metrics)
+        await database.start()
+        try:
+            if not database.healthy:
+                raise Unavailable("the database does not answer")
+            await queues.start()
+            try:
+                starting = asyncio.create_task(buffer.start())
+                with _bar() as bar:
+                    while not starting.done():
+                        await asyncio.wait([starting], timeout=0.1)
+                        now = buffer.recovering
+                        if now:
+                            titles = {task.description: task.id for task in bar.tasks}
+                            task_id = titles.get(now.what)
+                            if task_id is None:
+                                task_id = bar.add_task(now.what, total=now.total)
+                            bar.update(task_id, completed=now.done)
+                await starting
+                if failed:
+                    await buffer.retry_failed(now=True)
+                left = buffer.failed.events if failed else buffer.status.pending
+                done = buffer.status.file_buffer().flushed
+                await buffer.stop()
+            finally:
+                await queues.stop()
+        finally:
+            await database.stop()
+    others = [file for file in _find(directory) if file.live]
+    if others:
+        typer.echo(f"penstock: {len(others)} files belong to a running broker and were left alone", err=True)
+    typer.echo(f"{done:,} events are in the database now", err=True)
+    return left
