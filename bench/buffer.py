@@ -72,7 +72,7 @@ class Bench:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     async def drained(self) -> None:
-        while self.buffer.status.pending or self.buffer.qos0.busy:
+        while self.buffer.status.pending or self.buffer.qos0.busy:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     def items(self, count: int = 1) -> list[Item]:

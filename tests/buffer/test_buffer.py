@@ -360,7 +360,7 @@ def test_two_brokers_share_a_directory_and_the_survivor_adopts_the_dead_ones_fil
 def test_the_replay_rate_is_kept(tmp_path):
     async def body():
         store = Store(healthy=False)
-        async with buffering(tmp_path, store, replay_rate=1000, max_batch=50) as buffer:
+        async with buffering(tmp_path, store, replay_rate=1000, max_batch=5) as buffer:
             await buffer.push(items(*range(300)))
             began = asyncio.get_running_loop().time()
             store.go(True)
