@@ -16,10 +16,12 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from penstock import __version__
+from penstock.buffer import Buffer
 from penstock.config import Config
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
+from penstock.storage.fs import DISK
 from penstock.storage.lock import DirectoryLock
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
@@ -56,6 +58,15 @@ class Broker:
         self.database = Database(config.database, config.private_directory, self.metrics)
         self.logs = Logs(config, self.pool, self.metrics) if owner else None
         self.queues = Queues(self.database, config.queues, self.metrics)
+        self.buffer = Buffer(
+            self.queues,
+            self.database,
+            config.buffer,
+            config.buffer.dir or config.private_directory / "buffers",
+            DISK,
+            self.pool,
+            self.metrics,
+        )
         self._running = AsyncExitStack()
         self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")
         self.metrics.gauge("penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max")
@@ -79,7 +90,7 @@ class Broker:
         parts: list[Part] = [self.database]
         if self.logs:
             parts += [self.logs.topics, self.logs.groups]
-        return [*parts, self.queues]
+        return [*parts, self.queues, self.buffer]
 
     async def stop(self) -> None:
         """Stop every part, the last started first."""

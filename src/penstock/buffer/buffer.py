@@ -161,6 +161,11 @@ class Buffer:
         return await self._push_behind(items)
 
     @property
+    def healthy(self) -> bool:
+        """Whether the database is up."""
+        return self._database.healthy
+
+    @property
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.push
 

@@ -49,6 +49,8 @@ class BufferStatus(msgspec.Struct, rename="camel"):
 
 
 class FileBuffer(msgspec.Struct):
+    """The block `file_buffer` of /metrics.json."""
+
     pending: int
     flushed: int
     failed: int
@@ -76,7 +78,7 @@ class Status:
         metrics.gauge("penstock_buffer_failed", "Events in failed/", read=lambda: buffer.failed.events)
         metrics.gauge("penstock_buffer_held_partitions", "Partitions that wait", read=lambda: buffer.backlog.held)
         metrics.gauge("penstock_buffer_replay_rate", "Events replayed per second", read=lambda: buffer.replay.rate)
-        metrics.gauge("penstock_buffer_maintenance", "1 while the mode is on", "mode", read=self._modes)
+        metrics.gauge("penstock_buffer_maintenance", "1 while the mode is on", "mode", read=self._modes, merge="max")
 
     def _modes(self) -> dict[tuple[str, ...], float]:
         modes = self._buffer.maintenance.modes
@@ -115,11 +117,6 @@ class Status:
             oldest_age=0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
             flushed=int(buffer.replay.flushed.value(kind)),
         )
-
-    def file_buffer(self) -> FileBuffer:
-        """The block `file_buffer` of /metrics.json."""
-        flushed = sum(self._buffer.replay.flushed.value(kind) for kind in KINDS)
-        return FileBuffer(self.pending, int(flushed), self._buffer.failed.events, self._database.healthy)
 
     def report(self) -> BufferStatus:
         buffer, progress = self._buffer, self._buffer.recovering

@@ -348,7 +348,7 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
                 if failed:
                     await buffer.retry_failed(now=True)
                 left = buffer.failed.events if failed else buffer.status.pending
-                done = buffer.status.file_buffer().flushed
+                done = int(sum(buffer.replay.flushed.value(kind) for kind in files.KINDS))
                 await buffer.stop()
             finally:
                 await queues.stop()

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.server import Broker
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
-from penstock.wire.http.api import queues, system, topics
+from penstock.wire.http.api import buffers, queues, system, topics
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer, tls_context
@@ -132,13 +132,15 @@ class Listeners:
         logs, meeting = self._broker.logs, self.rendezvous
         workers = [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
         found = [*system.routes(self._broker, lambda: self.addresses, workers), *self._queue_routes()]
+        found += buffers.routes(self._broker.buffer)
         if logs:
             found += topics.routes(logs.topics, logs.groups, self._feeds, self._keep_alive)
         return found
 
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""
-        return queues.routes(self._broker.queues)
+        broker = self._broker
+        return queues.routes(broker.queues, broker.buffer, broker.buffer.maintenance.pops)
 
     async def _meet(self, rendezvous: Rendezvous) -> None:
         """Listen for the other processes of this broker."""

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.buffer.maintenance import PopGate
+from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
 from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
 from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
@@ -24,9 +26,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Pushes(Protocol):
-    """What a push needs: the engine, or a buffer in front of it."""
+    """The buffer in front of the engine, as a push sees it."""
 
-    async def push(self, items: list[Item]) -> Sequence[Pushed]: ...
+    @property
+    def healthy(self) -> bool: ...
+
+    async def push(
+        self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
+    ) -> Sequence[Pushed]: ...
 
 
 # -- what comes in ----------------------------------------------------------------------------------------------------
@@ -138,6 +145,14 @@ class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     error: str = ""
 
 
+class Later(msgspec.Struct, rename="camel"):
+    """The answer of a push with `bufferMs` or `bufferMax`."""
+
+    pushed: bool
+    qos0: bool
+    db_healthy: bool
+
+
 class PushAnswer(msgspec.Struct, omit_defaults=True):
     """One item of a push's answer, for the documentation: which fields there are depends on the status."""
 
@@ -196,15 +211,20 @@ class ExtendAnswer(msgspec.Struct, rename="camel"):
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
-def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
+def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = None) -> list[Route]:
     store = (pushes or queues).push
+    gate = gate or PopGate()
 
     async def push(request: Request) -> Response:
         body = read_push(request.body)
+        if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
+            return await push_later(pushes, body)
         return push_answer(await store(items_of(body.items)))
 
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
+        if gate.closed and not (args.wait and await gate.opened(patience(args))):
+            return EMPTY
         wanted = PopRequest(
             queue=request.params.get("queue"),
             partition=request.params.get("partition"),
@@ -222,9 +242,17 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
         )
         if args.wait:
             request.on_disconnect(_canceller())
-        popped = await queues.pop(wanted)
+            found = await gate.through(queues.pop(wanted))
+            if found is None:
+                return EMPTY
+            popped = found
+        else:
+            popped = await queues.pop(wanted)
         info = await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
         return pop_answer(popped, info.options["leaseTime"] if info else None)
+
+    def patience(args: PopQuery) -> float:
+        return (queues.settings.default_timeout_ms if args.timeout is None else max(0, args.timeout)) / 1000
 
     async def ack(request: Request) -> Response:
         body = read_ack(request.body)
@@ -253,7 +281,7 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
             push,
             body=PushBody,
             decode=False,
-            answer=list[PushAnswer],
+            answer=list[PushAnswer] | Later,
             status=201,
             summary="Store messages, in one or many queues",
             tag="queues",
@@ -326,6 +354,16 @@ def items_of(items: Sequence[PushItem]) -> list[Item]:
     ]
 
 
+async def push_later(pushes: Pushes, body: PushBody) -> Response:
+    """QoS 0: one answer for all, as soon as they are written to a file."""
+    if (body.buffer_ms is not None and body.buffer_ms < 0) or (body.buffer_max is not None and body.buffer_max < 1):
+        raise InvalidRequest("bufferMs must not be negative and bufferMax must be at least 1")
+    results = await pushes.push(items_of(body.items), body.buffer_ms, body.buffer_max)
+    if any(result.status == "full" for result in results):
+        return push_answer(results)  # there was no room on the disk, so it went to the database at once
+    return json_response(Later(True, True, pushes.healthy), 201)
+
+
 def push_answer(results: Sequence[Pushed]) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
     answers: list[Queued | Duplicate | NotQueued] = []
@@ -346,6 +384,8 @@ def push_answer(results: Sequence[Pushed]) -> Response:
             )
         elif status == "duplicate":
             answers.append(Duplicate(index, status, result.message_id, result.transaction_id, result.queue))
+        elif status == "buffered":
+            answers.append(NotQueued(index, status, result.queue, result.partition, result.transaction_id))
         else:
             full.append(index)
             text = f"queue '{result.queue}' is full (maxSize)"

@@ -3,15 +3,16 @@
 It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shapes are its, statuses are honest.
 """
 
+from penstock.buffer.maintenance import PopGate
 from penstock.queues.engine import Queues
 from penstock.wire.http.api import analytics, deadletters, groups, messages, resources, stored, transactions
 from penstock.wire.http.routes import Route
 
 
-def routes(queues: Queues, pushes: messages.Pushes | None = None) -> list[Route]:
-    """`pushes` stands in front of the engine for pushes: the buffer."""
+def routes(queues: Queues, pushes: messages.Pushes | None = None, gate: PopGate | None = None) -> list[Route]:
+    """`pushes` stands in front of the engine for pushes: the buffer. `gate` may be closed for pops."""
     return [
-        *messages.routes(queues, pushes),
+        *messages.routes(queues, pushes, gate),
         *transactions.routes(queues),
         *resources.routes(queues),
         *groups.routes(queues),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
+from penstock.buffer.status import FileBuffer
 from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.net import HttpClient
@@ -66,7 +67,10 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
         return Response(200, broker.metrics.text(await others()), PROMETHEUS)
 
     async def metrics_json(_: Request) -> Response:
-        return json_response({"uptime": round(broker.uptime, 3), "metrics": broker.metrics.snapshot(await others())})
+        found = broker.metrics.snapshot(await others())
+        return json_response(
+            {"uptime": round(broker.uptime, 3), "file_buffer": _file_buffer(found, broker), "metrics": found}
+        )
 
     async def prometheus(_: Request) -> Response:
         return Response(200, broker.metrics.text(await others()), PROMETHEUS)
@@ -106,6 +110,20 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
 def worker_routes(broker: Broker) -> list[Route]:
     """What a worker process answers to its owner only."""
     return [Route("GET", WORKER_STATE, lambda _: json_response(broker.metrics.state()), hidden=True)]
+
+
+def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
+    """The buffer's numbers of all processes together."""
+
+    def total(name: str) -> int:
+        return int(sum(value for sample, value in metrics.items() if sample.partition("{")[0] == name))
+
+    return FileBuffer(
+        pending=total("penstock_buffer_pending"),
+        flushed=total("penstock_buffer_flushed_total"),
+        failed=total("penstock_buffer_failed"),
+        db_healthy=broker.database.healthy,
+    )
 
 
 async def _state_of(socket: Path) -> State | None:
