@@ -122,13 +122,16 @@ def list_files(directory: Directory = None, json: Json = False) -> None:
     if json:
         sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
         return
-    table = Table("file", "state", "owner", "events", "size", "age", box=None, header_style="bold")
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        for row in rows:
+            print(*row.values(), sep="\t")
+        return
+    table = Table("file", "state", "owner", "events", "bytes", "age", box=None, header_style="bold")
     for row in rows:
-        name = Path(str(row["file"])).name
-        table.add_row(
-            name, str(row["state"]), str(row["owner"]), f"{row['events']:,}", f"{row['bytes']:,}", f"{row['age']} s"
-        )
-    Console(soft_wrap=True).print(table if rows else "no buffer files")
+        numbers = (f"{row['events']:,}", f"{row['bytes']:,}", f"{row['age']} s")
+        table.add_row(Path(str(row["file"])).name, str(row["state"]), str(row["owner"]), *numbers)
+    console.print(table if rows else "no buffer files")
 
 
 @commands.command()
