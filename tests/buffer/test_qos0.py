@@ -95,7 +95,7 @@ def test_when_the_database_goes_down_what_waits_moves_to_the_failover_file_in_or
 def test_a_batch_cut_off_in_the_middle_is_stored_once_and_stays_ahead(tmp_path):
     async def body():
         store = Store()
-        async with buffering(tmp_path, store, max_batch=10) as buffer:
+        async with buffering(tmp_path, store, max_batch=1) as buffer:
             for n in range(25):
                 await buffer.push(items(n), buffer_ms=60_000, buffer_max=1000)
             calls = 0
