@@ -45,7 +45,9 @@ def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Fram
 
 def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position: int) -> Frame:
     """`lengths` is int64 and adds up to the size of `payloads`."""
-    count = len(lengths)
+    count, size = len(lengths), int(lengths[0])
+    if size and size * count == len(payloads) and bool((lengths == size).all()):
+        return _frame_equal(size, count, payloads, first, position)
     headers = np.empty(count, HEADER_TYPE)
     headers["offset"] = np.arange(first, first + count, dtype=np.uint64)
     headers["length"] = lengths
@@ -57,21 +59,26 @@ def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position
     source = np.frombuffer(payloads, np.uint8)
     out = np.empty(int(ends[-1]), np.uint8)
     head = headers.view(np.uint8).reshape(count, HEADER_SIZE)
-    size = int(lengths[0])
-    if size * count == len(source) and bool((lengths == size).all()):
-        table = out.reshape(count, HEADER_SIZE + size)
-        table[:, :HEADER_SIZE] = head
-        table[:, HEADER_SIZE:] = source.reshape(count, size)
+    places = starts[:, None] + _IN_HEADER
+    out[places] = head
+    if len(source) <= MASKED_UP_TO * count:
+        mask = np.ones(len(out), np.bool_)
+        mask[places] = False
+        out[mask] = source
     else:
-        places = starts[:, None] + _IN_HEADER
-        out[places] = head
-        if len(source) <= MASKED_UP_TO * count:
-            mask = np.ones(len(out), np.bool_)
-            mask[places] = False
-            out[mask] = source
-        else:
-            at = 0
-            for start, end in zip((starts + HEADER_SIZE).tolist(), ends.tolist(), strict=True):
-                out[start:end] = source[at : at + end - start]
-                at += end - start
+        at = 0
+        for start, end in zip((starts + HEADER_SIZE).tolist(), ends.tolist(), strict=True):
+            out[start:end] = source[at : at + end - start]
+            at += end - start
     return Frame(memoryview(out.data), memoryview(index.view(np.uint8).data), count)
+
+
+def _frame_equal(size: int, count: int, payloads: memoryview, first: int, position: int) -> Frame:
+    """Records of one length are a table: three strided copies."""
+    table = np.empty(count, np.dtype([*HEADER_TYPE.descr, ("payload", f"V{size}")]))
+    index = np.empty(count, INDEX_TYPE)
+    table["offset"] = index["offset"] = np.arange(first, first + count, dtype=np.uint64)
+    table["length"] = size
+    table["payload"] = np.frombuffer(payloads, f"V{size}")
+    index["position"] = np.arange(position, position + table.nbytes, table.itemsize, dtype=np.uint64)
+    return Frame(memoryview(table.view(np.uint8).data), memoryview(index.view(np.uint8).data), count)
