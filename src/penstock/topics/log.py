@@ -95,6 +95,7 @@ class Log:
         self._unsynced: list[Write] = []
         self._unsynced_bytes = 0
         self._sync_pending: list[Write] = []  # what the running fsync covers
+        self._checkpointing = asyncio.Lock()
         self._seal_wanted: list[asyncio.Future[None]] = []
         self.maintenance = asyncio.Lock()  # retention and compaction take turns
         self._stopping = False
@@ -511,27 +512,34 @@ class Log:
             self._unsynced, self._unsynced_bytes = [], 0
 
     async def _write_checkpoint(self, state: int | None = None) -> None:
-        self._producers.forget_before(self._context.now())
-        mark = self._mark()
-        checkpoint = Checkpoint(
-            incarnation=bytes.fromhex(self.incarnation),
-            next_offset=mark.next_offset,
-            base=self._segments[-1].base,
-            data_size=mark.data_size,
-            index_size=mark.rows * INDEX_SIZE,
-            batches_size=mark.batches_size,
-            last_time=self._last_time,
-            state=self._context.open_state if state is None else state,
-            producers=self._producers.entries,
-        )
-        packed = checkpoint.pack()
-        self._checkpointed, self._checkpointed_rows = mark.data_size, mark.rows
-        try:
-            await self._context.run(self._writer.checkpoint, packed, mark.next_offset)
-        except (StorageFull, StorageFailed):
-            self._state = -1
-            raise
-        self._state = checkpoint.state
+        """One at a time, so that the last one written is the last one asked for.
+
+        While the state on disk is being changed it counts as unknown, and a commit that wants another one waits.
+        """
+        wanted = self._context.open_state if state is None else state
+        async with self._checkpointing:
+            if self._state != wanted:
+                self._state = -1
+            self._producers.forget_before(self._context.now())
+            mark = self._mark()
+            checkpoint = Checkpoint(
+                incarnation=bytes.fromhex(self.incarnation),
+                next_offset=mark.next_offset,
+                base=self._segments[-1].base,
+                data_size=mark.data_size,
+                index_size=mark.rows * INDEX_SIZE,
+                batches_size=mark.batches_size,
+                last_time=self._last_time,
+                state=wanted,
+                producers=self._producers.entries,
+            )
+            self._checkpointed, self._checkpointed_rows = mark.data_size, mark.rows
+            try:
+                await self._context.run(self._writer.checkpoint, checkpoint.pack(), mark.next_offset)
+            except (StorageFull, StorageFailed):
+                self._state = -1
+                raise
+            self._state = wanted
 
     # Coming to rest
 

@@ -35,6 +35,8 @@ PRIVATE = ".penstock"
 TRASH = "deleted-topics"
 IDLE_SECONDS = 30.0
 OPEN_AT_ONCE = 256
+# Whatever a topic's files may do to the code that reads them: the topic is left out, the others are served.
+CANNOT_OPEN = (PenstockError, OSError, ValueError, LookupError, ArithmeticError)
 
 
 class TopicStore:
@@ -103,10 +105,10 @@ class TopicStore:
         for name in names:
             try:
                 found.append((name, recover(self._context, self.directory / name)))
-            except (StorageFailed, StorageFull, FileNotFoundError) as error:
+            except CANNOT_OPEN as error:
                 self._unreadable[name] = str(error)
                 self._context.instruments.damage.add(1, "refused")
-                log.error("topic %s cannot be opened: %s", name, error)
+                log.error("topic %s cannot be opened: %s", name, error, exc_info=not isinstance(error, PenstockError))
         return found
 
     async def stop(self) -> None:
