@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import psutil
 import uvloop
 
 from bench import load
@@ -90,8 +91,8 @@ class Servers:
     """Both servers, each in its own process, for as long as the contests run."""
 
     def __enter__(self) -> "Servers":
-        self.processes = {}
-        self.ports = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports: dict[str, int] = {}
         for name in ("ours", "uvicorn"):
             process = subprocess.Popen([sys.executable, "-m", "bench.http", "serve", name], stdout=subprocess.PIPE)
             assert process.stdout is not None
@@ -110,6 +111,14 @@ class Servers:
             raise RuntimeError(f"{name} answered {result.statuses}")
         return result.rate
 
+    def rate_of_cpu(self, name: str, requests: list[bytes]) -> float:
+        """Answers per second of the server's own CPU time: the generator's cost and the neighbours' are left out."""
+        process = psutil.Process(self.processes[name].pid)
+        before = process.cpu_times()
+        result = load.run(load.Load(port=self.ports[name], requests=requests, connections=32, warm_up=0))
+        after = process.cpu_times()
+        return result.answers / (after.user + after.system - before.user - before.system)
+
     def contest(self, name: str, requests: list[bytes], at_least: float | None = None) -> Contest:
         return Contest(
             name=name,
@@ -124,6 +133,13 @@ class Servers:
 def contests() -> Iterator[Contest]:
     with Servers() as servers:
         yield servers.contest("HTTP: empty POST, 32 connections", [load.post("/empty")], 5.0)
+        yield Contest(
+            name="HTTP: empty POST, per second of server CPU",
+            unit="requests/s",
+            ours=lambda: servers.rate_of_cpu("ours", [load.post("/empty")]),
+            theirs=lambda: servers.rate_of_cpu("uvicorn", [load.post("/empty")]),
+            against="uvicorn",
+        )
         distinct = [load.post(f"/topics/t{n % 50}/produce", b"", f"X-Request-Id: {n:032x}") for n in range(20_000)]
         yield servers.contest("HTTP: POST, every head different", distinct)
         yield servers.contest("HTTP: POST to a coroutine that suspends", [load.post("/coroutine")])
