@@ -92,7 +92,9 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Columns `offset` (int64) and `payload` (binary)."""
-        return pa.RecordBatch.from_arrays([pa.array(self.offsets()), self.payload_array()], schema=SCHEMA)
+        # From buffers: `pa.array` of a numpy array would import pandas, which takes a second.
+        offsets = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self.offsets())])
+        return pa.RecordBatch.from_arrays([offsets, self.payload_array()], schema=SCHEMA)
 
     def payloads(self) -> list[bytes]:
         raw = self.raw

@@ -391,3 +391,4 @@ def _fill(connection: Connection, slot: Slot, count: int, future: "asyncio.Futur
         connection.fill(slot, frames.produced(future.result().first_offset, count))
     else:
         connection.fill(slot, _produced_batch(future.result()))
+    connection.filled()

@@ -270,6 +270,11 @@ class Connection(asyncio.Protocol):
             self._flushing = True
             self._loop.call_soon(self._end_of_turn)
 
+    def filled(self) -> None:
+        """Appends were just answered: when they were the last ones under way, nothing is gained by waiting for more."""
+        if not self._appends and not self._backlog:
+            self._flush()
+
     def hold_for(
         self,
         awaitable: Awaitable[list[frames.Bytes]],

@@ -1,0 +1,424 @@
+"""Topics end to end: the server in a process of its own, this process as the one client, 100-byte payloads.
+
+Peers (Redis, NATS) are the distribution's packages, driven by equally thin clients: raw sockets, requests prepared
+once, answers only counted. They are installed with apt-get when they are missing and we may; otherwise they are skipped
+with a note.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench.harness import Contest, Figure, percentile, spread
+from penstock.client import TopicClient
+from penstock.config.schema import HttpServer as HttpSettings
+from penstock.config.schema import TcpServer as TcpSettings
+from penstock.config.schema import Topics as TopicSettings
+from penstock.config.schema import WebsocketServer as WebsocketSettings
+from penstock.metrics import Metrics
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+from penstock.wire import frames
+from penstock.wire.feed import Feeds
+from penstock.wire.http.api import topics as api
+from penstock.wire.http.routes import Router
+from penstock.wire.http.server import HttpServer
+from penstock.wire.keepalive import KeepAlive
+from penstock.wire.tcp import TcpServer
+from penstock.wire.websocket import WebsocketServer
+
+PAYLOAD = b"x" * 100
+SYNC_INTERVAL = 0.1
+BATCH, BATCHES, WINDOW = 1000, 1500, 8
+SINGLES, IN_FLIGHT = 192_000, 64
+FETCH_BYTES = 600 << 20
+SUBSCRIBERS, RATE, SECONDS = 100, 1000, 5
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+
+async def serve(directory: Path, fsync: Any) -> None:
+    """What the child process runs: topics and everything that serves them, nothing else."""
+    metrics = Metrics()
+    pool = ThreadPoolExecutor(2)
+    settings = TopicSettings(fsync=fsync, fsync_interval=SYNC_INTERVAL)
+    topics = TopicStore(directory, settings, pool=pool, metrics=metrics)
+    await topics.start()
+    groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
+    await groups.start()
+    feeds, alive = Feeds(), KeepAlive()
+    tcp = TcpServer(TcpSettings(port=0), topics, groups, metrics)
+    http = HttpServer(Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0), metrics=metrics)
+    websocket = WebsocketServer(WebsocketSettings(port=0), topics, feeds, metrics, keep_alive=alive)
+    for server in (tcp, http, websocket):
+        await server.start()
+    print(json.dumps({"tcp": tcp.port, "http": http.port, "websocket": websocket.port}), flush=True)
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen(command, text=True, **options)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        running.wait()
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
+        yield Path(directory)
+
+
+@contextmanager
+def penstock(fsync: str) -> Iterator[dict[str, int]]:
+    with scratch() as directory:
+        command = (sys.executable, "-m", "bench.topics", str(directory), fsync)
+        with process(*command, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            yield json.loads(running.stdout.readline())
+
+
+def install(program: str, package: str) -> str | None:
+    """The program's path; installed if need be and possible."""
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(
+            ["apt-get", "install", "-y", "--no-install-recommends", package], capture_output=True, check=False
+        )
+        found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def connect(port: int) -> socket.socket:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            found = socket.create_connection(("127.0.0.1", port))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return found
+
+
+# -- producing ------------------------------------------------------------------------------------------------------
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(min(size, 1 << 16))
+        if not part:
+            raise ConnectionError("the server closed the connection")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def rounds_of(connection: socket.socket, message: bytes, answer_size: int, rounds: int, window: int) -> float:
+    """Seconds for `rounds` messages with `window` of them in flight; every answer has `answer_size` bytes."""
+    started = time.perf_counter()
+    sent = answered = 0
+    while answered < rounds:
+        while sent < rounds and sent - answered < window:
+            connection.sendall(message)
+            sent += 1
+        receive(connection, answer_size)
+        answered += 1
+    return time.perf_counter() - started
+
+
+def checked(answer: bytes, command: int) -> None:
+    if answer[:2] != bytes((command, 0)):
+        raise AssertionError(f"unexpected answer {answer[:64]!r}")
+
+
+def batches(connection: socket.socket) -> float:
+    """PRODUCE_BATCH of 1000, records per second."""
+    frame = b"".join(frames.produce_batch("bench", [PAYLOAD] * BATCH))
+    connection.sendall(frame)
+    checked(receive(connection, 18), 0x86)
+    return BATCH * BATCHES / rounds_of(connection, frame, 18, BATCHES, WINDOW)
+
+
+def bare_loop() -> float:
+    """The same records written to a file by nothing but a loop, with an fsync at the same rate."""
+    record = struct.pack("<QI", 0, len(PAYLOAD)) + PAYLOAD
+    block = record * BATCH
+    with scratch() as directory:
+        target = os.open(directory / "data.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        try:
+            started = synced = time.perf_counter()
+            for _ in range(BATCHES):
+                os.write(target, block)
+                if time.perf_counter() - synced > SYNC_INTERVAL:
+                    os.fdatasync(target)
+                    synced = time.perf_counter()
+            os.fdatasync(target)
+            return BATCH * BATCHES / (time.perf_counter() - started)
+        finally:
+            os.close(target)
+
+
+def singles(connection: socket.socket) -> float:
+    """Single PRODUCEs, 64 in flight on one connection: records per second."""
+    frame = frames.produce("bench", PAYLOAD)
+    connection.sendall(frame)
+    checked(receive(connection, 14), 0x81)
+    took = rounds_of(connection, frame * IN_FLIGHT, 14 * IN_FLIGHT, SINGLES // IN_FLIGHT, 1)
+    return SINGLES / took
+
+
+def redis_singles(connection: socket.socket) -> float:
+    """XADD, 64 pipelined."""
+    parts = [b"XADD", b"bench", b"*", b"p", PAYLOAD]
+    command = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+    connection.sendall(b"*2\r\n$3\r\nDEL\r\n$5\r\nbench\r\n")
+    connection.recv(100)
+    message = command * IN_FLIGHT
+    rounds = SINGLES // IN_FLIGHT
+    started = time.perf_counter()
+    for _ in range(rounds):
+        connection.sendall(message)
+        found, data = 0, b""
+        while found < IN_FLIGHT:  # an answer is $15\r\n<id>\r\n: two line ends each
+            data = connection.recv(1 << 16)
+            if not data or data.startswith(b"-"):
+                raise AssertionError(f"unexpected answer {data[:100]!r}")
+            found += data.count(b"\n")
+            if found >= 2 * IN_FLIGHT:
+                break
+    return SINGLES / (time.perf_counter() - started)
+
+
+def nats_singles(connection: socket.socket) -> float:
+    """Publishes to a JetStream stream on disk, 64 unacknowledged at most."""
+    message = (b"PUB bench acks 100\r\n" + PAYLOAD + b"\r\n") * IN_FLIGHT
+    rounds = SINGLES // IN_FLIGHT // 4
+    started = time.perf_counter()
+    for _ in range(rounds):
+        connection.sendall(message)
+        found = 0
+        while found < IN_FLIGHT:
+            data = connection.recv(1 << 16)
+            if not data or b"-ERR" in data:
+                raise AssertionError(f"unexpected answer {data[:100]!r}")
+            found += data.count(b"}\r\n")
+    return rounds * IN_FLIGHT / (time.perf_counter() - started)
+
+
+@contextmanager
+def redis() -> Iterator[Callable[[], float]]:
+    program = install("redis-server", "redis-server")
+    if program is None:
+        raise FileNotFoundError("redis-server")
+    port = free_port()
+    options = ["--port", str(port), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+    with (
+        scratch() as directory,
+        process(program, *options, "--dir", str(directory), stdout=subprocess.DEVNULL),
+        connect(port) as connection,
+    ):
+        yield lambda: redis_singles(connection)
+
+
+@contextmanager
+def nats() -> Iterator[Callable[[], float]]:
+    program = install("nats-server", "nats-server")
+    if program is None:
+        raise FileNotFoundError("nats-server")
+    port = free_port()
+    with (
+        scratch() as directory,
+        process(program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory), stderr=subprocess.DEVNULL),
+        connect(port) as connection,
+    ):
+        connection.recv(1 << 16)
+        stream = b'{"name":"bench","subjects":["bench"],"storage":"file","retention":"limits","num_replicas":1}'
+        connection.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB made 1\r\nSUB acks 2\r\n')
+        connection.sendall(b"PUB $JS.API.STREAM.CREATE.bench made %d\r\n%b\r\n" % (len(stream), stream))
+        said = connection.recv(1 << 16)
+        while not said.rstrip().endswith(b"}"):
+            said += connection.recv(1 << 16)
+        if b'"error"' in said:
+            raise AssertionError(f"NATS refused the stream: {said!r}")
+        yield lambda: nats_singles(connection)
+
+
+def contests() -> Iterable[Contest]:
+    with penstock("interval") as ports, connect(ports["tcp"]) as connection:
+        yield Contest(
+            "PRODUCE_BATCH of 1000, fsync every 100 ms",
+            "records/s",
+            ours=lambda: batches(connection),
+            theirs=bare_loop,
+            against="bare Python loop: write, fdatasync every 100 ms",
+            at_least=0.5,
+        )
+        for name, peer, note in (
+            ("Redis Streams XADD, appendfsync everysec", redis, ""),
+            ("NATS JetStream file storage, default sync", nats, ""),
+        ):
+            with ExitStack() as stack:
+                try:
+                    theirs = stack.enter_context(peer())
+                except FileNotFoundError as error:
+                    print(f"  skipped: {name}: {error} is not installed and cannot be installed here")
+                    continue
+                yield Contest(
+                    "PRODUCE, 64 in flight, fsync every 100 ms",
+                    "records/s",
+                    ours=lambda: singles(connection),
+                    theirs=theirs,
+                    against=name,
+                    at_least=3.0,
+                    note=note,
+                )
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+async def fetch_all(port: int, decode: bool) -> tuple[int, int]:
+    size = records = 0
+    async with TopicClient(f"127.0.0.1:{port}") as client, client.reader("bench", follow=False) as reader:
+        async for batch in reader.batches():
+            size += len(batch.raw)
+            records += batch.to_arrow().num_rows if decode else batch.count
+    return size, records
+
+
+def fetch_figures() -> Iterable[Figure]:
+    with penstock("never") as ports, connect(ports["tcp"]) as connection:
+        frame = b"".join(frames.produce_batch("bench", [PAYLOAD] * BATCH))
+        rounds_of(connection, frame, 18, FETCH_BYTES // (112 * BATCH), WINDOW)
+        for decode, name in ((False, "FETCH, raw log to one client"), (True, "FETCH and decode into Arrow")):
+            rates = []
+            for _ in range(5):
+                started = time.perf_counter()
+                size, _ = uvloop.run(fetch_all(ports["tcp"], decode))
+                rates.append(size / (time.perf_counter() - started) / 1e9)
+            value = statistics.median(rates)
+            yield Figure(
+                name,
+                value,
+                "GB/s",
+                target="" if decode else "≥ 1 GB/s",
+                met=None if decode else value >= 1.0,
+                spread=spread(rates),
+                detail={"rates": rates},
+            )
+
+
+# -- fan-out --------------------------------------------------------------------------------------------------------
+
+
+class Subscriber(asyncio.Protocol):
+    """Finds the times in what is pushed to it; how a record is wrapped does not matter."""
+
+    def __init__(self, hello: bytes, latencies: list[float]) -> None:
+        self._hello, self._latencies = hello, latencies
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(self._hello)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter_ns()
+        pieces = (self._rest + data).split(b"@")
+        self._rest = pieces[-1] if len(pieces) % 2 else b"@" + pieces[-1]
+        if len(pieces) % 2 == 0:
+            pieces.pop()
+        for place in range(1, len(pieces), 2):
+            self._latencies.append((now - int(pieces[place])) / 1e6)
+
+
+SSE_HELLO = b"GET /topics/bench/stream?offset=latest HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def websocket_hello() -> bytes:
+    subscribe = b'{"command":"subscribe_topic_request","topic":"bench","start_offset":"latest"}'
+    return (
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ) + (bytes((0x81, 0x80 | len(subscribe), 0, 0, 0, 0)) + subscribe)
+
+
+async def fan_out(tcp: int, port: int, hello: bytes) -> list[float]:
+    """Milliseconds from sending a record to its arrival at each subscriber."""
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+    producer, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", tcp)
+    producer.write(frames.request(frames.Command.CREATE_TOPIC, frames.name("bench")))
+    await asyncio.sleep(0.2)
+    for _ in range(SUBSCRIBERS):
+        await loop.create_connection(lambda: Subscriber(hello, latencies), "127.0.0.1", port)
+    await asyncio.sleep(0.5)
+    begin = time.perf_counter()
+    for number in range(RATE * SECONDS):
+        wait = begin + number / RATE - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        stamp = b"@%d@" % time.perf_counter_ns()
+        producer.write(frames.produce("bench", stamp.ljust(100, b".")))
+    expected = RATE * SECONDS * SUBSCRIBERS
+    for _ in range(200):
+        if len(latencies) >= expected:
+            break
+        await asyncio.sleep(0.05)
+    if len(latencies) != expected:
+        raise AssertionError(f"{len(latencies)} deliveries instead of {expected}")
+    return latencies
+
+
+def fan_out_figures() -> Iterable[Figure]:
+    for name, kind, hello in (("SSE", "http", SSE_HELLO), ("WebSocket", "websocket", websocket_hello())):
+        with penstock("interval") as ports:
+            latencies = uvloop.run(fan_out(ports["tcp"], ports[kind], hello))
+        value = percentile(latencies, 0.99)
+        yield Figure(
+            f"{name} fan-out: {SUBSCRIBERS} subscribers, {RATE} records/s, p99 from send to delivery",
+            value,
+            "ms",
+            target="< 10 ms",
+            met=value < 10,
+            detail={"p50": percentile(latencies, 0.5), "p999": percentile(latencies, 0.999), "max": max(latencies)},
+        )
+
+
+def figures() -> Iterable[Figure]:
+    yield from fetch_figures()
+    yield from fan_out_figures()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(Path(sys.argv[1]), sys.argv[2]))
