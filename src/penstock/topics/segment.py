@@ -99,6 +99,17 @@ class Raw:
     file: File | None
     position: int
     length: int
+    index: File | None = None
+    row: int = 0  # of the first record in the index
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and payload lengths, from the index alone: the records themselves are not looked at."""
+        if self.index is None:
+            return _NONE, _NONE
+        rows = np.frombuffer(self.index.read_at(self.row * INDEX_SIZE, self.count * INDEX_SIZE), INDEX_TYPE)
+        starts = rows["position"].astype(np.int64)
+        ends = np.append(starts[1:], self.position + self.length)
+        return rows["offset"].astype(np.int64), ends - starts - HEADER_SIZE
 
     def read(self) -> bytes:
         return self.file.read_at(self.position, self.length) if self.file is not None else b""
@@ -301,7 +312,8 @@ class Segment:
         last = int(self.index_rows(stop - 1, stop)["offset"][0])
         if self._offset_at(self.position_of(stop - 1)) != last:
             raise _Mismatch
-        return Raw(int(first["offset"][0]), stop - row, last + 1, file, start, end - start)
+        index = self.file(INDEX)
+        return Raw(int(first["offset"][0]), stop - row, last + 1, file, start, end - start, index, row)
 
     def _expect(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""

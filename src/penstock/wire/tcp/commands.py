@@ -48,7 +48,6 @@ CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least on
 FETCH_BYTES = 1 << 20  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
 MAX_WAIT = 60.0  # seconds a request may wait for records
 UNIFORM = 12  # from this many PRODUCEs on it pays to look at them with numpy
-RECORDS = 1 << 20
 EMPTY = bytes(16)
 
 
@@ -356,23 +355,19 @@ def _text(raw: bytes | bytearray) -> str:
 
 
 def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
-    most = min(most, FETCH_BYTES)
-    raw: Bytes
+    found = topic.raw(start, min(most, FETCH_BYTES), strict=True)
+    raw, columns = found.read(), b""
     if extras:
-        batch = topic.read(start, RECORDS, most, strict=True)
-        count, first, following = batch.count, batch.first_offset, batch.next_offset
-        raw = memoryview(batch.buffer)[: int(batch.ends[-1])] if count else b""
-        columns = (batch.ends - batch.starts).astype(">u4").tobytes() if extras & frames.LENGTHS else b""
+        offsets, lengths = found.columns()
+        columns = lengths.astype(">u4").tobytes() if extras & frames.LENGTHS else b""
         if extras & frames.TIMES:
-            columns += frames.times(topic.times(batch))
-    else:
-        found = topic.raw(start, most, strict=True)
-        count, first, following = found.count, found.first_offset, found.next_offset
-        raw, columns = found.read(), b""
+            columns += frames.times(topic.timestamps(offsets))
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
-    incarnation = bytes.fromhex(topic.incarnation)
-    return [head + FETCH_ANSWER.pack(incarnation, first, following, topic.next_offset, count), columns, raw]
+    fixed = FETCH_ANSWER.pack(
+        bytes.fromhex(topic.incarnation), found.first_offset, found.next_offset, topic.next_offset, found.count
+    )
+    return [head + fixed, columns, raw]
 
 
 def _produced_one(appended: Appended) -> bytes:
