@@ -1,0 +1,146 @@
+"""`penstock topic` in real processes, with pipes around it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import run
+from tests.support.served import serving
+from tests.support.wait import until
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    """The address of a server in a thread of this process."""
+    stop, started = threading.Event(), threading.Event()
+    address: list[str] = []
+
+    def serve() -> None:
+        async def body() -> None:
+            async with serving(tmp_path / "data") as served:
+                address.append(served.address)
+                started.set()
+                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+
+        run(body, limit=100)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert started.wait(10)
+    yield address[0]
+    stop.set()
+    thread.join()
+
+
+def command(broker: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", "topic", *arguments, "--broker", broker]
+
+
+def topic(broker: str, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+    done = subprocess.run(command(broker, *arguments), input=stdin, capture_output=True, check=False, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def out(broker: str, *arguments: str, stdin: bytes = b"") -> bytes:
+    code, stdout, stderr = topic(broker, *arguments, stdin=stdin)
+    assert (code, stderr) == (0, b"")
+    return stdout
+
+
+def test_what_goes_in_on_standard_input_comes_out_on_standard_output(broker: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(20_000))
+    out(broker, "create", "t")
+    assert out(broker, "list") == b"t\n"
+    out(broker, "produce", "t", stdin=lines)
+    assert out(broker, "consume", "t", "-e") == lines
+    assert out(broker, "consume", "t", "-e", "-o", "-2", "-f", r"%t %o %S %s\n") == (
+        b"t 19998 10 line 19998\nt 19999 10 line 19999\n"
+    )
+    assert out(broker, "consume", "t", "-o", "5", "-n", "2") == b"line 5\nline 6\n"
+    assert out(broker, "consume", "t", "-e", "-o", "@2000-01-01", "-n", "1") == b"line 0\n"
+    assert out(broker, "consume", "t", "-e", "-o", "latest") == b""
+    assert out(broker, "tail", "t", "-n", "1", "--no-follow") == b"line 19999\n"
+    record = json.loads(out(broker, "consume", "t", "-n", "1", "--json"))
+    assert record == {"offset": 0, "topic": "t", "payload": "line 0"}
+    details = json.loads(out(broker, "describe", "t", "--json"))
+    assert (details["first_offset"], details["next_offset"], details["records"]) == (0, 20_000, 20_000)
+
+
+def test_records_may_be_files_or_end_with_anything(broker: str, tmp_path: Path) -> None:
+    out(broker, "produce", "t", "-D", r"\0", stdin=b"a\nb\0c\0")
+    (tmp_path / "one").write_bytes(b"\xff\n\n")
+    out(broker, "produce", "t", "--whole", str(tmp_path / "one"))
+    found = [json.loads(line) for line in out(broker, "consume", "t", "-e", "--json").splitlines()]
+    assert [(record["payload"], record.get("encoding")) for record in found] == [
+        ("a\nb", None),
+        ("c", None),
+        ("/woK", "base64"),
+    ]
+
+
+def test_a_group_goes_on_where_it_stopped(broker: str) -> None:
+    out(broker, "produce", "t", stdin=b"a\nb\nc\n")
+    assert out(broker, "consume", "t", "-g", "g", "-n", "2") == b"a\nb\n"
+    assert out(broker, "consume", "t", "-g", "g", "-e") == b"c\n"
+    assert out(broker, "consume", "t", "-g", "g", "-e") == b""
+
+
+def test_refusals_go_to_standard_error_with_their_exit_code(broker: str) -> None:
+    for arguments, code, said in (
+        (["describe", "none"], 1, b"does not exist"),
+        (["consume", "none", "-e"], 1, b"does not exist"),
+        (["create", "a/b"], 1, b"must not contain"),
+        (["consume", "none", "-o", "sometime"], 2, b"no offset"),
+        (["produce", "t", "/does/not/exist"], 1, b"No such file"),
+        (["delete", "none"], 1, b"does not exist"),
+    ):
+        found, stdout, stderr = topic(broker, *arguments)
+        assert (found, stdout) == (code, b""), stderr
+        assert said in stderr
+    out(broker, "create", "t")
+    assert topic(broker, "delete", "t")[0] == 2
+    out(broker, "delete", "t", "--yes")
+    assert out(broker, "list") == b""
+
+
+def test_ctrl_c_ends_it_at_once_with_130(broker: str) -> None:
+    out(broker, "produce", "t", stdin=b"only\n")
+    reading = subprocess.Popen(command(broker, "consume", "t"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert reading.stdout is not None
+    assert reading.stdout.readline() == b"only\n"
+    reading.send_signal(signal.SIGINT)
+    assert reading.wait(10) == 130
+    assert reading.communicate()[1] == b""
+
+
+def test_a_reader_that_leaves_ends_it_quietly(broker: str) -> None:
+    out(broker, "produce", "t", stdin=b"".join(b"%d\n" % number for number in range(100_000)))
+    source = subprocess.Popen(command(broker, "consume", "t"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert source.stdout is not None
+    assert source.stdout.readline() == b"0\n"
+    source.stdout.close()
+    until(lambda: source.poll() is not None, 15)
+    assert source.returncode == 141
+    assert source.stderr is not None
+    assert source.stderr.read() == b""
+    source.stderr.close()
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    for name in ("create", "list", "describe", "delete", "produce", "consume", "tail", "verify"):
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "topic", name, "--help"],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        assert done.returncode == 0
+        assert b"penstock topic" in done.stdout.split(b"Usage:")[1].split(b"\n", 1)[1]
