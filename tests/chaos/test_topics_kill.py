@@ -13,6 +13,7 @@ import pytest
 from penstock.client import TopicClient
 from penstock.client.decode import Batch
 from tests.support.http import run
+from tests.support.wait import eventually
 
 KILLS = 50 if os.environ.get("PENSTOCK_SOAK") else 3
 PRODUCERS = 4
@@ -78,8 +79,8 @@ async def killing(directory: Path, fsync: str) -> None:
 
     async def read() -> None:
         async with client.reader("t", wait=0.5) as reader:
-            async for found in reader:
-                seen.append((found.offset, found.payload))
+            async for batch in reader.batches():
+                seen.extend(batch)
 
     await client.create("t")
     producers = [asyncio.ensure_future(produce(number)) for number in range(PRODUCERS)]
@@ -87,9 +88,8 @@ async def killing(directory: Path, fsync: str) -> None:
     try:
         for _ in range(KILLS):
             before = sum(map(len, answered.values()))
-            async with asyncio.timeout(40):
-                while sum(map(len, answered.values())) < before + 300:  # it is at work again
-                    await asyncio.sleep(0.01)
+            # It is at work again.
+            await eventually(lambda before=before: sum(map(len, answered.values())) >= before + 300, timeout=40)
             await asyncio.sleep(choose.random() * 0.2)
             victim.kill()
             await victim.start()
@@ -97,8 +97,7 @@ async def killing(directory: Path, fsync: str) -> None:
         async with asyncio.timeout(60):
             await asyncio.gather(*producers)
             records = await everything(client)
-            while len(seen) < len(records):
-                await asyncio.sleep(0.01)
+            await eventually(lambda: len(seen) >= len(records), timeout=40)
     finally:
         reading.cancel()
         for task in producers:

@@ -229,6 +229,61 @@ def tail(
         _write(client, topic, _start(client, topic, f"-{count}"), follow, None, render, None, quiet=True)
 
 
+@commands.command()
+def verify(
+    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Default: all.")] = None,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", envvar="PENSTOCK_DATA_DIRECTORY", help="The broker's data directory.")
+    ] = Path("penstock-data"),
+    live: Annotated[bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")] = False,
+    broker: Broker = DEFAULT_BROKER,
+    json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when something is damaged.
+
+    Examples:
+
+    `penstock topic verify --data-dir /var/lib/penstock`
+
+    `penstock topic verify orders --live --json | jq .findings`
+    """
+    from penstock.topics.verify import verify as check_topic
+
+    try:
+        found = sorted(path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock")
+    except OSError as error:
+        typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
+        raise typer.Exit(1) from None
+    missing = sorted(set(topics or ()) - set(found))
+    if missing:
+        typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
+        raise typer.Exit(1)
+    sound = True
+    with _session(broker) as client, _progress(quiet, None, "checking") as advance:
+        for name in topics or found:
+            end = client.info(name).next_offset if live else None
+            done = 0
+
+            def progress(read: int, _: int) -> None:
+                nonlocal done
+                advance(read - done, 0)
+                done = read
+
+            report = check_topic(data_dir / name, until=end, progress=progress)
+            sound = sound and report.sound
+            if json:
+                _print_json(report)
+                continue
+            unchecked = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
+            verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
+            sys.stdout.write(f"{name}: {verdict}: {report.records:,} records, {report.bytes:,} bytes{unchecked}\n")
+            for finding in report.findings:
+                sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
+    if not sound:
+        raise typer.Exit(1)
+
+
 def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
     if text in ("earliest", "beginning"):
         return "earliest"

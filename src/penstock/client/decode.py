@@ -9,17 +9,17 @@ against 0.15 GB/s for the walk. Offsets are counted from the first one when the 
 from collections.abc import Iterator
 from itertools import pairwise
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import Damaged
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 HEADER = Struct("<QI")  # offset, payload length: as in data.log
-SCHEMA = pa.schema([("offset", pa.int64()), ("payload", pa.binary())])
 _NO_END = (1 << 31) - 1  # binary_slice without an explicit stop overflows for some row counts
 
 
@@ -84,17 +84,22 @@ class Batch:
             return self._offsets
         return np.arange(self.first_offset, self.next_offset, dtype=np.int64)
 
-    def payload_array(self) -> pa.Array:
+    def payload_array(self) -> "pa.Array":
         """The payloads as an Arrow `binary` array."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         starts = pa.py_buffer(self._starts.astype(np.int32))
         whole = pa.Array.from_buffers(pa.binary(), self.count, [None, starts, pa.py_buffer(self.raw)])
         return pc.binary_slice(whole, HEADER.size, _NO_END)
 
-    def to_arrow(self) -> pa.RecordBatch:
+    def to_arrow(self) -> "pa.RecordBatch":
         """Columns `offset` (int64) and `payload` (binary)."""
+        import pyarrow as pa  # only here: a client that does not want columns need not load it
+
         # From buffers: `pa.array` of a numpy array would import pandas, which takes a second.
         offsets = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self.offsets())])
-        return pa.RecordBatch.from_arrays([offsets, self.payload_array()], schema=SCHEMA)
+        return pa.RecordBatch.from_arrays([offsets, self.payload_array()], names=["offset", "payload"])
 
     def payloads(self) -> list[bytes]:
         raw = self.raw
@@ -114,6 +119,6 @@ class Batch:
 
 def decode_arrow(
     topic: str, first_offset: int, raw: memoryview | bytes, lengths: npt.NDArray[np.uint32] | None = None
-) -> pa.RecordBatch:
+) -> "pa.RecordBatch":
     """The records of a raw log as a RecordBatch with `offset` and `payload`."""
     return Batch(topic, first_offset, raw, lengths).to_arrow()
