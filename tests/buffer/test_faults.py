@@ -68,7 +68,7 @@ async def scenario(directory, fs, store, ledger):
         store.before = down_again
         store.go(True)
         try:
-            await eventually(lambda: not store.healthy or (seen and not buffer.status.pending), timeout=0.3)
+            await eventually(lambda: not store.healthy or (seen and not buffer.status.pending), timeout=0.15)
         except AssertionError:
             pass  # the disk is gone: replay cannot go on
         store.before = None
@@ -103,7 +103,7 @@ async def started(work) -> None:
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])
 def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, forever, soak):
     async def body():
-        for n in itertools.count(1, 1 if soak else 2):
+        for n in itertools.count(1, 1 if soak else 3):
             fs, store, ledger = FaultyFs(), Store(), Ledger()
             fs.fail(n, code, forever=forever, only=CHANGES)
             await started(scenario(tmp_path, fs, store, ledger))
@@ -120,7 +120,7 @@ def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, fore
 @pytest.mark.parametrize("how", HOWS)
 def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how, soak):
     async def body():
-        for n in itertools.count(1, 1 if soak else 3):
+        for n in itertools.count(1, 1 if soak else 4):
             fs, store, ledger = FaultyFs(), Store(), Ledger()
             fs.fail(n, errno.EIO, forever=True, only=CHANGES)
             await started(scenario(tmp_path, fs, store, ledger))

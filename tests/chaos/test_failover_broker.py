@@ -1,0 +1,247 @@
+"""kill -9 of a real broker during an outage, during rotation and during recovery; two brokers on one directory."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from penstock import Client
+from penstock.config.schema import Database as DatabaseSettings
+from penstock.config.schema import Queues as QueueSettings
+from penstock.database import Database
+from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
+from tests.conftest import fresh_database, running_postgres
+from tests.support.broker import BrokerProcess
+from tests.support.buffers import Producers, delivered, names
+from tests.support.http import run
+from tests.support.wait import eventually, until
+
+pytestmark = pytest.mark.xdist_group("failover_broker")  # they share a server, one after the other
+
+SETTINGS = {"database__acquire_timeout": 0.5, "buffer__events_per_file": 50, "buffer__free_space_reserve": 0}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def url(server):
+    server.start()
+    yield fresh_database(server)
+    server.start()
+
+
+def pusher(client: Client):
+    async def push(items):
+        body = [
+            {
+                "queue": item.queue,
+                "partition": item.partition,
+                "payload": msgspec.Raw(item.payload),
+                "transactionId": f"{item.partition}-{item.payload.decode()}",
+            }
+            for item in items
+        ]
+        return await client.push_items(body)
+
+    return push
+
+
+async def stored(url: str, scratch: Path, queue: str = "orders") -> dict[str, list[bytes]]:
+    metrics = Metrics()
+    database = Database(DatabaseSettings(url=url), scratch, metrics)
+    queues = Queues(database, QueueSettings(), metrics)
+    await database.start()
+    await queues.start()
+    try:
+        return await delivered(queues, queue)
+    finally:
+        await queues.stop()
+        await database.stop()
+
+
+def status(broker: BrokerProcess) -> dict:
+    return httpx.get(f"{broker.url}/api/v1/status/buffers").json()
+
+
+async def drained(broker: BrokerProcess) -> None:
+    await eventually(lambda: status(broker)["pending"] == 0 and status(broker)["dbHealthy"], timeout=30)
+
+
+def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_nothing(server, url, scratch, soak):
+    async def body():
+        broker = BrokerProcess(scratch / "data", database_url=url, **SETTINGS).start()
+        async with Client(broker.url, patience=60) as client:
+            producers = Producers(pusher(client), count=4)
+            try:
+                for turn in range(10 if soak else 1):
+                    await producers.more(50)
+                    await asyncio.to_thread(server.stop)
+                    # Fifty events to a file: it rotates all the time.
+                    await producers.more(400 + 37 * turn, timeout=40)
+                    assert len(names(scratch / "data/.penstock/buffers")) > 3
+                    broker.kill()
+                    await asyncio.to_thread(broker.start)  # with the database still down it serves at once
+                    report = status(broker)
+                    assert report["dbHealthy"] is False
+                    assert report["failover"]["files"] > 3
+                    await producers.more(100, timeout=40)
+                    broker.kill()
+                    await asyncio.to_thread(server.start)
+                    replayed = broker.log.count("replay complete")
+                    await asyncio.to_thread(broker.start, wait=False)
+                    await eventually(lambda n=replayed: broker.log.count("replay complete") > n + 2, timeout=40)
+                    broker.kill()  # in the middle of its recovery
+                    await asyncio.to_thread(broker.start)
+                    await producers.more(100, timeout=40)
+            finally:
+                await producers.finish()
+            await drained(broker)
+            assert producers.errors == []
+            assert names(scratch / "data/.penstock/buffers") == []
+            assert broker.stop() == 0
+        producers.check(await stored(url, scratch))
+        assert producers.statuses["buffered"] >= 400
+
+    run(body, limit=600 if soak else 110)
+
+
+def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, url, scratch):
+    async def body():
+        shared = scratch / "shared"
+        brokers = [
+            BrokerProcess(scratch / f"data{n}", database_url=url, buffer__dir=shared, **SETTINGS).start()
+            for n in range(2)
+        ]
+        try:
+            await asyncio.to_thread(server.stop)
+            loads = []
+            for number, broker in enumerate(brokers):
+                async with Client(broker.url) as client:
+                    producers = Producers(pusher(client), count=2, queue=f"orders{number}")
+                    await producers.more(200, timeout=30)
+                    await producers.finish()
+                    loads.append(producers)
+            before = status(brokers[1])["pending"]
+            assert before == loads[1].total  # while both live, each has its own
+            brokers[0].kill()
+            await eventually(lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total)
+            await asyncio.to_thread(server.start)
+            await drained(brokers[1])
+            assert names(shared) == []
+            for number, producers in enumerate(loads):
+                assert producers.errors == []
+                producers.check(await stored(url, scratch, f"orders{number}"))
+        finally:
+            for broker in brokers:
+                broker.stop()
+
+    run(body, limit=110)
+
+
+def test_what_a_client_sees_of_an_outage(server, url, scratch):
+    with (
+        BrokerProcess(scratch / "data", database_url=url, **SETTINGS) as broker,
+        httpx.Client(base_url=broker.url) as http,
+    ):
+
+        def push(n, **more):
+            item = {"queue": "q", "payload": {"n": n}}
+            return http.post("/api/v1/push", json={"items": [item], **more})
+
+        answer = push(0, bufferMs=50, bufferMax=100)
+        assert (answer.status_code, answer.json()) == (201, {"pushed": True, "qos0": True, "dbHealthy": True})
+        assert push(0, bufferMs=-1).status_code == 400
+        until(lambda: status(broker)["qos0"]["flushed"] == 1)
+        [stored] = push(1).json()
+        assert stored["status"] == "queued"
+        server.stop()
+        answer = push(2)
+        assert answer.status_code == 201
+        [result] = answer.json()
+        assert (result["index"], result["status"], result["queue"], result["partition"]) == (
+            0,
+            "buffered",
+            "q",
+            "Default",
+        )
+        assert push(3, bufferMs=50).json() == {"pushed": True, "qos0": True, "dbHealthy": False}
+        answer = http.get("/health")
+        assert (answer.status_code, answer.json()["database"]) == (503, "disconnected")
+        answer = http.get("/api/v1/pop/queue/q")
+        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+        answer = http.post(
+            "/api/v1/ack", json={"transactionId": stored["transaction_id"], "partitionId": stored["partition_id"]}
+        )
+        assert answer.status_code == 503
+        assert http.get("/metrics.json").json()["file_buffer"] == {
+            "pending": 2, "flushed": 1, "failed": 0, "db_healthy": False,
+        }  # fmt: skip
+        assert 'penstock_buffer_pending{kind="failover"} 2.0' in http.get("/metrics").text
+        server.start()
+        until(lambda: status(broker)["pending"] == 0 and status(broker)["dbHealthy"])
+        got = http.get("/api/v1/pop/queue/q?batch=10&autoAck=true").json()["messages"]
+        assert [message["data"]["n"] for message in got] == [0, 1, 2, 3]
+        for line in (
+            "Database connection failed, switching to file buffer",
+            "PostgreSQL recovery detected! Batch flush succeeded",
+            "Buffered 2 events to failover_",
+            "Failover replay complete, deleted file failover_",
+        ):
+            assert line in broker.log
+
+
+def test_maintenance_modes_hold_on_every_broker_and_over_restarts(url, scratch):
+    brokers = [BrokerProcess(scratch / f"data{n}", database_url=url, **SETTINGS) for n in range(2)]
+    with brokers[0] as one, brokers[1] as two:
+
+        def push(broker, n):
+            items = [{"queue": "q", "payload": n}]
+            return httpx.post(f"{broker.url}/api/v1/push", json={"items": items}).json()[0]["status"]
+
+        def mode(broker):
+            return httpx.get(f"{broker.url}/api/v1/system/maintenance").json()
+
+        def pop(broker, **params):
+            answer = httpx.get(f"{broker.url}/api/v1/pop/queue/q", params={"autoAck": "true", "batch": 10, **params})
+            return [m["data"] for m in answer.json()["messages"]] if answer.status_code == 200 else answer.status_code
+
+        path = "/api/v1/system/maintenance"
+        assert push(one, 1) == "queued"
+        assert httpx.post(f"{one.url}{path}", json={"enabled": "yes"}).status_code == 400
+        assert httpx.post(f"{one.url}{path}", json={"enabled": True}).json()["maintenanceMode"] is True
+        until(lambda: mode(two)["maintenanceMode"])
+        assert [push(one, 2), push(one, 3)] == ["buffered", "buffered"]
+        assert mode(one)["bufferedMessages"] == 2
+        assert pop(two) == [1]
+        one.stop()
+        one.start()
+        assert mode(one)["maintenanceMode"] is True
+        assert mode(one)["bufferedMessages"] == 2
+        assert httpx.post(f"{two.url}{path}/pop", json={"enabled": True}).json()["popMaintenanceMode"] is True
+        assert httpx.post(f"{two.url}{path}", json={"enabled": False}).json()["maintenanceMode"] is False
+        until(lambda: mode(one)["popMaintenanceMode"] and mode(one)["bufferedMessages"] == 0)
+        assert pop(one) == 204
+        began = time.monotonic()
+        assert pop(one, wait="true", timeout=300) == 204
+        assert time.monotonic() - began > 0.25
+        httpx.post(f"{one.url}{path}/pop", json={"enabled": False})
+        until(lambda: not mode(two)["popMaintenanceMode"])
+        assert pop(two) == [2, 3]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(pop, one, wait="true", timeout=30_000)
+            until(lambda: "penstock_queue_waiting_pops 1.0" in httpx.get(f"{one.url}/metrics").text)
+            httpx.post(f"{two.url}{path}/pop", json={"enabled": True})
+            assert waiting.result(5) == 204  # at once, although it had time to wait
+            again = pool.submit(pop, one, wait="true", timeout=30_000)
+            httpx.post(f"{two.url}{path}/pop", json={"enabled": False})
+            assert push(two, 4) == "queued"
+            assert again.result(5) == [4]
