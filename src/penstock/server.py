@@ -19,6 +19,8 @@ from penstock import __version__
 from penstock.buffer import Buffer
 from penstock.config import Config
 from penstock.database import Database
+from penstock.export.manager import Exports
+from penstock.export.queueport import QueuesAdapter
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.storage.fs import DISK
@@ -67,6 +69,15 @@ class Broker:
             self.pool,
             self.metrics,
         )
+        self.exports: Exports | None = None
+        if self.logs:
+            self.exports = Exports(
+                config,
+                pool=self.pool,
+                metrics=self.metrics,
+                topics=self.logs.topics,
+                queues=QueuesAdapter(self.queues),
+            )
         self._running = AsyncExitStack()
         self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")
         self.metrics.gauge("penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max")
@@ -90,7 +101,10 @@ class Broker:
         parts: list[Part] = [self.database]
         if self.logs:
             parts += [self.logs.topics, self.logs.groups]
-        return [*parts, self.queues, self.buffer]
+        parts += [self.queues, self.buffer]
+        if self.exports:
+            parts.append(self.exports)
+        return parts
 
     async def stop(self) -> None:
         """Stop every part, the last started first."""

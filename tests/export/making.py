@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,7 +15,6 @@ from penstock.export.clock import Clock
 from penstock.export.fastqueue import FastQueue, Options
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
-from penstock.export.routes import Route
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
 
@@ -124,15 +124,18 @@ def http_route(
     }
 
 
-def kill(exports_: Exports) -> None:
-    """What kill -9 leaves: nothing is written any more, the locks go."""
+async def kill(exports_: Exports) -> None:
+    """What kill -9 leaves: nothing is written any more, the locks go. (What the pool is doing is done first.)"""
     for route in exports_._routes.values():
-        crash(route)
-    exports_._routes.clear()
-
-
-def crash(route: Route) -> None:
-    for task in (*route.workers._tasks.values(), *route.workers._helpers, route._reader, route.queue._ticker):
-        if task is not None:
+        tasks = [*route.workers._tasks.values(), *route.workers._helpers, route._reader, route.queue._ticker]
+        running = [task for task in tasks if task is not None]
+        for task in running:
             task.cancel()
-    route.queue.fast.abandon()
+        await asyncio.gather(*running, return_exceptions=True)
+        if route.queue.fast._writer is not None:
+            await asyncio.wait([route.queue.fast._writer])
+        meeting = threading.Barrier(2)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(POOL, meeting.wait) for _ in range(2)))
+        route.queue.fast.abandon()
+    exports_._routes.clear()

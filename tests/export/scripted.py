@@ -73,7 +73,7 @@ class ScriptedDestination:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                 while await self._one(reader, writer):
                     pass
         finally:

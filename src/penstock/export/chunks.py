@@ -262,7 +262,7 @@ class Chunks:
         place = self._place(chunk, sequence)
         found = Reading([], [], min(stop, chunk.stop))
         taken = 0
-        for block in self._walk(chunk, place, found.bad):
+        for block in self.walk(chunk, place, found.bad):
             if block.sequence >= stop:
                 break
             if block.sequence < sequence:
@@ -283,7 +283,7 @@ class Chunks:
         if chunk is None or not chunk.start <= place < chunk.end:
             return False
         try:
-            block = next(self._walk(chunk, place, []), None)
+            block = next(self.walk(chunk, place, []), None)
         except (StorageFailed, OSError):
             return False
         if block is None or block.sequence != sequence or block.offset != place:
@@ -303,13 +303,13 @@ class Chunks:
         if self._cursor[0] == sequence and chunk.start <= self._cursor[1] <= chunk.end:
             return self._cursor[1]
         if not chunk.index:
-            for block in self._walk(chunk, chunk.start, [], with_body=False):
+            for block in self.walk(chunk, chunk.start, [], with_body=False):
                 if not chunk.index or block.sequence - chunk.index[-1][0] >= SPARSE:
                     chunk.index.append((block.sequence, block.offset))
         at = bisect_right(chunk.index, sequence, key=lambda entry: entry[0]) - 1
         return chunk.index[at][1] if at >= 0 else chunk.start
 
-    def _walk(self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True) -> Iterator[Block]:
+    def walk(self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True) -> Iterator[Block]:
         """Blocks from `place` to the chunk's end; `bad` collects the byte ranges that hold none."""
         file = self._reader_of(chunk)
         end = min(chunk.end, self._readable)
@@ -385,14 +385,14 @@ class Chunks:
 
         Returns the next sequence number, the records accepted, the last source position on disk (or -1), bytes cut.
         """
-        names = [name for name in self._fs.list_dir(self._directory) if _is_chunk_name(name)]
+        names = [name for name in self._fs.list_dir(self._directory) if is_chunk_name(name)]
         for name in names:
             path = self._directory / name
             self.chunks.append(Chunk(int(name, 16), path, self._fs.size(path), 0, 0))
         for chunk, following in zip(self.chunks, self.chunks[1:], strict=False):
             chunk.size = min(chunk.size, following.start - chunk.start)
         for chunk in self.chunks[:-1]:
-            first = next(self._walk(chunk, chunk.start, []), None)
+            first = next(self.walk(chunk, chunk.start, []), None)
             chunk.base = first.sequence if first else 0
         position, cut = -1, 0
         while self.chunks:
@@ -415,7 +415,7 @@ class Chunks:
     ) -> tuple[int, int, int, int]:
         chunk = self.chunks[-1]
         position, cut = -1, 0
-        first = next(self._walk(chunk, chunk.start, []), None)
+        first = next(self.walk(chunk, chunk.start, []), None)
         trusted = chunk.start < writer_offset <= chunk.end and first is not None
         place = writer_offset if trusted else chunk.start
         if clean and trusted and writer_offset == chunk.end:
@@ -423,7 +423,7 @@ class Chunks:
             return next_sequence, through, position, 0
         end = place
         bad: list[tuple[int, int]] = []
-        for block in self._walk(chunk, place, bad):
+        for block in self.walk(chunk, place, bad):
             if block.position != NO_POSITION:
                 if bad:
                     break  # the source has what is missing and what follows: read it again from there
@@ -471,5 +471,5 @@ class Chunks:
         self._drop_reader()
 
 
-def _is_chunk_name(name: str) -> bool:
+def is_chunk_name(name: str) -> bool:
     return len(name) == 16 and all(letter in "0123456789abcdef" for letter in name)

@@ -514,6 +514,21 @@ class FastQueue:
             self._spill_wanted = True
             self._kick()
 
+    async def scrub(self) -> int:
+        """Read every block there is, right after opening, and book what is damaged; how many blocks that were."""
+        store, lost = self.store, 0
+        if store is None:
+            return 0
+        async with store.reading:
+            for start, stop in list(self._ready):
+                while start < stop:
+                    reading = await store.in_pool(store.chunks.read, start, stop)
+                    lost += store.check(reading, start)
+                    start = reading.next_sequence
+            self._ready = deque([start, stop] for start, stop in store.unsettled())
+            self._count -= lost
+        return lost
+
     # Upkeep
 
     async def tick(self) -> None:

@@ -232,6 +232,10 @@ class Route:
         self.workers.resumed.set()
         await self._save()
 
+    async def letters(self) -> list[DeadLetter]:
+        letters: list[DeadLetter] = await self._in_pool(self.dead_letters.letters)
+        return letters
+
     async def purge(self) -> int:
         return await self.queue.purge()
 

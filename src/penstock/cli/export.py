@@ -1,0 +1,312 @@
+"""`penstock export`: routes from a shell.
+
+`list`, `status`, `pause`, `resume`, `drain`, `replay` and `purge` ask a running broker. `inspect`, `verify` and
+`repair` look at a route's files, so they also work when the broker does not; `repair` needs it stopped. Exit codes: 0
+done, 1 refused or damaged, 2 wrong usage.
+"""
+
+import asyncio
+import json as text
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from penstock.cli import app
+from penstock.config import load
+from penstock.config.values import format_duration, format_size
+from penstock.errors import PenstockError
+from penstock.export import inspect as files
+from penstock.export.manager import route_directory
+from penstock.net import HttpClient
+
+commands = typer.Typer(
+    help="Watch, steer and check export routes.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(commands, name="export")
+
+Url = Annotated[str, typer.Option("--url", "-u", envvar="PENSTOCK_URL", help="Address of the broker.")]
+Token = Annotated[str, typer.Option("--token", envvar="PENSTOCK_TOKEN", help="Bearer token.")]
+Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
+Name = Annotated[str, typer.Argument(metavar="ROUTE")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", envvar="PENSTOCK_CONFIG", help="Configuration file.")
+]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", "-d", help="Data directory of the broker.")]
+Dir = Annotated[Path | None, typer.Option("--directory", help="The route's directory itself.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DEFAULT_URL = "http://127.0.0.1:6632"
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except PenstockError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(1) from None
+    except (TimeoutError, OSError) as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _ask(url: str, token: str, method: str, target: str) -> Any:
+    async def ask() -> Any:
+        client = HttpClient(url, headers=[("Authorization", f"Bearer {token}")] if token else ())
+        try:
+            answer = await client.request(method, f"/api/v1/routes{target}")
+        finally:
+            await client.close()
+        found = text.loads(answer.body) if answer.body else None
+        if answer.status >= 400:
+            raise PenstockError(found["error"] if isinstance(found, dict) else f"the broker answered {answer.status}")
+        return found
+
+    return asyncio.run(ask())
+
+
+def _print_json(value: Any) -> None:
+    print(text.dumps(value, indent=2))
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    table = Table(
+        "route", "state", "to", "batches", "records", "size", "oldest", "in/s", "out/s", "ETA", "breaker", "dead"
+    )
+    for route in found:
+        queue = route.get("queue")
+        if queue is None:
+            table.add_row(route["name"], f"[red]{route['state']}[/red]", route.get("lastError", ""))
+            continue
+        colour = {"running": "green", "paused": "red"}.get(route["state"], "yellow")
+        eta = queue["drainEtaSeconds"]
+        table.add_row(
+            route["name"],
+            f"[{colour}]{route['state']}[/{colour}]",
+            route["destination"],
+            f"{queue['batches']:,}",
+            f"{queue['records']:,}",
+            _size(queue["bytes"]),
+            format_duration(round(queue["oldestAgeSeconds"])) if queue["batches"] else "",
+            f"{queue['batchesInPerSecond']:.1f}",
+            f"{queue['batchesOutPerSecond']:.1f}",
+            "never" if eta < 0 else format_duration(round(eta)) if queue["batches"] else "",
+            route["breaker"]["state"],
+            f"{route['deadLetters']:,}" if route["deadLetters"] else "",
+        )
+    return table
+
+
+def _size(size: int) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size = size / 1024  # type: ignore[assignment]
+    return format_size(size)
+
+
+@commands.command("list")
+def list_routes(url: Url = DEFAULT_URL, token: Token = "", json: Json = False) -> None:
+    """All routes of a broker."""
+    with _errors():
+        found = _ask(url, token, "GET", "")["routes"]
+        if json:
+            _print_json(found)
+        else:
+            Console().print(_table(found))
+
+
+@commands.command()
+def status(
+    route: Annotated[str, typer.Argument(metavar="[ROUTE]")] = "",
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it, every second.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int, typer.Option(help="Stop watching after this many looks; 0 = never.", hidden=True)] = 0,
+) -> None:
+    """What routes are doing: depth, age, rates, breaker, accounting."""
+
+    def look() -> list[dict[str, Any]]:
+        return (
+            [_ask(url, token, "GET", f"/{quote(route, safe='')}")] if route else _ask(url, token, "GET", "")["routes"]
+        )
+
+    with _errors():
+        if watch:
+            _watch(look, interval, count)
+            return
+        found = look()
+        if json:
+            _print_json(found[0] if route else found)
+            return
+        console = Console()
+        console.print(_table(found))
+        for each in found:
+            if each.get("lastError") or each.get("paused"):
+                console.print(f"{each['name']}: {each.get('paused') or each['lastError']}", style="red")
+            if route and "queue" in each:
+                books = each["queue"]["accounting"]
+                dropped = ", ".join(f"{why} {n:,}" for why, n in books["dropped"].items()) or "0"
+                console.print(
+                    f"accepted {books['accepted']:,} = delivered {books['delivered']:,}"
+                    f" + dead {books['deadLettered']:,} + dropped {dropped} + queued {books['queued']:,}"
+                )
+
+
+def _watch(look: Any, interval: float, count: int) -> None:
+    looks = 0
+    try:
+        with Live(_table(look()), refresh_per_second=4) as live:
+            while not count or (looks := looks + 1) < count:
+                time.sleep(interval)
+                live.update(_table(look()))
+    except KeyboardInterrupt:
+        pass
+
+
+def _act(url: str, token: str, route: str, action: str) -> Any:
+    return _ask(url, token, "POST", f"/{quote(route, safe='')}/{action}")
+
+
+@commands.command()
+def pause(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
+    """Stop sending; the route goes on queueing."""
+    with _errors():
+        _act(url, token, route, "pause")
+
+
+@commands.command()
+def resume(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
+    """Send again, at once."""
+    with _errors():
+        _act(url, token, route, "resume")
+
+
+@commands.command()
+def drain(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
+    """Take nothing new and deliver what is queued; `resume` ends it."""
+    with _errors():
+        _act(url, token, route, "drain")
+
+
+@commands.command()
+def replay(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
+    """Queue the dead letters of a route again."""
+    with _errors():
+        print(f"{_act(url, token, route, 'replay')['records']} records queued again")
+
+
+@commands.command()
+def purge(route: Name, url: Url = DEFAULT_URL, token: Token = "", yes: Yes = False) -> None:
+    """Drop everything that is queued. It is counted as dropped{reason="purged"}."""
+    with _errors():
+        if not yes:
+            typer.confirm(f"Drop everything queued in route {route}?", abort=True)
+        print(f"{_act(url, token, route, 'purge')['records']} records dropped")
+
+
+def _directory(route: str, config: Path | None, data_dir: Path | None, directory: Path | None) -> Path:
+    if directory is None:
+        flags = {"data_directory": data_dir} if data_dir else {}
+        directory = route_directory(load(config, flags=flags).config, route)
+    if not directory.is_dir():
+        raise PenstockError(f"there is no send queue at {directory}")
+    return directory
+
+
+@commands.command()
+def inspect(
+    route: Name,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    directory: Dir = None,
+    json: Json = False,
+    records: Annotated[int, typer.Option("--records", "-n", help="Show this many waiting records.")] = 0,
+    dead: Annotated[bool, typer.Option("--dead", help="Show the dead letters instead.")] = False,
+) -> None:
+    """What lies in a route's files: chunks, journal, books, waiting records, dead letters."""
+    with _errors():
+        place = _directory(route, config, data_dir, directory)
+        if dead or records:
+            for line in _contents(place, dead, records):
+                sys.stdout.buffer.write(line + b"\n")
+            return
+        found = files.examine(place)
+        if json:
+            _print_json(found)
+            return
+        table = Table("chunk", "size", "blocks", "waiting", "first", "last", "damaged")
+        for chunk in found["chunks"]:
+            damaged = sum(place["bytes"] for place in chunk["damaged"])
+            table.add_row(
+                chunk["name"],
+                _size(chunk["bytes"]),
+                f"{chunk['blocks']:,}",
+                f"{chunk['waiting']:,}",
+                str(chunk.get("first", "")),
+                str(chunk.get("last", "")),
+                f"[red]{damaged} bytes[/red]" if damaged else "",
+            )
+        console = Console()
+        console.print(table)
+        books = found["accounting"]
+        console.print(
+            f"{found['waitingBatches']:,} batches with {found['waitingRecords']:,} records wait; "
+            f"{books['delivered']:,} delivered, {books['deadLettered']:,} dead-lettered, "
+            f"{sum(books['dropped'].values()):,} dropped; {found['deadLetters']:,} dead letters",
+            highlight=False,
+        )
+        for problem in found["problems"]:
+            console.print(problem, style="red")
+
+
+def _contents(place: Path, dead: bool, limit: int) -> Iterator[bytes]:
+    if dead:
+        yield from files.dead_letters(place)
+    else:
+        for _, _, record in files.waiting_records(place, limit):
+            yield record
+
+
+@commands.command()
+def verify(
+    route: Name, config: ConfigFile = None, data_dir: DataDir = None, directory: Dir = None, json: Json = False
+) -> None:
+    """Check every block of a route's files. Exit code 1 when something is wrong."""
+    with _errors():
+        found = files.examine(_directory(route, config, data_dir, directory))
+        if json:
+            _print_json({"problems": found["problems"], "accounting": found["accounting"]})
+        else:
+            blocks = sum(chunk["blocks"] for chunk in found["chunks"])
+            for problem in found["problems"]:
+                print(problem)
+            print(f"{blocks} blocks in {len(found['chunks'])} chunks: {len(found['problems'])} problems")
+        if found["problems"]:
+            raise typer.Exit(1)
+
+
+@commands.command()
+def repair(
+    route: Name, config: ConfigFile = None, data_dir: DataDir = None, directory: Dir = None, json: Json = False
+) -> None:
+    """Set damaged places aside, book their records as dropped, leave the queue clean. The broker must be stopped."""
+    with _errors():
+        found = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
+        if json:
+            _print_json(found)
+            return
+        lost = found["events"].get("lost_blocks", 0)
+        print(f"{found['waitingBatches']} batches wait, {lost} damaged ones were set aside")

@@ -1,0 +1,139 @@
+"""Looking into a send queue's directory from outside, and putting it in order. Nothing here needs a running broker.
+
+`examine` only reads and takes no lock: on a live queue it shows a moment, and may see a block half written at the very
+end. `repair` owns the directory while it runs: it reads every block there is, sets damaged places aside, books their
+records as dropped, shortens the journal and leaves metadata that spares the next start a scan.
+"""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from penstock.export.block import Block
+from penstock.export.chunks import Chunk, Chunks, is_chunk_name
+from penstock.export.deadletters import NAME as DEAD_LETTERS
+from penstock.export.deadletters import read_letters
+from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.journal import REASONS, Journal
+from penstock.export.payload import decompress, split
+from penstock.export.state import State, replay
+from penstock.export.store import LOG, META
+from penstock.storage.fs import DISK, Fs
+
+
+def examine(directory: Path, fs: Fs = DISK) -> dict[str, Any]:
+    """Every chunk read whole and checked, the journal, the books, the dead letters, and what is wrong with them."""
+    problems: list[str] = []
+    entries = Journal(fs, directory / LOG).load()
+    state, damaged_entries = replay(entries)
+    if damaged_entries:
+        problems.append(f"{LOG}: {damaged_entries} damaged entries")
+    chunks, waiting, records = [], 0, 0
+    for chunk, reader in _chunks(directory, fs):
+        bad: list[tuple[int, int]] = []
+        shown: dict[str, Any] = {"name": chunk.path.name, "bytes": chunk.size, "blocks": 0, "waiting": 0}
+        for block in reader.walk(chunk, chunk.start, bad, with_body=False):
+            shown.setdefault("first", block.sequence)
+            shown["last"] = block.sequence
+            shown["blocks"] += 1
+            state.advance(block.sequence + 1, block.through)
+            if block.sequence not in state.settled:
+                shown["waiting"] += 1
+                records += block.records
+        waiting += shown["waiting"]
+        shown["damaged"] = [{"at": start - chunk.start, "bytes": end - start} for start, end in bad]
+        problems += [f"{chunk.path.name}: {end - start} damaged bytes at {start - chunk.start}" for start, end in bad]
+        chunks.append(shown)
+        reader.close()
+    letters = list(read_letters(_read(fs, directory / DEAD_LETTERS)))
+    if None in letters:
+        problems.append(f"{DEAD_LETTERS}: {letters.count(None)} damaged lines")
+    missing = state.queued - records
+    if missing:
+        problems.append(f"{missing} records are queued by the books but not on disk")
+    return {
+        "directory": str(directory),
+        "chunks": chunks,
+        "waitingBatches": waiting,
+        "waitingRecords": records,
+        "journalEntries": len(entries),
+        "accounting": _books(state),
+        "position": state.position,
+        "deadLetters": len(letters),
+        "meta": _meta(fs, directory, problems),
+        "problems": problems,
+    }
+
+
+def waiting_records(directory: Path, limit: int, fs: Fs = DISK) -> Iterator[tuple[int, int, bytes]]:
+    """(sequence, index, record) of what waits to be delivered, oldest first."""
+    state, _ = replay(Journal(fs, directory / LOG).load())
+    for chunk, reader in _chunks(directory, fs):
+        for block in reader.walk(chunk, chunk.start, []):
+            if block.sequence in state.settled:
+                continue
+            for index, record in enumerate(records_of(block)):
+                if limit <= 0:
+                    return
+                limit -= 1
+                yield block.sequence, index, record
+        reader.close()
+
+
+def dead_letters(directory: Path, fs: Fs = DISK) -> Iterator[bytes]:
+    """The dead letters as JSON, one line each, without their checksums."""
+    for line in _read(fs, directory / DEAD_LETTERS).splitlines():
+        yield line.partition(b" ")[2]
+
+
+def records_of(block: Block) -> list[bytes]:
+    return split(decompress(block.body, block.compression), block.encoding)
+
+
+async def repair(directory: Path, fs: Fs = DISK) -> dict[str, Any]:
+    """Read everything, book what is damaged, leave the queue clean. The books afterwards."""
+    events: dict[str, int] = {}
+
+    def count(name: str, amount: int) -> None:
+        events[name] = events.get(name, 0) + amount
+
+    with ThreadPoolExecutor(1) as pool:
+        queue = FastQueue(fs, directory, Options(inmemory_blocks=1), pool, on_event=count)
+        await queue.open()
+        await queue.scrub()
+        await queue.close()
+    return {"accounting": _books(queue.state), "waitingBatches": queue.count, "events": events}
+
+
+def _books(state: State) -> dict[str, Any]:
+    return {
+        "accepted": state.accepted,
+        "delivered": state.delivered,
+        "deadLettered": state.dead,
+        "dropped": {REASONS[number]: n for number, n in enumerate(state.dropped) if n},
+        "queued": state.queued,
+    }
+
+
+def _chunks(directory: Path, fs: Fs) -> Iterator[tuple[Chunk, Chunks]]:
+    names = [name for name in fs.list_dir(directory) if is_chunk_name(name)]
+    starts = [int(name, 16) for name in names] + [1 << 62]
+    for name, start, following in zip(names, starts, starts[1:], strict=False):
+        path = directory / name
+        chunk = Chunk(start, path, min(fs.size(path), following - start), 0, 0)
+        yield chunk, Chunks(fs, directory, chunk_size=1, write_buffer=1, keep_unsynced=False)
+
+
+def _read(fs: Fs, path: Path) -> bytes:
+    return fs.read(path) if fs.exists(path) else b""
+
+
+def _meta(fs: Fs, directory: Path, problems: list[str]) -> Any:
+    data = _read(fs, directory / META)
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        problems.append(f"{META}: not JSON")
+        return None

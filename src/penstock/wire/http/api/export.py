@@ -1,0 +1,196 @@
+"""Export routes over HTTP.
+
+GET    /api/v1/routes                       all routes with their status
+POST   /api/v1/routes                       make one: {"name", "destination", "source"?, "batch"?, "queue"?}; 201
+GET    /api/v1/routes/{name}                depth, bytes, oldest age, breaker, workers, rates, ETA, accounting
+DELETE /api/v1/routes/{name}                ?force=true throws away what is queued
+POST   /api/v1/routes/{name}/push           {"records": [...]}, application/x-ndjson, or application/octet-stream; 201
+POST   /api/v1/routes/{name}/pause          stop sending, go on queueing
+POST   /api/v1/routes/{name}/resume
+POST   /api/v1/routes/{name}/drain          take nothing new, deliver what there is
+POST   /api/v1/routes/{name}/purge          drop what is queued
+POST   /api/v1/routes/{name}/replay         queue the dead letters again
+GET    /api/v1/routes/{name}/deadletters    ?limit=
+"""
+
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from msgspec import Meta, Raw, Struct
+from msgspec.json import Decoder
+
+from penstock.errors import InvalidRequest
+from penstock.export.manager import Exports
+from penstock.export.routes import Route as ExportRoute
+from penstock.wire.http.messages import EMPTY, Request, Response, json_response
+from penstock.wire.http.routes import Route
+
+NDJSON, OCTETS = ("application/x-ndjson", "application/ndjson"), "application/octet-stream"
+
+
+class Definition(Struct):
+    name: str
+    destination: dict[str, Any]
+    source: dict[str, Any] | str | None = None
+    batch: dict[str, Any] | None = None
+    queue: dict[str, Any] | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """As it would stand in the configuration."""
+        given = {"destination": self.destination, "source": self.source, "batch": self.batch, "queue": self.queue}
+        return {word: value for word, value in given.items() if value is not None}
+
+
+class DeleteQuery(Struct, frozen=True):
+    force: bool = False
+
+
+class LettersQuery(Struct, frozen=True):
+    limit: Annotated[int, Meta(ge=0, le=10_000)] = 100
+
+
+class Records(Struct):
+    records: list[Raw]
+
+
+class Routes(Struct):
+    routes: list[dict[str, Any]]
+
+
+class Pushed(Struct):
+    accepted: int
+    dropped: int
+
+
+class Count(Struct):
+    records: int
+
+
+class DeadLetter(Struct):
+    sequence: int
+    index: int
+    reason: str
+    detail: str
+    attempts: int
+    enqueued: float
+    died: float
+    record: str
+    encoding: str
+
+
+class Letters(Struct):
+    total: int
+    letters: list[DeadLetter]
+
+
+_decode_records = Decoder(Records).decode
+
+
+def routes(exports: Exports) -> list[Route]:
+    def of(request: Request) -> ExportRoute:
+        return exports.get(request.params["name"])
+
+    def everything(_: Request) -> Response:
+        return json_response(Routes(exports.status()))
+
+    async def create(request: Request) -> Response:
+        definition: Definition = request.data
+        route = await exports.create(definition.name, definition.tree())
+        return json_response(route.status(), 201)
+
+    def one(request: Request) -> Response:
+        return json_response(of(request).status())
+
+    async def delete(request: Request) -> Response:
+        await exports.delete(request.params["name"], force=request.args.force)
+        return EMPTY
+
+    async def push(request: Request) -> Response:
+        pushed = await of(request).push(_records(request))
+        return json_response(Pushed(pushed.accepted, pushed.dropped), 201)
+
+    def action(act: Callable[[ExportRoute], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            route = of(request)
+            await act(route)
+            return json_response(route.status())
+
+        return handler
+
+    async def purge(request: Request) -> Response:
+        return json_response(Count(await of(request).purge()))
+
+    async def replay(request: Request) -> Response:
+        return json_response(Count(await of(request).replay()))
+
+    async def letters(request: Request) -> Response:
+        found = await of(request).letters()
+        shown = [DeadLetter(**_letter(letter)) for letter in found[: request.args.limit]]
+        return json_response(Letters(len(found), shown))
+
+    status, path, tag = dict[str, Any], "/api/v1/routes/{name}", "export"
+    return [
+        Route("GET", "/api/v1/routes", everything, answer=Routes, summary="All routes with their status", tag=tag),
+        Route(
+            "POST",
+            "/api/v1/routes",
+            create,
+            body=Definition,
+            answer=status,
+            status=201,
+            summary="Make a route",
+            tag=tag,
+        ),
+        Route("GET", path, one, answer=status, summary="A route's status", tag=tag),
+        Route("DELETE", path, delete, query=DeleteQuery, status=204, summary="Stop and remove a route", tag=tag),
+        Route(
+            "POST",
+            f"{path}/push",
+            push,
+            answer=Pushed,
+            status=201,
+            summary="Queue records for the destination",
+            tag=tag,
+        ),
+        Route(
+            "POST", f"{path}/pause", action(lambda route: route.pause()), answer=status, summary="Stop sending", tag=tag
+        ),
+        Route("POST", f"{path}/resume", action(lambda route: route.resume()), answer=status, summary="Go on", tag=tag),
+        Route(
+            "POST",
+            f"{path}/drain",
+            action(lambda route: route.drain()),
+            answer=status,
+            summary="Take nothing new, deliver what there is",
+            tag=tag,
+        ),
+        Route("POST", f"{path}/purge", purge, answer=Count, summary="Drop what is queued", tag=tag),
+        Route("POST", f"{path}/replay", replay, answer=Count, summary="Queue the dead letters again", tag=tag),
+        Route(
+            "GET", f"{path}/deadletters", letters, query=LettersQuery, answer=Letters, summary="Dead letters", tag=tag
+        ),
+    ]
+
+
+def _records(request: Request) -> list[bytes]:
+    kind = (request.header("content-type") or "application/json").partition(";")[0].strip().lower()
+    if kind == OCTETS:
+        return [request.body]
+    if kind in NDJSON:
+        records = [line for line in request.body.split(b"\n") if line.strip()]
+    else:
+        records = [bytes(record) for record in _decode_records(request.body).records]
+    if not records:
+        raise InvalidRequest("no records in the request")
+    return records
+
+
+def _letter(letter: Any) -> dict[str, Any]:
+    fields = {
+        name: getattr(letter, name) for name in DeadLetter.__struct_fields__ if name not in ("record", "encoding")
+    }
+    try:
+        return {**fields, "record": letter.record.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {**fields, "record": base64.b64encode(letter.record).decode(), "encoding": "base64"}

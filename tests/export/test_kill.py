@@ -1,0 +1,104 @@
+"""kill -9 of a real process that exports, at any moment, again and again."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.export.making import exports, http_route
+from tests.export.scripted import ScriptedDestination
+from tests.support.wait import eventually
+
+RUNNER = Path(__file__).with_name("runner.py")
+
+
+def start(directory: Path, url: str, first: int, **queue: object) -> subprocess.Popen[str]:
+    spec = http_route(url, workers=2, **queue)
+    return subprocess.Popen(
+        [sys.executable, str(RUNNER), str(directory), json.dumps(spec), str(first)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=RUNNER.parents[2],
+    )
+
+
+async def read_until_killed(process: subprocess.Popen[str], random: Random, least: int) -> tuple[int, int]:
+    """Kill it at a random moment after it has acknowledged `least` records; the last number acknowledged, and tried."""
+    acknowledged = tried = -1
+    assert process.stdout is not None
+    loop = asyncio.get_running_loop()
+    goal: int | None = None
+    killed = False
+    while line := await loop.run_in_executor(None, process.stdout.readline):
+        word, number = line.split()
+        if word == "ack":
+            acknowledged = int(number)
+            goal = acknowledged + least + random.randint(0, 200) if goal is None else goal
+            if acknowledged >= goal and not killed:
+                killed = True
+                os.kill(process.pid, signal.SIGKILL)
+        else:
+            tried = int(number)
+    process.wait()
+    return acknowledged, tried
+
+
+@pytest.mark.parametrize("policy", ["always", "interval"])
+def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: str, soak: bool):
+    async def body() -> None:
+        random = Random(7)
+        async with ScriptedDestination() as destination:
+            promised: set[int] = set()
+            first = 0
+            for _ in range(30 if soak else 3):
+                process = start(tmp_path, destination.url, first, fsync=policy, inmemory_blocks=4, chunk_size=20000)
+                acknowledged, tried = await read_until_killed(process, random, 100)
+                assert acknowledged > first
+                promised.update(range(first, acknowledged + 1))
+                first = max(acknowledged, tried) + 1
+            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
+                route = running.get("r")
+                await eventually(lambda: route.queue.fast.count == 0, 30)
+                found = route.status()["queue"]["accounting"]
+            assert promised <= set(destination.ids)
+            assert set(destination.ids) <= set(range(first))
+            assert found["queued"] == 0
+            assert found["accepted"] == found["delivered"] == len(set(destination.ids))
+            by_record: dict[int, set[str]] = {}
+            for received in destination.ledger:
+                for each in received.ids:
+                    by_record.setdefault(each, set()).add(received.key)
+            assert all(len(keys) == 1 for keys in by_record.values()), "what came twice came under the same key"
+            doubles = len(destination.ids) - len(set(destination.ids))
+            assert doubles <= (30 if soak else 3) * 2 * 10, "at most what two workers held at each kill"
+
+    asyncio.run(body())
+
+
+def test_under_never_a_kill_loses_at_most_what_was_in_memory(tmp_path: Path):
+    async def body() -> None:
+        random = Random(3)
+        destination = ScriptedDestination()
+        await destination.open()
+        url = destination.url
+        destination.close()  # nothing is delivered: what is lost was only in memory
+        process = start(tmp_path, url, 0, fsync="never", inmemory_blocks=8, max_size=100_000)
+        acknowledged, _ = await read_until_killed(process, random, 1000)
+        await destination.open()
+        async with exports(tmp_path, {"r": http_route(destination.url, fsync="never", max_size=100_000)}) as running:
+            route = running.get("r")
+            await eventually(lambda: route.queue.fast.count == 0, 30)
+            found = route.status()["queue"]["accounting"]
+        destination.close()
+        assert found["queued"] == 0
+        delivered = set(destination.ids)
+        assert delivered == set(range(len(delivered))), "what is left has no holes: only the end is gone"
+        assert acknowledged + 1 - len(delivered) <= 3 * 8 * 10, "memory holds 8 blocks, a spill under way twice that"
+
+    asyncio.run(body())

@@ -1,0 +1,482 @@
+"""Routes to a destination that misbehaves: what arrives, under which key, and what the books say."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock.errors import Conflict, InvalidRequest, Unavailable
+from penstock.export.manager import Exports
+from penstock.metrics import Metrics
+from tests.export.making import FakeClock, exports, http_route, kill
+from tests.export.scripted import HANG, RESET, TAKE_AND_RESET, ScriptedDestination, record
+from tests.support.wait import eventually
+
+
+def books(route: Any) -> dict[str, Any]:
+    return route.status()["queue"]["accounting"]
+
+
+def assert_balanced(route: Any) -> None:
+    found = books(route)
+    total = found["delivered"] + found["deadLettered"] + sum(found["dropped"].values()) + found["queued"]
+    assert found["accepted"] == total
+
+
+async def delivered(route: Any, timeout: float = 20) -> None:
+    await eventually(lambda: route.queue.fast.count == 0, timeout)
+
+
+FAULTS = {
+    "refused connections": None,
+    "500": lambda ids, number: 500 if number <= 3 else 200,
+    "429 with Retry-After": lambda ids, number: (429, {"Retry-After": "0.05"}) if number <= 2 else 200,
+    "408": lambda ids, number: 408 if number <= 2 else 200,
+    "resets": lambda ids, number: RESET if number <= 3 else 200,
+    "lost answers": lambda ids, number: TAKE_AND_RESET if number <= 3 else 200,
+    "hangs": lambda ids, number: HANG if number <= 2 else 200,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+def test_every_record_arrives_whatever_the_destination_does(tmp_path: Path, fault: str, split: bool):
+    async def body() -> None:
+        destination = ScriptedDestination(FAULTS[fault] or (lambda ids, number: 200))
+        await destination.open()
+        if FAULTS[fault] is None:
+            destination.close()
+        spec = http_route(
+            destination.url,
+            target={"timeout": "200ms"},
+            circuit_breaker={"threshold": 2, "reset_timeout": "50ms"},
+            pipeline_split={"enabled": split, "preparer_count": 1, "sender_count": 1},
+            max_concurrent_sends=1,
+        )
+        async with exports(tmp_path, {"r": spec}) as running:
+            route = running.get("r")
+            await route.push([record(number) for number in range(95)])
+            if FAULTS[fault] is None:
+                await eventually(lambda: route.breaker.state == "open")
+                await destination.open()
+            await delivered(route)
+            assert sorted(set(destination.ids)) == list(range(95))
+            answered = [each for received in destination.ledger if received.answered for each in received.ids]
+            if split:  # what is prepared already may overtake what failed
+                answered.sort()
+            assert answered == list(range(95)), "order is kept with one worker"
+            for received in destination.ledger:  # duplicates carry the same key
+                assert received.key == f"r-{received.ids[0] // 10 + 1}"
+            assert books(route)["delivered"] == 95
+            assert_balanced(route)
+        destination.close()
+
+    asyncio.run(body())
+
+
+def test_a_poison_record_is_alone_in_the_dead_letters_and_can_be_replayed(tmp_path: Path):
+    async def body() -> None:
+        poison = {13, 14, 58}
+        async with ScriptedDestination(lambda ids, number: 400 if poison & set(ids) else 200) as destination:
+            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
+                route = running.get("r")
+                await route.push([record(number) for number in range(100)])
+                await delivered(route)
+                assert destination.ids == [number for number in range(100) if number not in poison]
+                letters = await route.letters()
+                assert [json.loads(letter.record)["id"] for letter in letters] == [13, 14, 58]
+                assert {letter.reason for letter in letters} == {"refused"}
+                assert books(route) == {"accepted": 100, "delivered": 97, "deadLettered": 3, "dropped": {}, "queued": 0}
+                assert route.breaker.state == "closed", "bad data says nothing about the destination's health"
+                poison.clear()
+                assert await route.replay() == 3
+                await delivered(route)
+                assert destination.ids[-3:] == [13, 14, 58]
+                assert not await route.letters()
+                assert_balanced(route)
+
+    asyncio.run(body())
+
+
+def test_a_batch_that_is_too_large_is_split_and_a_record_that_is_too_large_is_dead(tmp_path: Path):
+    async def body() -> None:
+        def rule(ids: list[int], number: int) -> int:
+            return 413 if len(ids) > 3 or 7 in ids else 200
+
+        async with ScriptedDestination(rule) as destination:
+            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
+                route = running.get("r")
+                await route.push([record(number) for number in range(20)])
+                await delivered(route)
+                assert destination.ids == [number for number in range(20) if number != 7]
+                assert [letter.reason for letter in await route.letters()] == ["too_large"]
+                assert_balanced(route)
+
+    asyncio.run(body())
+
+
+def test_a_cut_batch_does_not_repeat_what_went_through_and_keeps_its_keys(tmp_path: Path):
+    async def body() -> None:
+        failed: list[list[int]] = []
+
+        def rule(ids: list[int], number: int) -> int:
+            if 3 in ids:
+                return 400
+            if ids == [4, 5, 6, 7, 8, 9] or (5 in ids and len(failed) < 2):
+                failed.append(ids)
+                return 503
+            return 200
+
+        async with ScriptedDestination(rule) as destination:
+            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
+                route = running.get("r")
+                await route.push([record(number) for number in range(10)])
+                await delivered(route)
+                assert destination.ids == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+                assert len({received.key for received in destination.ledger}) == len(destination.ledger)
+                assert destination.keys.count("r-1-5-9") == 3, "the same part, the same key, at every attempt"
+                assert_balanced(route)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("status", [401, 403, 301])
+def test_a_refusal_pauses_the_route_and_says_so_until_somebody_resumes_it(tmp_path: Path, status: int):
+    async def body() -> None:
+        answer = status
+        async with ScriptedDestination(lambda ids, number: answer) as destination:
+            spec = {"r": http_route(destination.url)}
+            async with exports(tmp_path, spec) as running:
+                route = running.get("r")
+                await route.push([record(1)])
+                await eventually(lambda: route.paused)
+                assert str(status) in route.paused
+                assert route.status()["state"] == "paused"
+                await route.push([record(2)])
+                assert destination.requests == 1, "nothing is sent while paused"
+            async with exports(tmp_path, spec) as running:  # it stays paused over a restart
+                route = running.get("r")
+                assert str(status) in route.paused
+                answer = 200
+                await route.resume()
+                await delivered(route)
+                assert destination.ids == [1, 2]
+                assert route.paused is None
+
+    asyncio.run(body())
+
+
+def test_max_attempts_and_max_age_end_in_the_dead_letters(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: 500 if 1 in ids else 200) as destination:
+            spec = http_route(destination.url, max_attempts=3, circuit_breaker={"enabled": False})
+            async with exports(tmp_path / "a", {"r": spec}) as running:
+                route = running.get("r")
+                await route.push([record(1)])
+                await route.push([record(2)])
+                await delivered(route)
+                [letter] = await route.letters()
+                assert (letter.reason, letter.attempts) == ("attempts", 3)
+                assert destination.keys.count("r-1") == 3
+                assert destination.ids == [2]
+                assert_balanced(route)
+        clock = FakeClock()
+        async with ScriptedDestination() as destination:
+            spec = http_route(destination.url, max_age="1h")
+            async with exports(tmp_path / "b", {"r": spec}, clock=clock) as running:
+                route = running.get("r")
+                await route.pause()
+                await route.push([record(1)])
+                clock.now += 3601
+                await route.push([record(2)])
+                await route.resume()
+                await delivered(route)
+                assert [letter.reason for letter in await route.letters()] == ["expired"]
+                assert destination.ids == [2]
+
+    asyncio.run(body())
+
+
+def test_an_hours_outage_costs_a_backlog_on_disk_and_a_few_probes(tmp_path: Path):
+    """Fake time: the breaker opens, nothing is leased, a probe goes out per reset_timeout, and all drains at the end."""
+
+    async def body() -> None:
+        clock = FakeClock()
+        up = False
+        async with ScriptedDestination(lambda ids, number: 200 if up else 503) as destination:
+            spec = http_route(
+                destination.url,
+                workers=4,
+                inmemory_blocks=8,
+                retry_interval="1s",
+                max_retry_delay="5s",
+                meta_sync_interval="1h",
+                circuit_breaker={"threshold": 5, "reset_timeout": "30s"},
+            )
+            async with exports(tmp_path, {"r": spec}, clock=clock) as running:
+                route = running.get("r")
+                for minute in range(60):
+                    await route.push([record(minute * 10 + each) for each in range(10)])
+                    for _ in range(6):
+                        await clock.advance(10)
+                        await eventually(lambda: route.delivery.inflight == 0)
+                assert route.queue.fast.count == 60
+                assert route.breaker.state in ("open", "half_open")
+                assert route.queue.fast.leased == 0
+                assert route.queue.fast.memory_blocks <= 8
+                assert destination.requests < 5 + 4 + 3600 / 30 + 10
+                up = True
+                for _ in range(200):
+                    await clock.advance(1)
+                    await asyncio.sleep(0.002)
+                    if not route.queue.fast.count:
+                        break
+                assert sorted(destination.ids) == list(range(600))
+                assert_balanced(route)
+
+    asyncio.run(body())
+
+
+def test_an_open_breaker_burns_no_time(tmp_path: Path):
+    async def body() -> None:
+        destination = ScriptedDestination()
+        await destination.open()
+        destination.close()
+        spec = http_route(
+            destination.url,
+            workers=16,
+            meta_sync_interval="1s",
+            circuit_breaker={"threshold": 1, "reset_timeout": "1h"},
+        )
+        async with exports(tmp_path, {"r": spec}) as running:
+            route = running.get("r")
+            await route.push([record(number) for number in range(1000)])
+            await eventually(lambda: route.breaker.state == "open" and route.queue.fast.leased == 0)
+            await asyncio.sleep(0.1)
+            began, used = time.monotonic(), time.process_time()
+            await asyncio.sleep(2)
+            share = (time.process_time() - used) / (time.monotonic() - began)
+            assert share < 0.02, f"{share:.1%} of a core while nothing can be sent"
+
+    asyncio.run(body())
+
+
+def test_shutdown_has_one_deadline_and_what_is_not_delivered_stays(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: HANG) as destination:
+            routes = {f"r{n}": http_route(destination.url, fsync="never" if n else "always") for n in range(3)}
+            async with exports(tmp_path, routes, shutdown_timeout=0.5) as running:
+                for name in routes:
+                    await running.get(name).push([record(number) for number in range(50)])
+                await eventually(lambda: destination.requests == 3)
+                began = time.monotonic()
+            assert time.monotonic() - began < 2
+            destination.rule = lambda ids, number: 200
+            async with exports(tmp_path, routes) as running:
+                for name in routes:
+                    await delivered(running.get(name))
+                assert sorted(destination.ids) == sorted([*range(50)] * 3)
+
+    asyncio.run(body())
+
+
+def test_stored_compressed_once_and_sent_as_stored(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination() as destination:
+            for compression in ("zstd", "gzip", "snappy"):
+                spec = http_route(destination.url, target={"compression": compression, "format": "json"})
+                async with exports(tmp_path / compression, {"r": spec}) as running:
+                    route = running.get("r")
+                    await route.pause()
+                    await route.push([record(number, pad=200) for number in range(10)])
+                    stored = route.queue.fast._memory[0].body
+                    await route.resume()
+                    await delivered(route)
+                received = destination.ledger[-1]
+                assert received.headers["content-encoding"] == compression
+                assert received.body == stored
+                assert len(stored) < 1500
+                assert received.ids == list(range(10))
+
+    asyncio.run(body())
+
+
+def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_deleted(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination() as destination:
+            async with exports(tmp_path, {"fixed": http_route(destination.url)}) as running:
+                route = await running.create("made", http_route(destination.url))
+                await route.pause("for the test")
+                await route.push([record(1)])
+                with pytest.raises(Conflict):
+                    await running.create("made", http_route(destination.url))
+                with pytest.raises(InvalidRequest, match=r"destination\.type"):
+                    await running.create("bad", {"destination": {"type": "carrier pigeon"}})
+                with pytest.raises(InvalidRequest, match="no route name"):
+                    await running.create("../evil", http_route(destination.url))
+            async with exports(tmp_path, {"fixed": http_route(destination.url)}) as running:
+                route = running.get("made")
+                assert route.paused == "for the test"
+                assert route.queue.fast.count == 1
+                with pytest.raises(Conflict, match="still holds 1 records"):
+                    await running.delete("made")
+                with pytest.raises(Conflict, match="part of the configuration"):
+                    await running.delete("fixed")
+                await running.delete("made", force=True)
+                assert not route.directory.exists()
+            async with exports(tmp_path, {}) as running:
+                assert running.names() == []
+
+    asyncio.run(body())
+
+
+def test_draining_takes_nothing_new_and_delivers_the_rest(tmp_path: Path):
+    async def body() -> None:
+        async with (
+            ScriptedDestination() as destination,
+            exports(tmp_path, {"r": http_route(destination.url)}) as running,
+        ):
+            route = running.get("r")
+            await route.pause()
+            await route.push([record(number) for number in range(30)])
+            await route.drain()
+            with pytest.raises(Unavailable, match="draining"):
+                await route.push([record(99)])
+            await delivered(route)
+            assert route.state == "drained"
+            await route.resume()
+            await route.push([record(30)])
+            await delivered(route)
+            assert destination.ids == list(range(31))
+
+    asyncio.run(body())
+
+
+def test_one_bad_route_does_not_keep_the_others_from_running(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination() as destination:
+            async with exports(tmp_path, {"held": http_route(destination.url)}):
+                other = Exports(
+                    (
+                        await _config(
+                            tmp_path, {"held": http_route(destination.url), "free": http_route(destination.url)}
+                        )
+                    ),
+                    pool=_pool(),
+                    metrics=Metrics(),
+                )
+                await other.start()
+                assert "in use by process" in other.failed["held"]
+                await other.get("free").push([record(1)])
+                await delivered(other.get("free"))
+                with pytest.raises(Conflict, match="could not start"):
+                    other.get("held")
+                assert [each["state"] for each in other.status()] == ["running", "failed"]
+                await other.stop()
+
+    asyncio.run(body())
+
+
+async def _config(directory: Path, routes: dict[str, Any]) -> Any:
+    from penstock.config import Config
+
+    return Config(data_directory=directory, routes=routes)
+
+
+def _pool() -> Any:
+    from tests.export.making import POOL
+
+    return POOL
+
+
+def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path: Path, soak: bool):
+    """The ledger: every accepted record at least once, duplicates only of what was leased at a kill or whose answer was
+    lost, under the same key, poison alone in the dead letters, books balanced."""
+
+    async def course(seed: int) -> None:
+        random = Random(seed)
+        weights = {"200": 10, "500": 1, "429": 1, "reset": 1, "lost": 1, "hang": 0.1, "slow": 1}
+        poison: set[int] = set()
+
+        def rule(ids: list[int], number: int) -> Any:
+            if poison & set(ids):
+                return 422
+            if len(ids) > 8:
+                return 413
+            choice = random.choices(list(weights), list(weights.values()))[0]
+            if choice == "429":
+                return 429, {"Retry-After": "0.01"}
+            if choice == "slow":
+                return asyncio.sleep(0.02, 200)
+            return {"500": 503, "reset": RESET, "lost": TAKE_AND_RESET, "hang": HANG}.get(choice, 200)
+
+        policy = random.choice(["always", "interval"])
+        workers = random.choice([1, 3])
+        async with ScriptedDestination(rule) as destination:
+            spec = http_route(
+                destination.url,
+                target={"timeout": "500ms", "compression": random.choice(["none", "zstd"])},
+                batch={"records": 12},
+                workers=workers,
+                fsync=policy,
+                inmemory_blocks=random.choice([2, 1000]),
+                chunk_size=random.choice([5000, 1 << 20]),
+                circuit_breaker={"threshold": 3, "reset_timeout": "20ms"},
+                drain_order=random.choice(["fifo", "fifo", "newest_first", "mixed"]),
+                pipeline_split={"enabled": random.random() < 0.3, "preparer_count": 1, "sender_count": 1},
+            )
+            accepted, ids = set(), 0
+            leased_at_end = 0
+            for _ in range(4):
+                async with exports(tmp_path / str(seed), {"r": spec}) as running:
+                    route = running.get("r")
+                    for _ in range(random.randint(1, 5)):
+                        count = random.randint(1, 40)
+                        numbers = list(range(ids, ids + count))
+                        ids += count
+                        poison.update(number for number in numbers if random.random() < 0.02)
+                        await route.push([record(number) for number in numbers])
+                        accepted.update(numbers)
+                        await asyncio.sleep(random.random() * 0.05)
+                        assert_balanced(route)
+                    # A batch that was cut and came back may be half delivered: it counts like a leased one.
+                    leased_at_end += route.queue.fast.leased + len(route.queue.fast._returned)
+                    if random.random() < 0.6:
+                        await kill(running)
+            weights.update({"500": 0, "429": 0, "reset": 0, "lost": 0, "hang": 0})
+            async with exports(tmp_path / str(seed), {"r": spec}) as running:
+                route = running.get("r")
+                await delivered(route)
+                assert_balanced(route)
+                found = books(route)
+                letters = [json.loads(letter.record)["id"] for letter in await route.letters()]
+            assert sorted(letters) == sorted(poison), seed
+            assert set(destination.ids) == accepted - poison, seed
+            assert found["accepted"] == len(accepted)
+            assert found["delivered"] == len(accepted) - len(poison)
+            by_record: dict[int, set[str]] = {}
+            for received in destination.ledger:
+                for each in received.ids:
+                    by_record.setdefault(each, set()).add(received.key.split("-")[1])
+            assert all(len(keys) == 1 for keys in by_record.values()), "a record is always of the same batch"
+            per_key: dict[str, int] = {}
+            for received in destination.ledger:
+                per_key[received.key] = per_key.get(received.key, 0) + 1
+            answered_twice: dict[str, int] = {}
+            for received in destination.ledger:
+                if received.answered:
+                    batch = received.key.split("-")[1]
+                    answered_twice[batch] = answered_twice.get(batch, 0) + (per_key[received.key] > 1)
+            lost_answers = len({received.key.split("-")[1] for received in destination.ledger if not received.answered})
+            doubled = sum(1 for count in answered_twice.values() if count)
+            assert doubled <= leased_at_end + lost_answers, seed
+
+    async def body() -> None:
+        for seed in range(60 if soak else 8):
+            await course(seed)
+
+    asyncio.run(body())
