@@ -81,23 +81,25 @@ def test_every_record_arrives_whatever_the_destination_does(tmp_path: Path, faul
 def test_a_poison_record_is_alone_in_the_dead_letters_and_can_be_replayed(tmp_path: Path):
     async def body() -> None:
         poison = {13, 14, 58}
-        async with ScriptedDestination(lambda ids, number: 400 if poison & set(ids) else 200) as destination:
-            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
-                route = running.get("r")
-                await route.push([record(number) for number in range(100)])
-                await delivered(route)
-                assert destination.ids == [number for number in range(100) if number not in poison]
-                letters = await route.letters()
-                assert [json.loads(letter.record)["id"] for letter in letters] == [13, 14, 58]
-                assert {letter.reason for letter in letters} == {"refused"}
-                assert books(route) == {"accepted": 100, "delivered": 97, "deadLettered": 3, "dropped": {}, "queued": 0}
-                assert route.breaker.state == "closed", "bad data says nothing about the destination's health"
-                poison.clear()
-                assert await route.replay() == 3
-                await delivered(route)
-                assert destination.ids[-3:] == [13, 14, 58]
-                assert not await route.letters()
-                assert_balanced(route)
+        async with (
+            ScriptedDestination(lambda ids, number: 400 if poison & set(ids) else 200) as destination,
+            exports(tmp_path, {"r": http_route(destination.url)}) as running,
+        ):
+            route = running.get("r")
+            await route.push([record(number) for number in range(100)])
+            await delivered(route)
+            assert destination.ids == [number for number in range(100) if number not in poison]
+            letters = await route.letters()
+            assert [json.loads(letter.record)["id"] for letter in letters] == [13, 14, 58]
+            assert {letter.reason for letter in letters} == {"refused"}
+            assert books(route) == {"accepted": 100, "delivered": 97, "deadLettered": 3, "dropped": {}, "queued": 0}
+            assert route.breaker.state == "closed", "bad data says nothing about the destination's health"
+            poison.clear()
+            assert await route.replay() == 3
+            await delivered(route)
+            assert destination.ids[-3:] == [13, 14, 58]
+            assert not await route.letters()
+            assert_balanced(route)
 
     asyncio.run(body())
 
@@ -107,14 +109,16 @@ def test_a_batch_that_is_too_large_is_split_and_a_record_that_is_too_large_is_de
         def rule(ids: list[int], number: int) -> int:
             return 413 if len(ids) > 3 or 7 in ids else 200
 
-        async with ScriptedDestination(rule) as destination:
-            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
-                route = running.get("r")
-                await route.push([record(number) for number in range(20)])
-                await delivered(route)
-                assert destination.ids == [number for number in range(20) if number != 7]
-                assert [letter.reason for letter in await route.letters()] == ["too_large"]
-                assert_balanced(route)
+        async with (
+            ScriptedDestination(rule) as destination,
+            exports(tmp_path, {"r": http_route(destination.url)}) as running,
+        ):
+            route = running.get("r")
+            await route.push([record(number) for number in range(20)])
+            await delivered(route)
+            assert destination.ids == [number for number in range(20) if number != 7]
+            assert [letter.reason for letter in await route.letters()] == ["too_large"]
+            assert_balanced(route)
 
     asyncio.run(body())
 
@@ -131,15 +135,17 @@ def test_a_cut_batch_does_not_repeat_what_went_through_and_keeps_its_keys(tmp_pa
                 return 503
             return 200
 
-        async with ScriptedDestination(rule) as destination:
-            async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
-                route = running.get("r")
-                await route.push([record(number) for number in range(10)])
-                await delivered(route)
-                assert destination.ids == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-                assert len({received.key for received in destination.ledger}) == len(destination.ledger)
-                assert destination.keys.count("r-1-5-9") == 3, "the same part, the same key, at every attempt"
-                assert_balanced(route)
+        async with (
+            ScriptedDestination(rule) as destination,
+            exports(tmp_path, {"r": http_route(destination.url)}) as running,
+        ):
+            route = running.get("r")
+            await route.push([record(number) for number in range(10)])
+            await delivered(route)
+            assert destination.ids == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+            assert len({received.key for received in destination.ledger}) == len(destination.ledger)
+            assert destination.keys.count("r-1-5-9") == 3, "the same part, the same key, at every attempt"
+            assert_balanced(route)
 
     asyncio.run(body())
 
@@ -202,7 +208,7 @@ def test_max_attempts_and_max_age_end_in_the_dead_letters(tmp_path: Path):
 
 
 def test_an_hours_outage_costs_a_backlog_on_disk_and_a_few_probes(tmp_path: Path):
-    """Fake time: the breaker opens, nothing is leased, a probe goes out per reset_timeout, and all drains at the end."""
+    """Fake time: the breaker opens, nothing is leased, one probe goes out per reset_timeout, all drains at the end."""
 
     async def body() -> None:
         clock = FakeClock()
@@ -358,25 +364,23 @@ def test_draining_takes_nothing_new_and_delivers_the_rest(tmp_path: Path):
 
 def test_one_bad_route_does_not_keep_the_others_from_running(tmp_path: Path):
     async def body() -> None:
-        async with ScriptedDestination() as destination:
-            async with exports(tmp_path, {"held": http_route(destination.url)}):
-                other = Exports(
-                    (
-                        await _config(
-                            tmp_path, {"held": http_route(destination.url), "free": http_route(destination.url)}
-                        )
-                    ),
-                    pool=_pool(),
-                    metrics=Metrics(),
-                )
-                await other.start()
-                assert "in use by process" in other.failed["held"]
-                await other.get("free").push([record(1)])
-                await delivered(other.get("free"))
-                with pytest.raises(Conflict, match="could not start"):
-                    other.get("held")
-                assert [each["state"] for each in other.status()] == ["running", "failed"]
-                await other.stop()
+        async with (
+            ScriptedDestination() as destination,
+            exports(tmp_path, {"held": http_route(destination.url)}),
+        ):
+            other = Exports(
+                (await _config(tmp_path, {"held": http_route(destination.url), "free": http_route(destination.url)})),
+                pool=_pool(),
+                metrics=Metrics(),
+            )
+            await other.start()
+            assert "in use by process" in other.failed["held"]
+            await other.get("free").push([record(1)])
+            await delivered(other.get("free"))
+            with pytest.raises(Conflict, match="could not start"):
+                other.get("held")
+            assert [each["state"] for each in other.status()] == ["running", "failed"]
+            await other.stop()
 
     asyncio.run(body())
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -57,7 +58,8 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
-def test_requests_in_turn_share_one_connection():
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_requests_in_turn_share_one_connection(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
     async def body() -> None:
         async with server(echo) as (url, connections):
             client = HttpClient(url)
@@ -67,7 +69,8 @@ def test_requests_in_turn_share_one_connection():
             assert len(connections) == 1
             await client.close()
 
-    asyncio.run(body())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(body())
 
 
 def test_the_pool_is_bounded_and_requests_beyond_it_wait():

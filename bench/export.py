@@ -1,0 +1,322 @@
+"""Export: how fast a send queue takes blocks, how fast it starts, and a route end to end against a plain loop.
+
+The destination is a small HTTP server in a process of its own, the same for both sides. The plain loop is what one
+writes first: read records from the topic, POST them with httpx, commit the offset, again.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httptools
+import httpx
+import uvloop
+
+from bench.harness import Contest, Figure
+from penstock.config import Config
+from penstock.config.schema import Topics
+from penstock.export.block import Block
+from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.manager import Exports
+from penstock.export.payload import SNAPPY, compress
+from penstock.metrics import Metrics
+from penstock.storage.fs import DISK
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+
+BLOCKS, BLOCK = 300_000, 1024
+SPILL_BLOCKS, SPILL_BLOCK = 4000, 64 << 10
+RECORDS, RECORD, BATCH = 300_000, 100, 1000
+GIB = 1 << 30
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def run(body: Coroutine[Any, Any, float]) -> float:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(body)
+
+
+def text(size: int, seed: int = 1) -> bytes:
+    """About as compressible as JSON telemetry: snappy makes it roughly a third."""
+    random = Random(seed)
+    words = [b'"name": "', b'"value": ', b'"host": "web-', b'"region": "eu-central-1", ', b'"status": 200, ']
+    parts, length = [], 0
+    while length < size:
+        part = random.choice(words) + b"%d" % random.randrange(100_000) + b'", '
+        parts.append(part)
+        length += len(part)
+    return b"".join(parts)[:size]
+
+
+def push_memory() -> float:
+    """Blocks per second into the memory layer, 1000 to a push."""
+
+    async def body() -> float:
+        with ThreadPoolExecutor(1) as pool, scratch() as directory:
+            options = Options(fsync="never", write_through=False, inmemory_blocks=BLOCKS + 1, inmemory_bytes=1 << 40)
+            queue = FastQueue(DISK, directory, options, pool)
+            await queue.open()
+            payload = text(BLOCK)
+            began = time.perf_counter()
+            for _ in range(BLOCKS // 1000):
+                await queue.put([Block(payload, 1) for _ in range(1000)])
+            took = time.perf_counter() - began
+            queue.abandon()
+            return BLOCKS / took
+
+    return run(body())
+
+
+def spill() -> float:
+    """Compressed bytes per second from pushes to disk: compression, framing, checksums and writing."""
+
+    async def body() -> float:
+        with ThreadPoolExecutor(2) as pool, scratch() as directory:
+            options = Options(fsync="never", write_through=False, inmemory_blocks=256, compression=SNAPPY)
+            queue = FastQueue(DISK, directory, options, pool)
+            await queue.open()
+            payloads = [text(SPILL_BLOCK, seed) for seed in range(16)]
+            began = time.perf_counter()
+            for at in range(0, SPILL_BLOCKS, 64):
+                await queue.put([Block(payloads[(at + n) % 16], 1) for n in range(64)])
+            async with queue.store.writing:  # type: ignore[union-attr]
+                await queue._spill()
+            took = time.perf_counter() - began
+            size = queue.disk_bytes
+            queue.abandon()
+            return size / took
+
+    return run(body())
+
+
+def write_sequentially() -> float:
+    """The same compressed bytes, compressed beforehand, written by one writer."""
+    blocks = [compress(text(SPILL_BLOCK, seed), SNAPPY) for seed in range(16)]
+    with scratch() as directory:
+        size = 0
+        began = time.perf_counter()
+        with (directory / "plain").open("wb", buffering=256 << 10) as file:
+            for number in range(SPILL_BLOCKS):
+                size += file.write(blocks[number % 16])
+        return size / (time.perf_counter() - began)
+
+
+def fill(directory: Path, size: int, block: int, *, clean: bool) -> None:
+    """A queue of `size` bytes on disk; `clean` False: left as a kill leaves it, its metadata as of the last tick."""
+
+    async def body() -> float:
+        with ThreadPoolExecutor(2) as pool:
+            queue = FastQueue(
+                DISK, directory, Options(fsync="interval", inmemory_blocks=16, chunk_size=128 << 20), pool
+            )
+            await queue.open()
+            payload = os.urandom(block)
+            written, ticked = 0, time.monotonic()
+            while written < size:
+                blocks = [Block(payload, 10) for _ in range(max(1, (8 << 20) // block))]
+                await queue.put(blocks)
+                written += len(blocks) * (block + 64)
+                if time.monotonic() - ticked > 1:
+                    await queue.tick()
+                    ticked = time.monotonic()
+            if clean:
+                await queue.close()
+            else:
+                queue.abandon()
+        return 0.0
+
+    run(body())
+
+
+def start_time(directory: Path) -> float:
+    """Milliseconds from nothing to the first block in hand."""
+
+    async def body() -> float:
+        with ThreadPoolExecutor(2) as pool:
+            began = time.perf_counter()
+            queue = FastQueue(DISK, directory, Options(fsync="interval", chunk_size=128 << 20), pool)
+            await queue.open()
+            assert await queue.take() is not None
+            took = time.perf_counter() - began
+            queue.abandon()
+            return took * 1000
+
+    return run(body())
+
+
+class Sink(asyncio.Protocol):
+    """Takes requests, counts their bodies' bytes, says 200."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.parser = httptools.HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")  # type: ignore[attr-defined]
+
+
+def serve(ready: Any) -> None:
+    async def body() -> None:
+        server = await asyncio.get_running_loop().create_server(Sink, "127.0.0.1", 0)
+        ready.put(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(body())
+
+
+@contextmanager
+def sink() -> Iterator[str]:
+    context = multiprocessing.get_context("spawn")
+    ready: Any = context.Queue()
+    process = context.Process(target=serve, args=(ready,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ready.get(timeout=30)}/in"
+    finally:
+        process.terminate()
+        process.join()
+
+
+class Topic:
+    """A topic with records in it, made once and read by both sides."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+        self.turn = 0
+
+        async def make() -> float:
+            with ThreadPoolExecutor(2) as pool:
+                store = self.store(pool)
+                await store.start()
+                topic = await store.create("orders")
+                record = json.dumps({"id": 1, "pad": "x" * (RECORD - 19)}).encode()
+                for _ in range(RECORDS // BATCH):
+                    await topic.append([record] * BATCH)
+                await store.stop()
+            return 0.0
+
+        run(make())
+
+    def store(self, pool: ThreadPoolExecutor) -> TopicStore:
+        return TopicStore(self.directory, Topics(), pool=pool, metrics=Metrics())
+
+    def close(self) -> None:
+        shutil.rmtree(self.directory)
+
+    def export(self, url: str, **target: Any) -> Callable[[], float]:
+        """Records per second by a route, from its start until the last one is delivered and on the books."""
+
+        async def body() -> float:
+            self.turn += 1
+            with ThreadPoolExecutor(2) as pool:
+                store = self.store(pool)
+                await store.start()
+                route = {
+                    "source": {"topic": "orders"},
+                    "destination": {"type": "http", "url": url, **target},
+                    "batch": {"records": BATCH, "linger": 0},
+                }
+                config = Config(data_directory=self.directory / f".run{self.turn}", routes={"r": route})
+                exports = Exports(config, pool=pool, metrics=Metrics(), topics=store)
+                began = time.perf_counter()
+                await exports.start()
+                state = exports.get("r").queue.fast.state
+                deadline = began + 60
+                while state.delivered < RECORDS and time.perf_counter() < deadline:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+                assert state.delivered >= RECORDS, exports.get("r").status()
+                took = time.perf_counter() - began
+                await exports.stop()
+                await store.stop()
+            return RECORDS / took
+
+        return lambda: run(body())
+
+    def plain(self, url: str) -> Callable[[], float]:
+        """Records per second by the loop one writes first."""
+
+        async def body() -> float:
+            with ThreadPoolExecutor(2) as pool:
+                store = self.store(pool)
+                await store.start()
+                groups = Groups(self.directory / ".groups", store, pool=pool, metrics=Metrics())
+                await groups.start()
+                topic = store.require("orders")
+                began = time.perf_counter()
+                offset = 0
+                async with httpx.AsyncClient() as client:
+                    while offset < RECORDS:
+                        batch = topic.read(offset, BATCH, 1 << 20)
+                        answer = await client.post(url, content=b"\n".join(batch.payloads()) + b"\n")
+                        answer.raise_for_status()
+                        offset = batch.next_offset
+                        await groups.commit("plain", "orders", offset)
+                took = time.perf_counter() - began
+                await groups.stop()
+                await store.stop()
+            return RECORDS / took
+
+        return lambda: run(body())
+
+
+def contests() -> Iterable[Contest]:
+    yield Contest(
+        "spill to disk with snappy",
+        "bytes/s",
+        spill,
+        write_sequentially,
+        "the same compressed bytes, one writer",
+        at_least=0.6,
+        note="ours compresses, frames and checksums; theirs only writes",
+    )
+    topic = Topic()
+    try:
+        with sink() as url:
+            yield Contest(
+                "end to end over HTTP, batches of 1000 x 100 bytes",
+                "records/s",
+                topic.export(url),
+                topic.plain(url),
+                "read, httpx POST, commit",
+                at_least=5,
+            )
+    finally:
+        topic.close()
+
+
+def figures() -> Iterable[Figure]:
+    rates = sorted(push_memory() for _ in range(5))
+    yield Figure("push to memory, 1 KB blocks", rates[2], "blocks/s", "≥ 300,000", rates[2] >= 300_000)
+    for block in (64 << 10, 1 << 10):
+        for clean, limit in ((True, 100.0), (False, 2000.0)):
+            with scratch() as directory:
+                fill(directory, GIB, block, clean=clean)
+                took = sorted(start_time(directory) for _ in range(3))[1] if clean else start_time(directory)
+                name = f"start with 1 GiB of {block >> 10} KiB blocks, {'clean' if clean else 'killed'}"
+                yield Figure(name, took, "ms", f"< {limit:g} ms", took < limit)
+                if not clean:
+                    (directory / "fastqueue.meta").unlink()
+                    took = start_time(directory)
+                    yield Figure(f"{name}, metadata lost", took, "ms", "< 2000 ms", took < 2000)
