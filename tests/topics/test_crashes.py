@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -82,6 +83,25 @@ class Ledger:
         assert topic.damage == [], topic.damage
 
 
+async def at_every_call(attempt: Callable[[int], Awaitable[bool]], least: int) -> None:
+    """Call `attempt` with 1, 2, 3, ... until a run ended before its fault came up."""
+    for n in count(1):
+        try:
+            if await attempt(n):
+                break
+        except (AssertionError, PenstockError) as error:
+            raise AssertionError(f"fault at call {n}: {error!r}") from error
+    assert n > least
+
+
+async def crashed(fs: FaultyFs, ledger: Ledger, n: int, policy: str) -> bool:
+    """A broker at work whose disk is gone from the n-th call on; whether it got to its end before."""
+    async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
+        fs.fail(n, errno.EIO, forever=True, only=CHANGES)
+        await work(store, ledger)
+        return fs.failed == 0
+
+
 async def work(store: TopicStore, ledger: Ledger) -> None:
     """Enough to create, share commits, roll several times and be retried."""
     try:
@@ -123,46 +143,22 @@ async def reopen(fs: FaultyFs, ledger: Ledger, lossless: bool, **settings: objec
 def test_power_loss_at_any_call_loses_nothing_acknowledged(policy: str, how: How) -> None:
     async def attempt(n: int) -> bool:
         fs, ledger = FaultyFs(), Ledger()
-        async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
-            fs.fail(n, errno.EIO, forever=True, only=CHANGES)
-            await work(store, ledger)
-            over = fs.failed == 0
+        over = await crashed(fs, ledger, n, policy)
         await reopen(fs.crash(Random(n), how), ledger, True, fsync=policy)
         return over
 
-    async def body() -> None:
-        for n in count(1):
-            try:
-                if await attempt(n):
-                    break
-            except AssertionError as error:
-                raise AssertionError(f"power lost at call {n}: {error}") from error
-        assert n > 50
-
-    run(body())
+    run(at_every_call(attempt, 50))
 
 
 @pytest.mark.parametrize("policy", ["group", "interval", "never"])
 def test_a_killed_process_loses_nothing_acknowledged(policy: str) -> None:
     async def attempt(n: int) -> bool:
         fs, ledger = FaultyFs(), Ledger()
-        async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
-            fs.fail(n, errno.EIO, forever=True, only=CHANGES)
-            await work(store, ledger)
-            over = fs.failed == 0
+        over = await crashed(fs, ledger, n, policy)
         await reopen(fs.kill(), ledger, True, fsync=policy)
         return over
 
-    async def body() -> None:
-        for n in count(1):
-            try:
-                if await attempt(n):
-                    break
-            except AssertionError as error:
-                raise AssertionError(f"killed at call {n}: {error}") from error
-        assert n > 20
-
-    run(body())
+    run(at_every_call(attempt, 20))
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -170,9 +166,7 @@ def test_power_loss_without_fsync_leaves_a_log_without_gaps(how: How) -> None:
     async def body() -> None:
         for n in range(1, 160, 1 if SOAK else 5):
             fs, ledger = FaultyFs(), Ledger()
-            async with running(ROOT, fs=fs, fsync="interval", **SETTINGS) as store:
-                fs.fail(n, errno.EIO, forever=True, only=CHANGES)
-                await work(store, ledger)
+            await crashed(fs, ledger, n, "interval")
             try:
                 await reopen(fs.crash(Random(n), how), ledger, False, fsync="interval")
             except AssertionError as error:
@@ -197,16 +191,7 @@ def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> No
         await reopen(fs.crash(Random(n), "drop") if policy != "never" else fs.kill(), ledger, True, fsync=policy)
         return over
 
-    async def body() -> None:
-        for n in count(1):
-            try:
-                if await attempt(n):
-                    break
-            except (AssertionError, PenstockError) as error:
-                raise AssertionError(f"call {n} failed: {error!r}") from error
-        assert n > 20
-
-    run(body())
+    run(at_every_call(attempt, 20))
 
 
 def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
