@@ -103,10 +103,12 @@ class Popper:
         deadline = time.monotonic() + (timeout if request.wait else 0)
         names = [request.queue] if request.queue is not None else []
         while True:
-            changes, seen = self._signals.changes, self._signals.generation.copy() if request.wait else {}
+            changes, generation = self._signals.changes, self._signals.generation
+            seen = [generation.get(name, 0) for name in names]
             targets = await self._targets(request, start)
             if request.queue is None:
                 names = [target.queue for target in targets]
+                seen = [generation.get(name, 0) for name in names]
             wait: float | None = None
             reason = "empty" if targets else "unknown"
             for target in targets:
@@ -127,9 +129,7 @@ class Popper:
                 return Popped(group=request.group, queue=request.queue, reason=reason)
             if again:
                 await asyncio.sleep(wait or 0)
-            elif self._signals.changes == changes and all(
-                self._signals.generation.get(name, 0) == seen.get(name, 0) for name in names
-            ):
+            elif self._signals.changes == changes and seen == [generation.get(name, 0) for name in names]:
                 pause = min(left, self._settings.poll_interval, max(wait, SOON) if wait is not None else left)
                 await self._park(request, targets, names, max(pause, 0))
 
