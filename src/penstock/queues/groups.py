@@ -62,7 +62,8 @@ PREVIEW = """
     CROSS JOIN LATERAL (
       SELECT coalesce((SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1), p.floor) AS head,
              coalesce((SELECT m.seq - 1 FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1), p.floor) AS below,
-             queue_seq_at(p.id, CASE $3 WHEN 'end' THEN 'infinity' WHEN 'beginning' THEN '-infinity' ELSE $4 END) AS target) place
+             queue_seq_at(p.id,
+               CASE $3::text WHEN 'end' THEN 'infinity' WHEN 'beginning' THEN '-infinity' ELSE $4::timestamptz END) AS target) place
     CROSS JOIN LATERAL (
       SELECT coalesce(sum(greatest(0, upper(r) - greatest(lower(r), target + 1))), 0) AS beyond_again,
              coalesce(sum(greatest(0, least(upper(r) - 1, target) - lower(r) + 1)), 0) AS beyond_skipped

@@ -223,6 +223,8 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
 
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
+        if "queue" not in request.params and not (args.namespace or args.task):
+            raise InvalidRequest("Name a queue in the path, or a namespace or task")
         if gate.closed and not (args.wait and await gate.opened(patience(args))):
             return EMPTY
         wanted = PopRequest(

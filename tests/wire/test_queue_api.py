@@ -1,0 +1,490 @@
+"""The HTTP contract of queues, on the wire of a real broker process with a real PostgreSQL."""
+
+import json
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
+from tests.support.wait import until
+
+pytestmark = pytest.mark.xdist_group("queue-api")
+
+MICROS = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")
+MILLIS = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+
+
+@pytest.fixture(scope="module")
+def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("api"), database_url=fresh_database(postgres)) as process:
+        yield process
+        process.stop()
+        assert [line for line in process.log.splitlines() if '"level":"error"' in line] == []
+
+
+@pytest.fixture
+def api(broker) -> Iterator["Api"]:
+    with httpx.Client(base_url=broker.url, timeout=30) as client:
+        yield Api(client)
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid.uuid4().hex[:12]}"
+
+
+class Api:
+    """Short words for the requests, with the status each test expects."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+
+    def ask(self, method: str, path: str, body: Any = None, status: int = 200, **query: Any) -> Any:
+        content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        answer = self.client.request(method, f"/api/v1/{path}", content=content, params=query or None)
+        assert answer.status_code == status, answer.text
+        if status >= 400:
+            assert isinstance(answer.json()["error"], str)
+            assert "SELECT" not in answer.text
+        assert status != 204 or answer.content == b""
+        return answer.json() if answer.content else None
+
+    def get(self, path: str, status: int = 200, **query: Any) -> Any:
+        return self.ask("GET", path, None, status, **query)
+
+    def post(self, path: str, body: Any = None, status: int = 200, **query: Any) -> Any:
+        return self.ask("POST", path, body, status, **query)
+
+    def delete(self, path: str, status: int = 200, **query: Any) -> Any:
+        return self.ask("DELETE", path, None, status, **query)
+
+    def push(self, queue: str, *payloads: Any, **fields: Any) -> list[dict[str, Any]]:
+        items = [{"queue": queue, "payload": payload, **fields} for payload in payloads]
+        return self.post("push", {"items": items}, 201)
+
+    def pop(self, queue: str, **query: Any) -> list[dict[str, Any]]:
+        answer = self.client.get(f"/api/v1/pop/queue/{queue}", params=query)
+        assert answer.status_code in (200, 204), answer.text
+        return answer.json()["messages"] if answer.content else []
+
+    def ack(self, *messages: dict[str, Any], group: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        keys = ("transactionId", "partitionId", "leaseId")
+        items = [{key: message[key] for key in keys} | fields for message in messages]
+        return self.post("ack/batch", {"acknowledgments": items, "consumerGroup": group})
+
+    def configure(self, queue: str, **options: Any) -> dict[str, Any]:
+        return self.post("configure", {"queue": queue, "options": options})
+
+
+# -- push -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_push_answers_201_with_one_result_per_item_in_order(api, queue):
+    trace = str(uuid.uuid4())
+    items = [
+        {"queue": queue, "payload": {"n": 1}, "transactionId": "a", "traceId": trace},
+        {"queue": f"{queue}.other", "partition": "p", "transactionId": "a"},
+        {"queue": queue, "payload": 2, "transactionId": "a"},
+        {"queue": queue, "payload": 3, "transactionId": None, "unknown": "field"},
+    ]
+    first, other, twin, last = api.post("push", {"items": items}, 201)
+    assert first.keys() == {
+        "index", "status", "message_id", "transaction_id", "partition_id", "trace_id", "queueName",
+    }  # fmt: skip
+    assert (first["index"], first["status"], first["transaction_id"], first["trace_id"]) == (0, "queued", "a", trace)
+    assert (other["status"], other["queueName"], other["trace_id"]) == ("queued", f"{queue}.other", None)
+    assert twin == {
+        "index": 2, "status": "duplicate", "message_id": first["message_id"], "transaction_id": "a", "queueName": queue,
+    }  # fmt: skip
+    assert last["status"] == "queued"
+    assert uuid.UUID(last["transaction_id"])
+    assert api.post("push", {"items": []}, 201) == []
+    described = api.get(f"resources/queues/{queue}.other")
+    assert (described["namespace"], described["task"]) == (queue, "other")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "Empty request body"),
+        (b"{", "Invalid JSON"),
+        (b'{"items":[{"queue":"q","payload":"\xff"}]}', "Invalid JSON"),
+        (b'{"items":[{"queue":"q","payload":' + b"[" * 100_000, "nested too deeply"),
+        ({}, "items array is required"),
+        ({"items": 7}, "items array is required"),
+        ({"items": [{}]}, "Queue must be a string"),
+        ({"items": [{"queue": "q"}, {"queue": 7}]}, "Queue must be a string"),
+        ({"items": [{"queue": ""}]}, "queue must not be empty"),
+        ({"items": [{"queue": "q", "partition": 7}]}, "Partition must be a string"),
+        ({"items": [{"queue": "q", "transactionId": 7}]}, "TransactionId must be a string"),
+        ({"items": [{"queue": "q", "traceId": 7}]}, "TraceId must be a string"),
+        ({"items": [{"queue": "q", "traceId": "no uuid"}]}, "traceId"),
+        ({"items": [{"queue": "q\u0000"}]}, "NUL"),
+        ({"items": [{"queue": "q", "transactionId": "\u0000"}]}, "NUL"),
+        ({"items": [{"queue": "q" * 600}]}, "longer than"),
+    ],
+)
+def test_a_push_that_can_never_succeed_is_a_400_that_says_why(api, body, text):
+    assert text in api.post("push", body, 400)["error"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ['"\\u0000"', '{"a" :  [1,\n2]}', "1e999", "123456789012345678901234567890", '"\u00e4\U0001f600"', "null"],
+)
+def test_a_payload_passes_through_byte_for_byte(broker, queue, payload):
+    body = b'{"items":[{"queue":"%s","payload":%s}]}' % (queue.encode(), payload.encode())
+    assert httpx.post(f"{broker.url}/api/v1/push", content=body).status_code == 201
+    answer = httpx.get(f"{broker.url}/api/v1/pop/queue/{queue}")
+    assert b'"data":' + payload.encode() + b',"producerSub":null' in answer.content
+
+
+def test_a_full_queue_answers_429_and_says_which_items_did_not_fit(api, queue):
+    api.configure(queue, maxSize=2)
+    items = [{"queue": queue, "payload": n, "transactionId": str(n)} for n in range(3)]
+    refused = api.post("push", {"items": items}, 429)
+    assert [result["status"] for result in refused["results"]] == ["queued", "queued", "failed"]
+    assert refused["full"] == [2]
+    assert queue in refused["error"]
+    again = api.post("push", {"items": items}, 429)  # what is stored is known by its id
+    assert [result["status"] for result in again["results"]] == ["duplicate", "duplicate", "failed"]
+    api.ack(*api.pop(queue, batch=10))
+    assert api.push(queue, 4)[0]["status"] == "queued"
+
+
+# -- pop --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pop_answers_with_the_shape_of_the_contract(api, queue):
+    api.push(queue, {"n": 1}, partition="p 1")
+    answer = api.client.get(f"/api/v1/pop/queue/{queue}/partition/p%201?consumerGroup=g&batch=5").json()
+    (message,) = answer.pop("messages")
+    assert answer.keys() == {
+        "success", "queue", "partition", "partitionId", "leaseId", "consumerGroup", "partitionsClaimed",
+    }  # fmt: skip
+    assert (answer["success"], answer["queue"], answer["partition"], answer["partitionsClaimed"]) == (
+        True,
+        queue,
+        "p 1",
+        1,
+    )
+    assert message.keys() == {
+        "id", "transactionId", "traceId", "data", "producerSub", "createdAt", "partition", "partitionId", "leaseId",
+        "consumerGroup",
+    }  # fmt: skip
+    assert MICROS.match(message["createdAt"])
+    assert message["leaseId"] == answer["leaseId"]
+    assert (message["consumerGroup"], message["partition"]) == ("g", "p 1")
+
+
+def test_an_empty_pop_is_204_without_a_body(api, queue):
+    api.get(f"pop/queue/{queue}", 204)
+    api.get(f"pop/queue/{queue}/partition/nowhere", 204)
+    api.push(queue, 1)
+    api.get(f"pop/queue/{queue}", 200)
+    api.get(f"pop/queue/{queue}", 204)  # its partition is leased
+    api.get(f"pop/queue/{queue}/partition/Default", 204)
+    began = time.monotonic()
+    api.get(f"pop/queue/{queue}", 204, wait="true", timeout=300)
+    assert 0.25 < time.monotonic() - began < 3
+    api.get("pop", 204, namespace=f"none-{queue}")
+
+
+def test_queue_partition_and_group_names_are_percent_decoded(api):
+    name = f"ä/ö?%{uuid.uuid4().hex}"
+    api.push(name, 1, partition="a/b c")
+    quoted = (
+        name.replace("%", "%25").replace("/", "%2F").replace("?", "%3F").replace("ä", "%C3%A4").replace("ö", "%C3%B6")
+    )
+    (message,) = api.pop(f"{quoted}/partition/a%2Fb%20c", consumerGroup="g/1 +")
+    assert message["partition"] == "a/b c"
+    assert api.ack(message, group="g/1 +")[0]["success"]
+    assert api.delete(f"consumer-groups/g%2F1%20%2B/queues/{quoted}")["queueName"] == name
+    assert api.delete(f"resources/queues/{quoted}")["existed"] is True
+
+
+def test_auto_ack_settles_at_once_and_leases_nothing(api, queue):
+    api.push(queue, 1, 2)
+    messages = api.pop(queue, autoAck="true", batch=2)
+    assert [message["leaseId"] for message in messages] == ["", ""]
+    assert api.pop(queue) == []
+
+
+def test_batch_is_a_cap_over_all_claimed_partitions(api, queue):
+    for partition in range(4):
+        api.push(queue, 1, 2, 3, 4, 5, partition=str(partition))
+    assert len(api.pop(queue, batch=100)) == 5
+    answer = api.get(f"pop/queue/{queue}", batch=8, partitions=10)
+    assert answer["partitionsClaimed"] == 2
+    assert len(answer["messages"]) == 8
+    assert len({message["leaseId"] for message in answer["messages"]}) == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch", "many"), ("wait", "maybe"), ("timeout", "soon")])
+def test_a_query_parameter_of_the_wrong_type_is_a_400_that_names_it(api, queue, name, value):
+    assert name in api.get(f"pop/queue/{queue}", 400, **{name: value})["error"]
+
+
+def test_a_subscription_start_that_cannot_be_parsed_is_a_400(api, queue):
+    api.push(queue, 1)
+    assert "subscriptionFrom" in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionFrom="soon")["error"]
+    assert "subscriptionMode" in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionMode="x")["error"]
+
+
+def test_new_only_means_new(api, queue):
+    api.push(queue, "old")
+    assert api.pop(queue, consumerGroup="g", subscriptionMode="new-only") == []
+    api.push(queue, "new")
+    assert [m["data"] for m in api.pop(queue, consumerGroup="g", wait="true", timeout=5000)] == ["new"]
+
+
+def test_clients_of_a_later_version_get_a_batch_the_broker_picks(api, queue):
+    api.push(queue, *range(30))
+    messages = api.pop(queue, autopilot="true", wait="true", timeout=1000, consumerGroup="g", someFutureThing="7")
+    assert [message["data"] for message in messages] == list(range(30))
+
+
+def test_priority_decides_between_queues_of_a_namespace(api, queue):
+    for name, priority in (("low", 1), ("high", 5)):
+        body = {"queue": f"{queue}-{name}", "namespace": queue, "task": "t", "options": {"priority": priority}}
+        api.post("configure", body)
+        api.push(f"{queue}-{name}", name)
+    assert api.get("pop", namespace=queue, task="t")["queue"] == f"{queue}-high"
+    assert api.get("pop", task="t", namespace=queue)["queue"] == f"{queue}-low"
+    assert "namespace" in api.get("pop", 400)["error"]
+
+
+def test_a_waiting_pop_that_is_given_up_leases_nothing(broker, api, queue):
+    api.push(queue, 0)
+    api.ack(*api.pop(queue))
+    host, port = broker.url.removeprefix("http://").split(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as waiter:
+            waiter.sendall(
+                f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=20000 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            )
+            until(lambda: waiting_pops(broker) == 1, what="the pop waits")
+        until(lambda: waiting_pops(broker) == 0, what="the pop is given up")
+    api.push(queue, "for someone else")
+    assert [message["data"] for message in api.pop(queue)] == ["for someone else"]
+
+
+def waiting_pops(broker: BrokerProcess) -> float:
+    text = httpx.get(f"{broker.url}/metrics/prometheus").text
+    return float(re.search(r"^penstock_queue_waiting_pops (\S+)$", text, re.M)[1])
+
+
+# -- ack, lease, transaction ------------------------------------------------------------------------------------------
+
+
+def test_acks_are_answered_in_the_order_of_the_request(api, queue):
+    api.push(queue, 1, 2, 3)
+    messages = api.pop(queue, batch=3)
+    stranger = {**messages[0], "transactionId": "nobody"}
+    results = api.ack(messages[2], stranger, messages[0])
+    assert results[0].keys() == {
+        "index", "transactionId", "success", "error", "queueName", "partitionName", "leaseReleased", "dlq",
+    }  # fmt: skip
+    assert [result["index"] for result in results] == [0, 1, 2]
+    assert [result["success"] for result in results] == [True, False, True]
+    assert results[1]["error"] == "Message not found"
+    assert (results[0]["queueName"], results[0]["partitionName"], results[0]["dlq"]) == (queue, "Default", False)
+    (result,) = api.post("ack", {key: messages[1][key] for key in ("transactionId", "partitionId", "leaseId")})
+    assert (result["success"], result["leaseReleased"]) == (True, True)
+    assert api.post("ack/batch", {"acknowledgments": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("ack", {"partitionId": "x"}, "transactionId is required"),
+        ("ack", {"transactionId": "x"}, "partitionId is required to ensure message uniqueness"),
+        ("ack/batch", {}, "acknowledgments array is required"),
+        ("ack/batch", {"acknowledgments": [{}]}, "Each acknowledgment must have a valid transactionId string"),
+        (
+            "ack/batch",
+            {"acknowledgments": [{"transactionId": "x", "partitionId": 7}]},
+            "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
+        ),
+        ("transaction", {}, "operations array required"),
+        ("transaction", {"operations": []}, "operations array cannot be empty"),
+        ("transaction", {"operations": [{"type": "dance"}]}, "Unknown operation type: dance"),
+        ("configure", {"options": {}}, "queue is required"),
+        ("configure", {"queue": "q", "options": {"leaseTimes": 3}}, "unknown option: leaseTimes"),
+        ("configure", {"queue": "q", "options": {"leaseTime": "3"}}, "leaseTime must be a whole number"),
+        ("traces", {"data": 1}, "transactionId and partitionId are required"),
+        ("traces", {"transactionId": "t", "partitionId": "p"}, "data is required"),
+        ("consumer-groups/g/subscription", {}, "Missing subscriptionTimestamp in request body"),
+        ("consumer-groups/g/queues/q/seek", {}, "toEnd"),
+        ("consumer-groups/g/queues/q/seek", {"timestamp": "noon"}, "ISO 8601"),
+    ],
+)
+def test_other_requests_that_can_never_succeed_say_why(api, path, body, text):
+    assert text in api.post(path, body, 400)["error"]
+
+
+def test_a_lease_is_extended_with_and_without_a_body(api, queue):
+    api.push(queue, 1)
+    (message,) = api.pop(queue)
+    lease = message["leaseId"]
+    (result,) = api.post(f"lease/{lease}/extend", {"seconds": 1000})
+    assert result.keys() == {"index", "leaseId", "success", "error", "expiresAt"}
+    assert (result["leaseId"], result["success"], result["error"]) == (lease, True, None)
+    assert MILLIS.match(result["expiresAt"])
+    assert datetime.fromisoformat(result["expiresAt"]) > datetime.now(UTC) + timedelta(seconds=900)
+    (shorter,) = api.post(f"lease/{lease}/extend", {})
+    assert shorter["expiresAt"] == result["expiresAt"]  # never shortened
+    assert api.post(f"lease/{lease}/extend")["newExpiresAt"] == result["expiresAt"]
+    (missing,) = api.post(f"lease/{uuid.uuid4()}/extend", {"seconds": 5})
+    assert (missing["success"], missing["error"]) == (False, "Lease not found")
+    assert "seconds" in api.post(f"lease/{lease}/extend", {"seconds": "soon"}, 400)["error"]
+
+
+def test_a_transaction_is_all_or_nothing(api, queue):
+    api.push(queue, 1)
+    (message,) = api.pop(queue)
+    ack = {"type": "ack", "transactionId": message["transactionId"], "partitionId": message["partitionId"]}
+    flat = {"type": "push", "queue": f"{queue}-b", "data": "flat"}
+    items = {"type": "push", "items": [{"queue": f"{queue}-b", "payload": "item", "partition": "p"}]}
+    stale = api.post("transaction", {"operations": [flat, ack], "requiredLeases": [str(uuid.uuid4())]}, 409)
+    assert stale["success"] is False
+    broken = api.post("transaction", {"operations": [flat, {**ack, "transactionId": "nobody"}]}, 409)
+    assert broken["error"] == "ACK operation failed: Message not found"
+    assert api.pop(f"{queue}-b") == []
+    operations = [flat, items, {**ack, "leaseId": message["leaseId"]}]
+    done = api.post("transaction", {"operations": operations, "requiredLeases": [message["leaseId"]]})
+    assert done["success"] is True
+    assert [result["type"] for result in done["results"]] == ["push", "push", "ack"]
+    assert done["results"][0].keys() == {
+        "index", "type", "success", "transactionId", "messageId", "partitionId", "queueName",
+    }  # fmt: skip
+    assert done["results"][2].keys() == {"index", "type", "success", "transactionId", "error", "dlq"}
+    found = api.get(f"pop/queue/{queue}-b", batch=10, partitions=10)["messages"]
+    assert sorted(message["data"] for message in found) == ["flat", "item"]
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def test_configure_replaces_all_options_and_names_their_defaults(api, queue):
+    made = api.configure(queue, leaseTime=9, ordering="none")
+    assert made.keys() == {"configured", "queueId", "partitionId", "queue", "namespace", "task", "options"}
+    assert (made["options"]["leaseTime"], made["options"]["ordering"]) == (9, "none")
+    again = api.post("configure", {"queue": queue})["options"]
+    assert again == {
+        "leaseTime": 300, "retryLimit": 3, "retryDelay": 1000, "delayedProcessing": 0, "windowBuffer": 0, "maxSize": 0,
+        "ttl": 0, "priority": 0, "deadLetterQueue": True, "dlqAfterMaxRetries": True, "retentionEnabled": False,
+        "retentionSeconds": 0, "completedRetentionSeconds": 0, "maxWaitTimeSeconds": 0, "encryptionEnabled": False,
+        "ordering": "partition",
+    }  # fmt: skip
+
+
+def test_dead_letters_are_listed_requeued_and_purged(api, queue):
+    api.configure(queue, retryLimit=0)
+    api.push(queue, *range(5))
+    messages = api.pop(queue, batch=5)
+    api.ack(*messages, status="failed", error="broken")
+    page = api.get("dlq", queue=queue, limit=2, offset=1)
+    assert page["total"] == 5
+    assert page["pagination"]["limit"] == 2
+    assert [dead["data"] for dead in page["messages"]] == [3, 2]
+    dead = page["messages"][0]
+    assert {
+        "id", "transactionId", "partitionId", "queue", "partition", "consumerGroup", "errorMessage", "retryCount",
+        "data", "producerSub", "createdAt", "failedAt",
+    } <= dead.keys()  # fmt: skip
+    assert MILLIS.match(dead["failedAt"])
+    assert api.post("dlq/requeue", queue=queue, id=dead["dlqId"])["requeued"] == 1
+    assert [message["data"] for message in api.pop(queue, batch=9)] == [3]
+    api.post("dlq/requeue", status=404, queue=queue, id=dead["dlqId"])
+    assert api.post("dlq/requeue", queue=queue, consumerGroup="other")["requeued"] == 0
+    assert api.delete("dlq", queue=queue)["deleted"] == 4
+    assert api.get("dlq", queue=queue)["total"] == 0
+
+
+def test_a_seek_can_be_tried_without_doing_it(api, queue):
+    api.push(queue, *range(10))
+    api.ack(*api.pop(queue, batch=6, consumerGroup="g"), group="g")
+    path = f"consumer-groups/g/queues/{queue}/seek"
+    preview = api.post(path, {"toBeginning": True, "dryRun": True})
+    assert (preview["redelivered"], preview["skipped"]) == (6, 0)
+    preview = api.post(path, {"toEnd": True, "dryRun": True})
+    assert (preview["redelivered"], preview["skipped"]) == (0, 4)
+    assert [m["data"] for m in api.pop(queue, batch=2, consumerGroup="g", autoAck="true")] == [6, 7]
+    moved = api.post(path, {"toBeginning": True})
+    assert (moved["success"], moved["partitionsUpdated"], moved["seekToEnd"]) == (True, 1, False)
+    assert [m["data"] for m in api.pop(queue, batch=2, consumerGroup="g", autoAck="true")] == [0, 1]
+    moved = api.post(f"consumer-groups/g/queues/{queue}/partitions/Default/seek")
+    assert (moved["updated"], moved["partitionName"]) == (True, "Default")
+    assert api.pop(queue, consumerGroup="g") == []
+    api.post(path.replace("/g/", "/nobody/"), {"toEnd": True}, 404)
+
+
+def test_what_does_not_exist_is_a_404(api, queue):
+    nowhere = f"{uuid.uuid4()}/t"
+    assert api.get(f"resources/queues/{queue}", 404)["error"] == "Queue not found"
+    assert api.get(f"status/queues/{queue}", 404)["error"] == "Queue not found"
+    assert api.get(f"messages/{nowhere}", 404)["error"] == "Message not found"
+    assert api.delete(f"messages/{nowhere}", 404)["success"] is False
+    assert api.get("consumer-groups/nobody", 404)["error"] == "Consumer group not found"
+    api.post("traces", {"transactionId": "t", "partitionId": str(uuid.uuid4()), "data": 1}, 404)
+    api.delete(f"queues/{queue}/clear", 404)
+    assert api.get(f"traces/{nowhere}") == {"traces": []}
+    assert api.delete(f"resources/queues/{queue}") == {"deleted": True, "queue": queue, "existed": False}
+    assert api.delete("consumer-groups/nobody")["success"] is True
+
+
+def test_counts_follow_the_messages(api, queue):
+    api.configure(queue, retryLimit=0)
+    api.push(queue, *range(6))
+    messages = api.pop(queue, batch=3)
+    api.ack(messages[0])
+    api.ack(messages[1], status="failed")
+    totals = api.get(f"resources/queues/{queue}")["totals"]
+    assert (totals["total"], totals["processing"], totals["deadLetter"]) == (6, 1, 1)
+    assert totals["pending"] == 3
+    detail = api.get(f"status/queues/{queue}")
+    assert detail["totals"]["total"] == detail["totals"]["messages"]["total"] == 6
+    assert detail["queue"]["config"]["retryLimit"] == 0
+    (row,) = [row for row in api.get("resources/queues")["queues"] if row["name"] == queue]
+    assert row["messages"]["total"] == 6
+    assert len(api.get(f"status/queues/{queue}/messages", limit=4)) == 4
+    (group,) = [row for row in api.get("consumer-groups") if row["queueName"] == queue]
+    assert group["totalLag"] == 4
+    assert api.delete(f"queues/{queue}/clear")["deleted"] == 6
+    assert api.get(f"resources/queues/{queue}")["totals"]["total"] == 0
+
+
+def test_concurrent_requests_get_their_own_results(broker, queue):
+    """They are merged into shared calls behind the scenes; a malformed one among them fails alone."""
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        with httpx.Client(base_url=broker.url, timeout=30) as client:
+            for turn in range(10):
+                names = [f"{number}-{turn}-{item}" for item in range(3)]
+                items = [{"queue": queue, "payload": name, "transactionId": name} for name in names]
+                answer = client.post("/api/v1/push", json={"items": items})
+                if [row["transaction_id"] for row in answer.json()] != names or answer.status_code != 201:
+                    failures.append(answer.text)
+                if [row["index"] for row in answer.json()] != [0, 1, 2]:
+                    failures.append(answer.text)
+                bad = client.post("/api/v1/push", json={"items": [{"queue": queue, "traceId": "bad"}]})
+                if bad.status_code != 400:
+                    failures.append(bad.text)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

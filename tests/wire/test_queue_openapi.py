@@ -1,0 +1,22 @@
+"""The queue API against its own OpenAPI document, with requests that schemathesis makes up."""
+
+import pytest
+
+from tests.support.broker import BrokerProcess
+from tests.support.openapi import check_document
+
+pytestmark = pytest.mark.xdist_group("queue-api")
+
+
+def test_every_queue_operation_keeps_to_its_document(tmp_path, database_url, soak):
+    def skip(method: str, path: str) -> bool:
+        return not path.startswith("/api/v1/") or path.startswith("/api/v1/system")
+
+    def adjust(case) -> None:
+        if "/pop" in case.path and case.query and "timeout" in case.query:
+            case.query["timeout"] = 10
+
+    with BrokerProcess(tmp_path, database_url=database_url) as broker:
+        assert check_document(broker.url, 60 if soak else 6, skip=skip, adjust=adjust) > 300
+        assert broker.process.poll() is None
+        assert [line for line in broker.log.splitlines() if '"level":"error"' in line] == []
