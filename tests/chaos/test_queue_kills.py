@@ -1,0 +1,137 @@
+"""Queues while processes die: whatever was answered `queued` is delivered, and several brokers are one."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock import Client
+from penstock.client import AckRefused
+from penstock.errors import PenstockError
+from tests.support.broker import BrokerProcess
+from tests.support.http import run
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.xdist_group("queue-kills")
+
+PRODUCERS, CONSUMERS = 8, 4
+
+
+@dataclass
+class Traffic:
+    """Producers and consumers on one partition, and what they were told."""
+
+    urls: list[str]
+    queue: str = "orders"
+    queued: set[str] = field(default_factory=set)
+    delivered: Counter[str] = field(default_factory=Counter)
+    stop: bool = False
+
+    async def produce(self, number: int) -> None:
+        async with Client(self.urls, timeout=5, patience=60) as client:
+            turn = 0
+            while not self.stop:
+                names = [f"{number}-{turn}-{item}" for item in range(5)]
+                results = await client.push_many(self.queue, names)
+                assert {result.status for result in results} <= {"queued", "buffered"}
+                self.queued.update(names)
+                turn += 1
+
+    async def consume(self) -> None:
+        async with Client(self.urls, timeout=5, patience=60) as client:
+            while not (self.stop and self.queued <= self.delivered.keys()):
+                try:
+                    messages = await client.pop(self.queue, batch=50, wait=0.5)
+                    self.delivered.update(message.data for message in messages)
+                    if messages:
+                        await client.ack(messages)
+                except AckRefused:
+                    pass  # the lease was lost with the broker or the database: the messages come again
+                except PenstockError:
+                    await asyncio.sleep(0.1)
+
+    async def run(self, seconds: float, chaos) -> None:
+        producers = [asyncio.create_task(self.produce(number)) for number in range(PRODUCERS)]
+        consumers = [asyncio.create_task(self.consume()) for _ in range(CONSUMERS)]
+        began = time.monotonic()
+        await eventually(lambda: len(self.delivered) > 50, timeout=30)
+        await chaos()
+        await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began)))
+        self.stop = True
+        await asyncio.gather(*producers)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*consumers)
+        assert self.queued <= self.delivered.keys()
+        assert len(self.queued) > 100
+
+
+async def short_leases(url: str) -> None:
+    async with Client(url) as client:
+        await client.configure("orders", lease_time=1, retry_limit=1000, retry_delay=0)
+
+
+def test_every_queued_message_is_delivered_though_the_broker_is_killed(scratch, database_url, soak):
+    broker = BrokerProcess(scratch / "one", database_url=database_url)
+
+    async def chaos() -> None:
+        for _ in range(10 if soak else 2):
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.start)
+            await asyncio.sleep(0.5)
+
+    async def body() -> None:
+        await short_leases(broker.url)
+        await Traffic([broker.url]).run(60 if soak else 4, chaos)
+
+    with broker:
+        run(body, limit=400)
+
+
+def test_every_queued_message_is_delivered_though_postgresql_is_killed(scratch, own_postgres, soak):
+    async def chaos() -> None:
+        for _ in range(8 if soak else 1):
+            await asyncio.to_thread(own_postgres.stop, "immediate")
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(own_postgres.start)
+            await asyncio.sleep(1)
+
+    with BrokerProcess(scratch / "one", database_url=own_postgres.url) as broker:
+
+        async def body() -> None:
+            await short_leases(broker.url)
+            await Traffic([broker.url]).run(60 if soak else 4, chaos)
+
+        run(body, limit=400)
+
+
+def test_two_brokers_on_one_database_are_one(scratch, database_url):
+    one = BrokerProcess(scratch / "one", database_url=database_url)
+    two = BrokerProcess(scratch / "two", database_url=database_url)
+
+    async def body() -> None:
+        async with Client(one.url) as first, Client(two.url) as second:
+            await first.push("q", 0)
+            (message,) = await second.pop("q")
+            assert await first.pop("q") == []  # leased through the other broker
+            await first.ack(message)
+            slow = []
+            for turn in range(10):
+                waiting = asyncio.create_task(second.pop("q", wait=20))
+                await asyncio.sleep(0.05)
+                began = time.monotonic()
+                await first.push("q", turn)
+                (message,) = await waiting
+                slow.append(time.monotonic() - began)
+                await first.ack(message)
+            assert sorted(slow)[5] < 0.5  # woken by the push, not by the next look a second later
+
+        async def chaos() -> None:
+            await asyncio.to_thread(two.kill)
+
+        await short_leases(one.url)
+        await Traffic([one.url, two.url]).run(2, chaos)
+
+    with one, two:
+        run(body, limit=120)

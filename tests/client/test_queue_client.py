@@ -1,0 +1,245 @@
+"""`penstock.Client` and its sync facade against a real broker process."""
+
+import asyncio
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Client, SyncClient
+from penstock.client import AckRefused, DeadLetter, Message, QueueFull, Retry
+from penstock.errors import Conflict, InvalidRequest
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
+from tests.support.http import run
+from tests.support.wait import eventually
+
+pytestmark = pytest.mark.xdist_group("queue-client")
+
+
+@pytest.fixture(scope="module")
+def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("client"), database_url=fresh_database(postgres)) as process:
+        yield process
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid.uuid4().hex[:12]}"
+
+
+def test_the_client_comes_from_the_package_root_without_the_server():
+    code = "import sys; from penstock import Client; print([m for m in sys.modules if m.startswith('penstock.')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "penstock.client.client" in loaded
+    for part in ("server", "queues'", "database", "wire.http", "config"):
+        assert f"penstock.{part}" not in loaded
+    with pytest.raises(AttributeError):
+        penstock.Nothing  # noqa: B018
+
+
+def test_push_take_ack_as_the_seeds_write_it(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            pushed = await client.push(queue, {"id": 7}, partition="c-1")
+            assert (pushed.status, pushed.index) == ("queued", 0)
+            await client.push(f"{queue}/c-1", {"id": 8})
+            seen = []
+            async for message in client.take(f"{queue}@billing", batch=10, wait=False):
+                seen.append((message.data["id"], message.partition, message.consumer_group, message.queue))
+                await client.ack(message)
+            assert seen == [(7, "c-1", "billing", queue), (8, "c-1", "billing", queue)]
+            assert [m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, wait=False)] == [7, 8]
+            assert await client.pop(queue) == []
+
+    run(body)
+
+
+def test_a_taken_batch_goes_back_when_the_loop_is_left(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, range(5))
+            taking = client.take(queue, batch=5)
+            first = await anext(taking)
+            await client.ack(first)
+            await taking.aclose()
+            assert [m.data for m in await client.pop(queue, batch=9, wait=5)] == [1, 2, 3, 4]
+
+    run(body)
+
+
+def test_take_ends_after_a_limit_or_when_idle(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, range(5))
+            assert [m.data async for m in client.take(f"{queue}@a", batch=10, limit=3, auto_ack=True)] == [0, 1, 2]
+            assert [m.data async for m in client.take(f"{queue}@a", batch=10, idle=0.2, auto_ack=True)] == [3, 4]
+
+    run(body)
+
+
+def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client, Client(broker.url) as other:
+            await client.configure(queue, lease_time=1, retry_limit=0)
+            await client.push(queue, "slow")
+            (message,) = await client.pop(queue)
+            await asyncio.sleep(1.7)
+            assert await other.pop(queue) == []
+            assert client._leases.extended >= 2
+            await client.ack(message)
+            assert client._leases._kept == {}
+            assert (await client.dead_letters(queue))["total"] == 0
+
+    run(body)
+
+
+def test_a_lost_lease_is_raised_with_the_results(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.configure(queue, lease_time=1)
+            await client.push_many(queue, [1, 2])
+            messages = await client.pop(queue, batch=2, renew=False)
+
+            async def again() -> list[Message]:
+                return await client.pop(queue, batch=2, wait=5)
+
+            assert await again()
+            with pytest.raises(AckRefused, match="2 of 2 acks refused: Invalid or expired lease") as caught:
+                await client.ack(messages)
+            assert [result.success for result in caught.value.results] == [False, False]
+
+    run(body)
+
+
+def test_a_consumer_answers_for_what_its_function_did(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.configure(queue, retry_limit=1, retry_delay=0)
+            for name in ("good", "bad", "poison", "later"):
+                await client.push(queue, name, partition=name)
+            calls: list[str] = []
+
+            @client.consumer(f"{queue}@g", concurrency=3)
+            async def handle(message: Message) -> None:
+                calls.append(message.data)
+                if message.data == "bad":
+                    raise ValueError("no good")
+                if message.data == "poison":
+                    raise DeadLetter("never")
+                if message.data == "later" and calls.count("later") < 3:
+                    raise Retry
+
+            running = asyncio.create_task(client.run())
+
+            async def settled() -> bool:
+                return (await client.dead_letters(queue))["total"] == 2 and calls.count("later") == 3
+
+            await eventually(settled)
+            client.stop()
+            await running
+            assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
+            dead = {m["data"]: m["errorMessage"] for m in (await client.dead_letters(queue))["messages"]}
+            assert dead == {"bad": "ValueError: no good", "poison": "never"}
+            assert (await client.requeue(queue, consumer_group="g"))["requeued"] == 2
+
+    run(body)
+
+
+def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, range(10))
+            batches: list[list[Any]] = []
+
+            @client.consumer(queue, batch=5, each=False)
+            def handle(messages: list[Message]) -> None:
+                batches.append([message.data for message in messages])
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: sum(map(len, batches)) == 10)
+            client.stop()
+            await running
+            assert batches == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+            assert await client.pop(queue) == []
+
+    run(body)
+
+
+def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            consumer = client.consumer(queue, concurrency=4)(lambda message: None)
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: len(consumer._polls) == 4)
+            async with asyncio.timeout(5):
+                client.stop()
+                await running
+
+    run(body)
+
+
+def test_a_transaction_moves_a_message_on(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push(queue, 1)
+            (message,) = await client.pop(f"{queue}@g")
+            async with client.transaction() as tx:
+                tx.ack(message).push(f"{queue}-next", 2, partition="p")
+            assert [result["type"] for result in tx.results] == ["ack", "push"]
+            assert await client.pop(f"{queue}@g") == []
+            assert [m.data for m in await client.pop(f"{queue}-next/p")] == [2]
+            with pytest.raises(Conflict):
+                async with client.transaction() as tx:
+                    tx.ack(message)
+
+    run(body)
+
+
+def test_a_full_queue_raises_with_what_did_not_fit(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.configure(queue, max_size=1)
+            with pytest.raises(QueueFull) as caught:
+                await client.push_many(queue, [1, 2])
+            assert [result.status for result in caught.value.results] == ["queued", "failed"]
+            with pytest.raises(InvalidRequest, match="leaseTimes"):
+                await client.configure(queue, leaseTimes=1)
+
+    run(body)
+
+
+def test_qos_0_goes_through_the_brokers_buffer(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            pushed = await client.push(queue, "fast", buffer_ms=20, buffer_max=100)
+            assert pushed.status == "buffered"
+            assert [m.data for m in await client.pop(queue, wait=10)] == ["fast"]
+
+    run(body)
+
+
+def test_plain_code_uses_the_same_client(broker, queue):
+    with SyncClient(broker.url) as client:
+        client.configure(queue, retry_limit=0)
+        assert client.push(queue, 1).status == "queued"
+        client.push_many(queue, [2, 3, 4])
+        with client.buffer() as buffer:
+            buffer.push(queue, 5)
+        taken = []
+        for message in client.take(f"{queue}@g", batch=2, wait=False):
+            taken.append(message.data)
+            client.ack(message)
+        assert taken == [1, 2, 3, 4, 5]
+        (message,) = client.pop(queue)
+        assert client.extend(message) is True
+        with client.transaction() as tx:
+            tx.ack(message, "dlq", error="no").push(f"{queue}-b", "moved")
+        assert client.dead_letters(queue)["messages"][0]["errorMessage"] == "no"
+        assert queue in [row["name"] for row in client.queues()]
+        assert client.delete_queue(queue) is True
+        assert client.close() == []
