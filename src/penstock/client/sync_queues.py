@@ -40,6 +40,7 @@ class SyncClient(Facade):
 
     def __init__(self, urls: str | Sequence[str] | None = None, **options: Any) -> None:
         self._portal = Portal()
+        self._closed = False
         try:
             self._client = self._portal.make(lambda: Client(urls, **options))
         except BaseException:
@@ -48,6 +49,9 @@ class SyncClient(Facade):
 
     def close(self, timeout: float = 10.0) -> list[Item]:
         """As `Client.close`: what the buffers could not send within `timeout` seconds."""
+        if self._closed:
+            return []
+        self._closed = True
         left = self._portal.call(self._client.close(timeout))
         self._portal.close()
         return left

@@ -81,6 +81,8 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "responses": {str(route.status): _answer(route, schemas), "default": _problem()},
     }
+    if route.may_be_empty:
+        operation["responses"]["204"] = {"description": REASONS[204]}
     if route.summary:
         operation["summary"] = route.summary
     if route.tag:

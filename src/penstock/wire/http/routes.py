@@ -36,6 +36,7 @@ class Route:
     answer: Any = None  # type of the answer, for the OpenAPI document
     answer_type: str = "application/json"
     status: int = 200
+    may_be_empty: bool = False  # 204 without a body is another answer, for the OpenAPI document
     summary: str = ""
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it

@@ -275,7 +275,13 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
         seconds = DEFAULT_EXTENSION if body.seconds is None else body.seconds
         return extend_answer(await queues.extend(request.params["lease"], seconds), alone=not request.body)
 
-    about_pop: dict[str, Any] = {"query": PopQuery, "answer": PopAnswer, "tag": "queues", "gzip": False}
+    about_pop: dict[str, Any] = {
+        "query": PopQuery,
+        "answer": PopAnswer,
+        "tag": "queues",
+        "gzip": False,
+        "may_be_empty": True,
+    }
     return [
         Route(
             "POST",
