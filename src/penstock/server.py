@@ -22,6 +22,7 @@ from penstock.database import Database
 from penstock.export.manager import Exports
 from penstock.export.queueport import QueuesAdapter
 from penstock.metrics import Metrics
+from penstock.pipelines import Pipelines
 from penstock.queues.engine import Queues
 from penstock.storage.fs import DISK
 from penstock.storage.lock import DirectoryLock
@@ -40,11 +41,12 @@ class Part(Protocol):
 
 
 class Logs:
-    """Topics and the groups on them: what only the owner has."""
+    """Topics, the groups on them and what pipelines report: what only the owner has."""
 
     def __init__(self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics) -> None:
         self.topics = TopicStore(config.data_directory, config.topics, pool=pool, metrics=metrics)
         self.groups = Groups(config.private_directory / "groups", self.topics, pool=pool, metrics=metrics)
+        self.pipelines = Pipelines(config.private_directory)
 
 
 class Broker:
@@ -100,7 +102,7 @@ class Broker:
         """In the order of their start."""
         parts: list[Part] = [self.database]
         if self.logs:
-            parts += [self.logs.topics, self.logs.groups]
+            parts += [self.logs.topics, self.logs.groups, self.logs.pipelines]
         parts += [self.queues, self.buffer]
         if self.exports:
             parts.append(self.exports)

@@ -1,6 +1,7 @@
 """One Spark session for all tests of pipelines (they share an xdist worker), and topics to read."""
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ import pytest
 from penstock.config.schema import Topics as TopicSettings
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
 from tests.support.served import serving
 
 
@@ -107,3 +110,19 @@ class ServedTopics:
 def broker(tmp_path: Path) -> Iterator[ServedTopics]:
     with ServedTopics(tmp_path / "broker") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def server(postgres: Any) -> Iterator[BrokerProcess]:
+    """A whole broker in a process of its own, for all tests that only need one."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        url = fresh_database(postgres)
+        with BrokerProcess(Path(directory), database_url=url) as broker:
+            broker.database_url = url
+            yield broker
+
+
+@pytest.fixture
+def tcp(server: BrokerProcess) -> str:
+    host, port = server.tcp
+    return f"{host}:{port}"

@@ -95,9 +95,11 @@ def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> 
                 return connection, transaction
 
             async def insert(connection: Any, n: int) -> None:
+                await connection.execute("SELECT 1 FROM partitions WHERE id = $1 FOR NO KEY UPDATE", partition[0]["id"])
                 await connection.execute(
-                    "SELECT queue_push(ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[false], ARRAY[NULL::uuid], "
-                    "ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[$3::bytea])",
+                    "INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, payload) "
+                    "SELECT partition_id, max(seq) + 1, clock_timestamp(), max(queue_id), $2, $3 FROM messages "
+                    "WHERE partition_id = $1 GROUP BY 1",
                     partition[0]["id"],
                     f"t-{n}",
                     str(n).encode(),

@@ -52,8 +52,9 @@ class BrokerProcess:
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         if wait:
-            until(lambda: "HTTP" in self.addresses or self.process.poll() is not None, START_TIMEOUT, "broker is ready")
-            assert self.process.poll() is None, self.log
+            started = self.process
+            until(lambda: "HTTP" in self.addresses or started.poll() is not None, START_TIMEOUT, "broker is ready")
+            assert started.poll() is None, self.log
         return self
 
     def _read(self, process: subprocess.Popen[str]) -> None:

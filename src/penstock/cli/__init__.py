@@ -17,7 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-GROUPS = ("serve", "config", "queue", "topic", "buffer", "export")
+GROUPS = ("serve", "config", "queue", "topic", "buffer", "export", "pipeline")
 
 
 def _print_version(asked: bool) -> None:

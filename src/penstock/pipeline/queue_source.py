@@ -69,6 +69,8 @@ class QueueOptions:
             )
         self.since = options.moment("startingTimestamp")
         self.before = options.moment("endingTimestamp")
+        self.from_xid = options.whole("fromXid", 0, least=0) or 0
+        self.to_xid = options.whole("toXid")
         self.max_records = options.whole("maxOffsetsPerTrigger")
         self.tasks = options.whole("minPartitions", TASKS) or TASKS
         self.fail_on_loss = options.flag("failOnDataLoss", True)
@@ -207,8 +209,9 @@ class QueueReader(DataSourceReader):
         self.state = options.state()
 
     def partitions(self) -> Sequence[InputPartition]:
-        high = self.state.horizon
-        return self.options.ranges("0", str(high), self.options.cuts(self.state.id, 0, high))
+        """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
+        low, high = self.options.from_xid, min(self.options.to_xid or self.state.horizon, self.state.horizon)
+        return self.options.ranges(str(low), str(high), self.options.cuts(self.state.id, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)

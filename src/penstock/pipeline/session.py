@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import Unavailable
-from penstock.pipeline.source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,14 +36,13 @@ COMMON = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.stopTimeout": "60s",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.log.structuredLogging.enabled": "false",
 }
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    "spark.log.structuredLogging.enabled": "false",
 }
 
 
@@ -54,6 +52,8 @@ def build(
     """A session with our data source registered. `master` is any Spark master, or a Spark Connect address (sc://...)."""
     try:
         from pyspark.sql import SparkSession
+
+        from penstock.pipeline.source import register
     except ImportError:
         raise Unavailable("pipelines need PySpark: pip install 'penstock[pipeline]'") from None
     builder = SparkSession.builder.appName(name)
@@ -62,7 +62,8 @@ def build(
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master)
-        for key, value in {**COMMON, **LOCAL, **_files(), **(settings or {})}.items():
+        own = {**COMMON, **(LOCAL if master.startswith("local") else {}), **_files()}
+        for key, value in {**own, **(settings or {})}.items():
             builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
@@ -73,6 +74,8 @@ def _files() -> dict[str, str]:
     """Keeps Spark's logs, warehouse and metadata out of the working directory."""
     directory = Path(tempfile.gettempdir()) / f"penstock-spark-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():  # made by somebody else, who could then choose our logging
+        directory = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log4j = directory / "log4j2.properties"
     if not log4j.exists() or log4j.read_text() != LOG4J:
         beside = directory / f"log4j2.{os.getpid()}"

@@ -23,8 +23,8 @@ from penstock.pipeline.options import Options
 from penstock.wire import frames
 from penstock.wire.frames import SPARSE
 
-APPEND_ROWS = 16_384
-APPEND_BYTES = 4 << 20
+APPEND_ROWS = 65_536
+APPEND_BYTES = 8 << 20
 APPENDS_PER_BATCH = 1 << 24
 
 

@@ -4,7 +4,8 @@ A producer numbers its batches 0, 1, 2, ...; the last `REMEMBERED` of each are k
 again is answered with its first offsets, a batch that skips one is refused, so a producer that pipelines and retries
 gets its records stored once and in order. An unknown producer may start anywhere (its history may have expired).
 Sequences from `SPARSE` on may leave gaps and only have to grow: they are for those who number something larger than a
-batch, as a Spark query numbers its epochs.
+batch, as a Spark query numbers its epochs. One that is behind the last and no longer remembered counts as stored; where
+it went is then unknown, and its answer says 0 records.
 
 The table is derived from the sidecar; the checkpoint carries a copy so that a restart reads only the rows after it.
 It is asked when a commit is put together, at which moment nothing of this topic is in flight.
@@ -45,6 +46,8 @@ class Producers:
             return place
         if producer.sequence == known.last + 1 or producer.sequence > max(known.last, SPARSE - 1):
             return None
+        if SPARSE <= producer.sequence <= known.last:
+            return min(first for first, _ in known.batches.values()), 0
         if producer.sequence <= known.last:
             raise Conflict(
                 f"batch {producer.sequence} of this producer is too old to be recognised; the last one was {known.last}"

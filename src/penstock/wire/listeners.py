@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.server import Broker
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
-from penstock.wire.http.api import buffers, export, queues, system, topics
+from penstock.wire.http.api import buffers, export, pipelines, queues, system, topics
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer, tls_context
@@ -135,6 +135,7 @@ class Listeners:
         found += buffers.routes(self._broker.buffer)
         if logs:
             found += topics.routes(logs.topics, logs.groups, self._feeds, self._keep_alive)
+            found += pipelines.routes(logs.pipelines, logs.topics)
         if self._broker.exports:
             found += export.routes(self._broker.exports)
         return found

@@ -1,0 +1,326 @@
+"""Pipelines on Spark, local[2]: the topic source against a per-row source and Parquet, the queue source against JDBC.
+
+PENSTOCK_BENCH_SCALE (default 1.0) shrinks the data; the figures of the docs are at 1.0.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import numpy as np
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from bench.harness import Contest, Figure
+from penstock.config.schema import Topics as TopicSettings
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.metrics import Metrics
+from penstock.pipeline.options import Options
+from penstock.pipeline.queue_sink import PushLink
+from penstock.pipeline.session import build
+from penstock.pipeline.topic_source import Range, TopicOptions
+from penstock.storage.logfile import TopicFiles
+from penstock.topics.store import TopicStore
+from tests.support.broker import BrokerProcess
+
+SCALE = float(os.environ.get("PENSTOCK_BENCH_SCALE", "1"))
+RECORDS = int(5_000_000 * SCALE)
+SIZE = 100
+MESSAGES = int(1_000_000 * SCALE) // 1000 * 1000
+JDBC = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
+LONG = "length(payload) >= 100"
+
+
+class RowSource(DataSource):
+    """The same log, one Python tuple per record: how a data source is usually written."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rows"
+
+    def schema(self) -> str:
+        return "topic STRING, offset BIGINT, timestamp TIMESTAMP, payload BINARY"
+
+    def reader(self, schema: Any) -> "RowReader":
+        return RowReader(dict(self.options), schema.fieldNames())
+
+
+class RowReader(DataSourceReader):
+    def __init__(self, options: dict[str, str], names: list[str]) -> None:
+        self._options = TopicOptions(Options(options), names)
+        self._directory = options["directory"]
+
+    def partitions(self) -> list[InputPartition]:
+        state = self._options.topics.state("t")
+        return list(self._options.tasks({"t": (state.incarnation, 0, state.next)}))
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        from datetime import UTC, datetime
+
+        assert isinstance(partition, Range)
+        for piece in TopicFiles(Path(self._directory) / "t").read(partition.start, partition.end):
+            raw = piece.raw
+            rows = zip(piece.starts[:-1].tolist(), piece.starts[1:].tolist(), piece.offsets.tolist(), strict=True)
+            moment = datetime.fromtimestamp(int(piece.times[0]) / 1e6, UTC)
+            for start, end, offset in rows:
+                yield "t", offset, moment, bytes(raw[start + 12 : end])
+
+
+class Setup:
+    """A topic of 5 million records, and the same as Parquet."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-pipeline-"))
+        asyncio.run(self._fill())
+        self.spark = build("bench", "local[2]", {"spark.driver.memory": "2g"})
+        self.spark.dataSource.register(RowSource)
+        self.parquet = str(self.directory / "parquet")
+        self.topic().write.parquet(self.parquet)
+
+    async def _fill(self) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            store = TopicStore(self.directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics())
+            await store.start()
+            topic = await store.create("t")
+            random = np.random.default_rng(7)
+            step = 100_000
+            for _ in range(0, RECORDS, step):
+                data = random.integers(32, 127, step * SIZE, np.uint8)
+                await topic.append_arrays(np.full(step, SIZE, np.int64), memoryview(data.tobytes()))
+            await store.stop()
+
+    def topic(self, kind: str = "penstock") -> Any:
+        return self.spark.read.format(kind).option("directory", str(self.directory)).option("topic", "t").load()
+
+    def files(self) -> Any:
+        return self.spark.read.parquet(self.parquet)
+
+    def count(self, frame: Any) -> float:
+        began = time.perf_counter()
+        assert frame.where(LONG).count() == RECORDS
+        return RECORDS / (time.perf_counter() - began)
+
+    def copy(self, frame: Any) -> float:
+        target = self.directory / "copy"
+        shutil.rmtree(target, ignore_errors=True)
+        began = time.perf_counter()
+        frame.write.parquet(str(target))
+        return RECORDS / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self.spark.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def contests() -> Iterator[Contest]:
+    setup = Setup()
+    try:
+        yield Contest(
+            "Spark counts a topic after a filter",
+            "records/s",
+            lambda: setup.count(setup.topic()),
+            lambda: setup.count(setup.topic("rows")),
+            "a data source of one tuple per record",
+            at_least=10,
+            rounds=2,
+            warm_up=0,
+        )
+        yield Contest(
+            "Spark counts a topic after a filter",
+            "records/s",
+            lambda: setup.count(setup.topic()),
+            lambda: setup.count(setup.files()),
+            "the same records in Parquet",
+            at_least=0.5,
+            rounds=3,
+        )
+        yield Contest(
+            "Spark writes a topic to Parquet",
+            "records/s",
+            lambda: setup.copy(setup.topic()),
+            lambda: setup.copy(setup.files()),
+            "Parquet to Parquet",
+            at_least=0.5,
+            rounds=3,
+            warm_up=0,
+        )
+    finally:
+        setup.close()
+    queues = QueueSetup()
+    try:
+        yield from queues.contests()
+    finally:
+        queues.close()
+
+
+class QueueSetup:
+    """A queue of a million messages in 1000 partitions, on a PostgreSQL that JDBC can reach, with a broker."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-queues-"))
+        self.directory.chmod(0o755)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        settings = {"listen_addresses": "127.0.0.1", "port": str(port)}
+        self.server = EmbeddedPostgres(self.directory / "postgres", settings)
+        self.server.start()
+        self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        self.broker = BrokerProcess(self.directory / "data", database_url=self.url).start()
+        asyncio.run(self._fill())
+        jars = {"spark.jars": str(JDBC)} if JDBC.exists() else {}
+        self.spark = build("bench-queues", "local[2]", {"spark.driver.memory": "2g", **jars})
+        self.port = port
+        self.runs = 0
+
+    async def _fill(self) -> None:
+        connection = await asyncpg.connect(self.url, server_settings={"search_path": "penstock"})
+        queue = await connection.fetchval("INSERT INTO queues (name) VALUES ('big') RETURNING id")
+        await connection.execute(
+            "INSERT INTO partitions (queue_id, name) SELECT $1, 'p' || i FROM generate_series(1, 1000) i", queue
+        )
+        await connection.execute(
+            f"""INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, payload)
+                SELECT p.id, s, now(), $1, 't' || p.id || '-' || s, convert_to(json_build_object('n', s, 'text',
+                       repeat('x', 80))::text, 'UTF8')
+                  FROM partitions p CROSS JOIN generate_series(1, {MESSAGES // 1000}) s WHERE p.queue_id = $1""",
+            queue,
+        )
+        await connection.execute("VACUUM ANALYZE messages")
+        await connection.close()
+
+    def contests(self) -> Iterator[Contest]:
+        if JDBC.exists():
+            yield Contest(
+                "Spark reads a queue",
+                "messages/s",
+                self.read_ours,
+                self.read_jdbc,
+                "Spark's JDBC reader on the same rows, as many tasks",
+                at_least=2,
+                rounds=3,
+            )
+        yield Contest(
+            "Spark writes a queue",
+            "messages/s",
+            self.write_ours,
+            self.write_each,
+            "foreach with one push per row",
+            at_least=3,
+            rounds=3,
+            warm_up=0,
+        )
+
+    def _drain(self, frame: Any) -> float:
+        began = time.perf_counter()
+        frame.write.format("noop").mode("overwrite").save()
+        return MESSAGES / (time.perf_counter() - began)
+
+    def read_ours(self) -> float:
+        return self._drain(
+            self.spark.read.format("penstock").option("queue", "big").option("database", self.url).load()
+        )
+
+    def read_jdbc(self) -> float:
+        query = """(SELECT 'big' AS queue, p.name AS partition, m.seq,
+                           m.transaction_id, m.trace_id::text,
+                           convert_from(m.payload, 'UTF8') AS payload, m.created_at, m.partition_id
+                      FROM penstock.messages m JOIN penstock.partitions p ON p.id = m.partition_id) AS big"""
+        reader = self.spark.read.format("jdbc").option("driver", "org.postgresql.Driver")
+        url = f"jdbc:postgresql://127.0.0.1:{self.port}/postgres?user=postgres&currentSchema=penstock"
+        reader = reader.option("url", url).option("dbtable", query).option("fetchsize", 10000)
+        reader = reader.option("partitionColumn", "partition_id").option("numPartitions", 4)
+        return self._drain(reader.option("lowerBound", 1).option("upperBound", 1000).load())
+
+    def _rows(self, count: int) -> Any:
+        return self.spark.range(count).selectExpr(
+            "concat('p', id % 50) AS partition", "to_json(struct(id, repeat('x', 80) AS text)) AS payload"
+        )
+
+    def write_ours(self) -> float:
+        self.runs += 1
+        count = int(50_000 * SCALE)
+        began = time.perf_counter()
+        writer = self._rows(count).write.format("penstock").mode("append").option("queue", "ours")
+        writer.option("url", self.broker.url).option("appId", f"bench-{self.runs}").save()
+        return count / (time.perf_counter() - began)
+
+    def write_each(self) -> float:
+        count, url = int(4_000 * SCALE), self.broker.url
+
+        def push(rows: Any) -> None:
+            link = PushLink(url, None, 60)
+            for row in rows:
+                item = {"queue": "each", "partition": row.partition, "payload": json.loads(row.payload)}
+                link.push([json.dumps(item).encode()], repeatable=False)
+
+        began = time.perf_counter()
+        self._rows(count).foreachPartition(push)
+        return count / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self.spark.stop()
+        self.broker.stop()
+        self.server.stop("immediate")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def figures() -> Iterator[Figure]:
+    """What a micro-batch costs when nothing, or little, comes."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-bench-pipeline-"))
+    spark = build("bench", "local[2]")
+    try:
+        yield from _micro_batches(spark, directory)
+    finally:
+        spark.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _micro_batches(spark: Any, directory: Path) -> Iterator[Figure]:
+    async def fill(count: int) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            store = TopicStore(directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics())
+            await store.start()
+            topic = store.get("t") or await store.create("t")
+            await topic.append([b"x" * SIZE] * count)
+            await store.stop()
+
+    asyncio.run(fill(2000))
+    query = (
+        spark.readStream.format("penstock")
+        .option("directory", str(directory))
+        .option("topic", "t")
+        .option("maxOffsetsPerTrigger", 100)
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    times = sorted(int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if p["numInputRows"])[:-1]
+    yield Figure("Micro-batch of 100 records, topic to nowhere (median)", times[len(times) // 2], "ms")
+    idle = spark.readStream.format("penstock").option("directory", str(directory)).option("topic", "t").load()
+    running = (
+        idle.writeStream.format("noop")
+        .option("checkpointLocation", str(directory / "idle"))
+        .trigger(processingTime="50 milliseconds")
+        .start()
+    )
+    running.processAllAvailable()
+    before, began = time.process_time(), time.monotonic()
+    time.sleep(3)
+    looks = running.lastProgress["durationMs"].get("latestOffset", 0) if running.lastProgress else 0
+    running.stop()
+    share = (time.process_time() - before) / (time.monotonic() - began)
+    yield Figure(
+        "Idle stream: asking for new offsets", float(looks), "ms", note=f"driver's Python {share:.1%} of a core"
+    )

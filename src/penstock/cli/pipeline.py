@@ -1,0 +1,312 @@
+"""`penstock pipeline`: write, check, run and watch pipelines.
+
+Progress goes to standard error as a live line on a terminal; otherwise to standard output as one JSON object per
+change. Exit codes: 0 done, 1 failed or refused, 2 wrong usage. Ctrl-C stops after the batch; a second one stops at
+once.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from penstock.cli import app
+from penstock.errors import NotFound, PenstockError, Unavailable
+
+commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
+
+
+class _FileOrJob(TyperGroup):
+    """`run FILE` is short for `run file FILE`; a job's name goes to the job."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args.insert(0, "file")
+        return super().parse_args(ctx, args)
+
+
+run_commands = typer.Typer(
+    cls=_FileOrJob, help="Run a pipeline file (`run FILE`), or one of the built-in jobs.", no_args_is_help=True
+)
+app.add_typer(commands, name="pipeline")
+commands.add_typer(run_commands, name="run")
+
+Master = Annotated[
+    str, typer.Option("--master", envvar="SPARK_MASTER", help="A Spark master, or sc://host for Connect.")
+]
+Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")]
+Broker = Annotated[str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")]
+Database = Annotated[
+    str | None, typer.Option("--database", envvar="DATABASE_URL", help="postgresql://... of the queues.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of text for people.")]
+LOCAL, LOCAL_URL, LOCAL_BROKER = "local[*]", "http://127.0.0.1:6632", "127.0.0.1:12345"
+
+TEMPLATE = """\
+# A pipeline: what it reads, the steps in between, where it writes. Run it with: penstock pipeline run {file}
+name: {name}
+sources:
+  orders:                       # the view's name in SQL
+    topic: orders
+    format: json                # or raw: the columns topic, offset, timestamp, payload
+    schema: "id BIGINT, amount DOUBLE, at TIMESTAMP"
+    deadLetter: {{topic: orders-bad}}   # records that do not fit; without it they stay, with their text in _corrupt
+steps:
+  - name: big
+    sql: SELECT id, amount, at FROM orders WHERE amount > 100
+sink:
+  topic: big-orders             # or queue: name, or parquet: directory
+trigger: availableNow           # all there is, then end; "10 seconds" to keep running; batch for a bounded read
+checkpoint: ./checkpoints/{name}
+broker: 127.0.0.1:12345
+url: http://127.0.0.1:6632
+spark: {{}}
+"""
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """Errors meant for people, as one line and exit code 1."""
+    try:
+        yield
+    except PenstockError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, markup=True)
+        raise typer.Exit(1) from None
+
+
+@commands.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("pipeline.yaml"),
+    name: Annotated[str, typer.Option(help="The pipeline's name.")] = "big-orders",
+) -> None:
+    """Write a pipeline file to start from."""
+    if file.exists():
+        Console(stderr=True).print(f"[red]error:[/red] {file} is there already")
+        raise typer.Exit(1)
+    file.write_text(TEMPLATE.format(name=name, file=file))
+    typer.echo(f"wrote {file}; next: penstock pipeline validate {file}")
+
+
+@commands.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="The pipeline file.")],
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the broker for the topics.")] = False,
+) -> None:
+    """Check a pipeline file: columns, views, schemas, functions, topics. Starts no Spark."""
+    with _reporting():
+        from penstock.pipeline.check import check
+        from penstock.pipeline.spec import load
+
+        columns = check(load(file), ask_broker=not offline)
+    typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
+
+
+@run_commands.command("file")
+def run_file(
+    file: Annotated[Path, typer.Argument(help="The pipeline file.")],
+    master: Master = LOCAL,
+) -> None:
+    """Run a pipeline file."""
+    with _reporting():
+        from penstock.pipeline.check import check
+        from penstock.pipeline.runner import Heartbeat, Runner
+        from penstock.pipeline.spec import load
+
+        pipeline = load(file)
+        check(pipeline)
+        runner = Runner(
+            pipeline, master, [_Show(), Heartbeat(pipeline.url, pipeline.name, os.environ.get("PENSTOCK_TOKEN"))]
+        )
+
+        def stop(_signal: int, _frame: Any) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.stderr.write("\nstopping after this batch; Ctrl-C again to stop at once\n")
+            runner.stop()
+
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        runner.run()
+
+
+class _Show:
+    """A live line on a terminal, JSON lines otherwise."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._last: tuple[Any, ...] = ()
+
+    def __call__(self, report: Any) -> None:
+        now = (report.state, report.batch, report.rows, report.lag)
+        if now == self._last:
+            return
+        self._last = now
+        if not self._live:
+            typer.echo(report.line())
+            return
+        lag = "" if report.lag is None else f", {report.lag:,} behind"
+        text = (
+            f"{report.name}: {report.state}, batch {report.batch}, {report.rows:,} rows, "
+            f"{report.rows_per_second:,.0f} rows/s, {report.batch_ms} ms a batch{lag}"
+        )
+        sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if report.state in ("finished", "failed") else ""))
+        sys.stderr.flush()
+
+
+@run_commands.command()
+def archive(
+    target: Annotated[str, typer.Argument(help="The archive's directory: a path, s3://, gs:// or hdfs://.")],
+    topic: Annotated[str | None, typer.Option(help="The topic to archive.")] = None,
+    queue: Annotated[str | None, typer.Option(help="The queue to archive.")] = None,
+    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="About how large files become.")] = 128,
+    broker: Broker = LOCAL_BROKER,
+    url: Url = LOCAL_URL,
+    database: Database = None,
+    master: Master = LOCAL,
+) -> None:
+    """Archive what came since the last run to Parquet, each record once."""
+    with _reporting():
+        from penstock.pipeline.jobs.archive import archive as job
+
+        done = job(
+            _session("archive", master),
+            target,
+            topic=topic,
+            queue=queue,
+            broker=broker if topic else None,
+            database=database,
+            url=url,
+            file_bytes=file_mib << 20,
+            say=_say,
+        )
+    typer.echo(json.dumps(dataclasses.asdict(done)))
+
+
+@run_commands.command()
+def replay(
+    topic: Annotated[str, typer.Argument(help="The topic whose records are written again.")],
+    id: Annotated[
+        str, typer.Option("--id", help="Names this replay: run again with the same id, it adds nothing twice.")
+    ],
+    to_topic: Annotated[str | None, typer.Option(help="Write to this topic.")] = None,
+    to_queue: Annotated[str | None, typer.Option(help="Write to this queue.")] = None,
+    from_archive: Annotated[str | None, typer.Option(help="Read from this archive instead of the topic.")] = None,
+    where: Annotated[str | None, typer.Option(help="SQL over topic, offset, timestamp, payload.")] = None,
+    start: Annotated[int | None, typer.Option(help="First offset.")] = None,
+    end: Annotated[int | None, typer.Option(help="Offset to stop before.")] = None,
+    rate: Annotated[float, typer.Option(help="At most so many records a second; 0 = no limit.")] = 0.0,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it. Without this only the counts are printed.")
+    ] = False,
+    broker: Broker = LOCAL_BROKER,
+    url: Url = LOCAL_URL,
+    master: Master = LOCAL,
+) -> None:
+    """Write records of a topic or its archive again, to a topic or a queue. A dry run unless --execute is given."""
+    with _reporting():
+        from penstock.pipeline.jobs.replay import replay as job
+
+        done = job(
+            _session("replay", master),
+            topic=topic,
+            id=id,
+            to_topic=to_topic,
+            to_queue=to_queue,
+            archive=from_archive,
+            broker=broker,
+            url=url,
+            where=where,
+            start=start,
+            end=end,
+            rate=rate,
+            execute=execute,
+            say=_say,
+        )
+    typer.echo(json.dumps(dataclasses.asdict(done)))
+
+
+@run_commands.command()
+def recover(
+    directories: Annotated[list[str], typer.Argument(help="Buffer directories of one or many brokers.")],
+    tasks: Annotated[int, typer.Option(min=1, help="Partitions are dealt out to so many tasks.")] = 8,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, push nothing.")] = False,
+    url: Url = LOCAL_URL,
+    master: Master = LOCAL,
+) -> None:
+    """Push the events of buffer files, each once, in order per partition. The files stay."""
+    with _reporting():
+        from penstock.pipeline.jobs.recover import recover as job
+
+        token = os.environ.get("PENSTOCK_TOKEN")
+        done = job(_session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token)
+    typer.echo(json.dumps(dataclasses.asdict(done)))
+    if done.rejected or done.unreadable:
+        raise typer.Exit(1)
+
+
+@commands.command("list")
+def list_pipelines(url: Url = LOCAL_URL, as_json: Json = False) -> None:
+    """What runs, how far behind it is, and what went wrong last."""
+    with _reporting():
+        found = _ask(url, "GET", "")["pipelines"]
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table("pipeline", "state", "batch", "rows", "rows/s", "behind", "host", "error")
+    for one in found:
+        lag = "" if one["lag"] is None else f"{one['lag']:,}"
+        numbers = (str(one["batch"]), f"{one['rows']:,}", f"{one['rows_per_second']:,.0f}", lag)
+        table.add_row(one["name"], one["state"], *numbers, one["host"], (one["error"] or "")[:80])
+    Console().print(table)
+
+
+@commands.command()
+def status(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL) -> None:
+    """One pipeline's last report, as JSON."""
+    with _reporting():
+        typer.echo(json.dumps(_ask(url, "GET", f"/{quote(name, safe='')}"), indent=2))
+
+
+@commands.command()
+def stop(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL) -> None:
+    """Ask a running pipeline, wherever it runs, to stop after its batch."""
+    with _reporting():
+        found = _ask(url, "POST", f"/{quote(name, safe='')}/stop")
+    typer.echo(f"{name} on {found['host']} is {found['state']} and will stop after its batch")
+
+
+def _session(name: str, master: str) -> Any:
+    from penstock.pipeline.session import build
+
+    return build(f"penstock-{name}", master)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _ask(url: str, method: str, path: str) -> Any:
+    target = f"{url.rstrip('/')}/api/v1/pipelines{path}"
+    headers = {"Authorization": f"Bearer {os.environ['PENSTOCK_TOKEN']}"} if "PENSTOCK_TOKEN" in os.environ else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(target, method=method, headers=headers), timeout=10
+        ) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        text = json.loads(error.read() or b"{}").get("error", str(error))
+        raise (NotFound if error.code == 404 else Unavailable)(text) from None
+    except OSError as error:
+        raise Unavailable(f"the broker at {url} does not answer: {error}") from None

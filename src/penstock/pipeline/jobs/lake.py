@@ -1,0 +1,154 @@
+"""An archive directory: Parquet files, and a manifest that says which of them count.
+
+    <root>/_archive/<name>.json                     the manifest of one topic or queue, replaced atomically
+    <root>/topic=<name>/date=<day>/<run>-<n>.parquet
+    <root>/_staging/<run>/...                       what a run is writing; ignored by every reader
+
+A run writes its files aside, moves them in, then replaces the manifest, which holds both the new position and the list
+of files. That one replacement is the moment at which the run counts: files that are not listed are left over from a
+run that was killed, and the next one removes them. So nothing is ever in the archive twice and nothing is missing,
+whenever the process dies. Any file system of pyarrow will do (a path, s3://, gs://, hdfs://).
+"""
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from pyarrow import fs
+
+from penstock.errors import Damaged, NotFound
+
+
+@dataclass
+class Entry:
+    """One file of the archive."""
+
+    path: str  # below the root
+    rows: int
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass
+class Manifest:
+    kind: str  # topic or queue
+    name: str
+    position: dict[str, Any] = field(default_factory=dict)  # where the next run begins, in the source's own terms
+    files: list[Entry] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(entry.rows for entry in self.files)
+
+
+class Lake:
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        self._fs: Any = fs.LocalFileSystem()
+        self._base: str = self.root
+        if "://" in root:
+            self._fs, self._base = fs.FileSystem.from_uri(self.root)
+
+    def url(self, path: str) -> str:
+        return f"{self.root}/{path}"
+
+    def folder(self, kind: str, name: str) -> str:
+        return f"{kind}={quote(name, safe='')}"
+
+    def manifest(self, kind: str, name: str) -> Manifest:
+        """What the archive holds of this topic or queue; an empty manifest when it holds nothing."""
+        try:
+            with self._fs.open_input_stream(self._manifest_path(kind, name)) as file:
+                found = json.loads(file.read())
+        except FileNotFoundError:
+            return Manifest(kind, name)
+        except ValueError as error:
+            raise Damaged(f"{self._manifest_path(kind, name)} is damaged: {error}") from error
+        return Manifest(kind, name, found["position"], [Entry(**entry) for entry in found["files"]])
+
+    def names(self) -> list[tuple[str, str]]:
+        """Every (kind, name) in the archive."""
+        selector = fs.FileSelector(f"{self._base}/_archive", allow_not_found=True)
+        found = []
+        for info in self._fs.get_file_info(selector):
+            if info.base_name.endswith(".json"):
+                with self._fs.open_input_stream(info.path) as file:
+                    one = json.loads(file.read())
+                found.append((one["kind"], one["name"]))
+        return sorted(found)
+
+    def require(self, kind: str, name: str) -> Manifest:
+        found = self.manifest(kind, name)
+        if not found.files:
+            known = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
+            raise NotFound(f"{self.root} holds no {kind} {name!r}; it holds {known}")
+        return found
+
+    def replace(self, manifest: Manifest) -> None:
+        """Make the manifest count, atomically: written beside, then moved over the old one."""
+        path = self._manifest_path(manifest.kind, manifest.name)
+        self._fs.create_dir(f"{self._base}/_archive", recursive=True)
+        text = {
+            "kind": manifest.kind,
+            "name": manifest.name,
+            "position": manifest.position,
+            "files": [vars(entry) for entry in manifest.files],
+        }
+        beside = f"{path}.{uuid.uuid4().hex}"
+        with self._fs.open_output_stream(beside) as file:
+            file.write(json.dumps(text).encode())
+        self._fs.move(beside, path)
+
+    def staging(self) -> tuple[str, str]:
+        """A fresh directory for a run: its name, and its address for Spark."""
+        run = uuid.uuid4().hex
+        return run, self.url(f"_staging/{run}")
+
+    def take_in(self, run: str, kind: str, name: str) -> list[str]:
+        """Move a run's files into place; their paths below the root."""
+        moved: list[str] = []
+        source = f"{self._base}/_staging/{run}"
+        for info in self._fs.get_file_info(fs.FileSelector(source, recursive=True, allow_not_found=True)):
+            if info.type == fs.FileType.File and info.base_name.endswith(".parquet"):
+                day = next(part for part in info.path.split("/") if part.startswith("date="))
+                path = f"{self.folder(kind, name)}/{day}/{run}-{len(moved)}.parquet"
+                self._fs.create_dir(f"{self._base}/{path.rpartition('/')[0]}", recursive=True)
+                self._fs.move(info.path, f"{self._base}/{path}")
+                moved.append(path)
+        self.drop_staging(run)
+        return moved
+
+    def drop_staging(self, run: str) -> None:
+        if self._fs.get_file_info(f"{self._base}/_staging/{run}").type == fs.FileType.Directory:
+            self._fs.delete_dir(f"{self._base}/_staging/{run}")
+
+    def remove_strays(self, manifest: Manifest) -> int:
+        """Delete files of this topic or queue that the manifest does not list: a killed run's. How many there were."""
+        listed = {entry.path for entry in manifest.files}
+        folder = self.folder(manifest.kind, manifest.name)
+        strays = 0
+        for info in self._fs.get_file_info(
+            fs.FileSelector(f"{self._base}/{folder}", recursive=True, allow_not_found=True)
+        ):
+            path = info.path.removeprefix(self._base).lstrip("/")
+            if info.type == fs.FileType.File and path not in listed:
+                self._fs.delete_file(info.path)
+                strays += 1
+        return strays
+
+    def describe(self, path: str, column: str) -> Entry:
+        """Rows, size and the range of a column, from the file's footer alone."""
+        from pyarrow import parquet
+
+        with self._fs.open_input_file(f"{self._base}/{path}") as file:
+            footer = parquet.read_metadata(file)
+            size = file.size()
+        place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
+        bounds = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+        return Entry(path, footer.num_rows, size, min(b.min for b in bounds), max(b.max for b in bounds))
+
+    def _manifest_path(self, kind: str, name: str) -> str:
+        return f"{self._base}/_archive/{kind}-{quote(name, safe='')}.json"

@@ -1,0 +1,88 @@
+"""Pipelines report here, and operators see what runs, how far behind it is and what went wrong last."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.pipelines import Pipelines
+from penstock.topics.store import TopicStore
+from penstock.wire.http.messages import EMPTY, Request, Response, json_response
+from penstock.wire.http.routes import Route
+
+TAG = "pipelines"
+
+
+class Report(msgspec.Struct):
+    """What a pipeline says of itself."""
+
+    state: str
+    at: float = 0.0
+    batch: int = -1
+    rows: int = 0
+    rows_per_second: float = 0.0
+    batch_ms: int = 0
+    lag: int | None = None
+    error: str | None = None
+    host: str = ""
+    pid: int = 0
+    started_at: float = 0.0
+    master: str = ""
+
+
+class Wish(msgspec.Struct):
+    stop: bool
+
+
+class Archived(msgspec.Struct):
+    offset: int
+
+
+def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
+    def put(request: Request) -> Response:
+        stop = pipelines.put(request.params["name"], msgspec.to_builtins(request.data))
+        return json_response(Wish(stop))
+
+    def listing(_: Request) -> Response:
+        return json_response({"pipelines": pipelines.all()})
+
+    def get(request: Request) -> Response:
+        return json_response(pipelines.get(request.params["name"]))
+
+    def stop(request: Request) -> Response:
+        return json_response(pipelines.ask_to_stop(request.params["name"]))
+
+    def forget(request: Request) -> Response:
+        pipelines.forget(request.params["name"])
+        return EMPTY
+
+    async def archived(request: Request) -> Response:
+        topic = topics.require(request.params["topic"])
+        await topic.mark_archived(request.data.offset)
+        return json_response(request.data)
+
+    one = "/api/v1/pipelines/{name}"
+    known = dict[str, Any]
+    return [
+        Route("GET", "/api/v1/pipelines", listing, answer=known, summary="Every pipeline that has reported", tag=TAG),
+        Route("GET", one, get, answer=known, summary="One pipeline's last report", tag=TAG),
+        Route(
+            "PUT",
+            one,
+            put,
+            body=Report,
+            answer=Wish,
+            summary="A pipeline reports; the answer says whether to stop",
+            tag=TAG,
+        ),
+        Route("POST", f"{one}/stop", stop, answer=known, summary="Ask a pipeline to stop after its batch", tag=TAG),
+        Route(
+            "PUT",
+            "/topics/{topic}/archived",
+            archived,
+            body=Archived,
+            answer=Archived,
+            summary="Records before this offset are archived: retention may delete them, and only them",
+            tag=TAG,
+        ),
+        Route("DELETE", one, forget, status=204, summary="Forget a pipeline's report", tag=TAG),
+    ]

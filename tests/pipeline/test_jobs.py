@@ -1,0 +1,127 @@
+"""The built-in jobs: archive, replay, recover."""
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.pipeline.jobs import archive as archive_job
+from penstock.pipeline.jobs.archive import archive, read_archive
+from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
+from penstock.pipeline.jobs.recover import find_files, recover
+from penstock.pipeline.jobs.replay import replay
+from penstock.pipeline.link import TopicLink
+from penstock.pipeline.topic_source import DataLoss
+from penstock.queues.types import Item
+from penstock.wire import frames
+from tests.pipeline.support import batch_rows
+
+
+def test_only_files_of_the_manifest_count_and_strays_are_removed(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    manifest = Manifest(
+        "topic", "a/b c", {"next": 3}, [Entry("topic=a%2Fb%20c/date=2026-01-01/x-0.parquet", 3, 9, 0, 2)]
+    )
+    folder = tmp_path / "topic=a%2Fb%20c" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    (folder / "x-0.parquet").write_bytes(b"")
+    (folder / "stray.parquet").write_bytes(b"")
+    lake.replace(manifest)
+    assert lake.manifest("topic", "a/b c") == manifest
+    assert lake.names() == [("topic", "a/b c")]
+    assert lake.remove_strays(manifest) == 1
+    assert [path.name for path in folder.iterdir()] == ["x-0.parquet"]
+    with pytest.raises(NotFound, match="holds no topic 'other'; it holds topic a/b c"):
+        lake.require("topic", "other")
+
+
+def offsets(spark: Any, target: Path, topic: str) -> list[int]:
+    return sorted(row.offset for row in read_archive(spark, str(target), topic=topic).collect())
+
+
+@pytest.mark.spark
+def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_there(
+    server, tcp, spark, tmp_path, monkeypatch
+) -> None:
+    topic, target = f"logs-{uuid.uuid4().hex[:8]}", tmp_path / "lake"
+    where = {"topic": topic, "broker": tcp, "url": server.url}
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch(topic, [b"%d" % i for i in range(50)]))
+        assert archive(spark, str(target), **where).rows == 50
+        link.append(frames.produce_batch(topic, [b"%d" % i for i in range(50, 80)]))
+
+    def killed(self: Lake, manifest: Manifest) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "replace", killed)  # dies with its files in place and the manifest not yet replaced
+        with pytest.raises(KeyboardInterrupt):
+            archive(spark, str(target), **where)
+    assert offsets(spark, target, topic) == list(range(50))
+    monkeypatch.setattr(archive_job, "SMALL_FILES", 2)
+    done = archive(spark, str(target), **where)
+    assert (done.rows, done.strays > 0, done.merged, done.files) == (30, True, 2, 1)
+    assert offsets(spark, target, topic) == list(range(80))
+    assert archive(spark, str(target), **where).rows == 0
+    described = json.loads(_get(f"{server.url}/topics/{topic}"))
+    assert described["archived_offset"] == 80
+
+    copy = f"copy-{topic}"
+    plan = {
+        "topic": topic,
+        "id": "r1",
+        "to_topic": copy,
+        "archive": str(target),
+        "broker": tcp,
+        "where": "offset % 2 = 0",
+    }
+    dry = replay(spark, **plan)
+    assert (dry.rows, dry.first, dry.last, dry.executed) == (40, 0, 78, False)
+    for _ in range(2):  # the second run with the same id adds nothing
+        assert replay(spark, **plan, execute=True).rows == 40
+    assert [int(row["payload"]) for row in batch_rows(broker=tcp, topic=copy)] == list(range(0, 80, 2))
+    with pytest.raises(InvalidRequest, match="into itself"):
+        replay(spark, topic=topic, id="x", to_topic=topic, broker=tcp)
+    manifest = Lake(str(target)).manifest("topic", topic)
+    Lake(str(target)).replace(Manifest("topic", topic, {**manifest.position, "incarnation": "0" * 32}, manifest.files))
+    with pytest.raises(DataLoss, match="deleted and created again since it was archived"):
+        archive(spark, str(target), **where)
+
+
+@pytest.mark.spark
+def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, tmp_path) -> None:
+    from penstock.buffer.events import encode
+    from penstock.pipeline.queue_source import QueueReader
+    from tests.pipeline.test_queue_source import options, rows_of
+
+    queue = f"rec-{uuid.uuid4().hex[:8]}"
+    lines = encode([Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}") for i in range(100)])
+    a, b = tmp_path / "a", tmp_path / "b" / "failed"
+    a.mkdir()
+    b.mkdir(parents=True)
+    (a / "failover_0001.buf").write_bytes(b"".join(lines[:40]))
+    (b / "failover_0002.buf").write_bytes(b"".join(lines[30:70]))  # ten events were written twice
+    (a / "qos0_0003.buf.tmp").write_bytes(b"".join(lines[70:]) + b'{"queue":"torn')
+    (a / "ignored.txt").write_text("x")
+    assert [path.name for path in find_files([str(tmp_path)])] == [
+        *("failover_0001.buf", "failover_0002.buf", "qos0_0003.buf.tmp"),
+    ]
+    dry = recover(spark, [str(tmp_path)], server.url, tasks=2, dry_run=True)
+    assert (dry.files, dry.events, dry.duplicate, dry.unreadable) == (3, 110, 10, 1)
+    done = recover(spark, [str(tmp_path)], server.url, tasks=2)
+    assert (done.inserted, done.duplicate, done.rejected) == (100, 10, [])
+    again = recover(spark, [str(tmp_path)], server.url, tasks=2)
+    assert (again.inserted, again.duplicate) == (0, 110)
+    reader = QueueReader(options(server.database_url, queue, streaming=False))
+    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    assert [int(row["payload"]) for row in rows] == [*range(0, 100, 2), *range(1, 100, 2)]
+
+
+def _get(url: str) -> bytes:
+    import urllib.request
+
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read()

@@ -1,0 +1,189 @@
+"""Pipeline files: what is refused before Spark starts, and what they do when they run."""
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.cli import pipeline as pipeline_commands
+from penstock.errors import ConfigError, NotFound
+from penstock.pipeline.check import check
+from penstock.pipeline.link import TopicLink
+from penstock.pipeline.options import Options
+from penstock.pipeline.runner import Heartbeat, PipelineFailed, Runner, cause
+from penstock.pipeline.spec import parse
+from penstock.pipelines import Pipelines
+from penstock.wire import frames
+
+BASE = """
+name: big
+sources:
+  orders: {topic: orders, format: json, schema: "id BIGINT, amount DOUBLE, who STRUCT<name: STRING>"}
+steps:
+  - {name: big, sql: "SELECT id, amount, who.name AS name FROM orders WHERE amount > 100"}
+sink: {topic: big-orders}
+checkpoint: /tmp/none
+"""
+
+
+def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
+    assert check(parse(BASE), ask_broker=False) == ["id", "amount", "name"]
+    star = BASE.replace("SELECT id, amount, who.name AS name", "SELECT *")
+    assert check(parse(star), ask_broker=False) == [
+        *("id", "amount", "who", "_corrupt", "_topic", "_offset", "_timestamp"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("amount > 100", "price > 100", "step big: Column 'price' could not be resolved. orders has id, amount, who"),
+        ("FROM orders", "FROM order", "step big: there is no view 'order' before it; there are orders"),
+        ("SELECT id", "SELEC id", "step big: not valid SQL"),
+        ("amount DOUBLE", "amount DUBBEL(", "source orders: the schema is not valid"),
+        ("sink: {topic: big-orders}", "sink: {topic: a, queue: b}", "the sink is one of topic, queue or parquet"),
+        ("sink: {topic: big-orders}", "sink: {topik: a}", "unknown field `topik`"),
+        ("sink: {topic: big-orders}", "sink: {topic: a, orderBy: [when]}", "sink.orderBy names 'when'"),
+        ("checkpoint: /tmp/none", "", "a stream needs a `checkpoint`"),
+        ("checkpoint: /tmp/none", "checkpoint: x\ntrigger: often", "trigger is availableNow, batch or an interval"),
+        ("format: json, ", "", "`format: json` and `schema` belong together"),
+        ("{topic: orders,", "{topic: orders, queue: q,", "source orders reads one of"),
+        ("name: big, sql", "name: orders, sql", "two sources or steps are named orders"),
+        ('sql: "SELECT', 'python: "nowhere:f", sql: "SELECT', "step big has either `sql` or `python`"),
+        ("name: big\n", "name: [big\n", "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_said_before_spark_starts(old: str, new: str, text: str) -> None:
+    assert old in BASE
+    with pytest.raises(ConfigError) as error:
+        check(parse(BASE.replace(old, new, 1)), ask_broker=False)
+    assert text in str(error.value)
+
+
+def test_a_python_step_must_be_there(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "shop_steps.py").write_text("def enrich(df):\n    return df\n")
+    monkeypatch.chdir(tmp_path)
+    file = BASE + "  \n"
+    step = "steps:\n  - {name: rich, python: 'shop_steps:enrich'}\n"
+    assert check(parse(file.replace("steps:\n", step)), ask_broker=False) == ["id", "amount", "name"]
+    with pytest.raises(ConfigError, match="shop_steps has no function 'enrichen'"):
+        check(parse(file.replace("steps:\n", step.replace("enrich'", "enrichen'"))), ask_broker=False)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        check(parse(file.replace("steps:\n", step.replace("shop_steps", "shop_stepz"))), ask_broker=False)
+
+
+def test_a_missing_topic_is_found_before_spark_starts(server, tcp) -> None:
+    file = BASE + f"broker: {tcp}\n"
+    with pytest.raises(ConfigError, match="there is no topic 'nowhere-at-all' on"):
+        check(parse(file.replace("topic: orders,", "topic: nowhere-at-all,")))
+
+
+def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
+    assert pipeline_commands.commands is not None
+    run = CliRunner().invoke
+    file = tmp_path / "p.yaml"
+    assert run(app, ["pipeline", "init", str(file)]).exit_code == 0
+    assert run(app, ["pipeline", "init", str(file)]).exit_code == 1
+    checked = run(app, ["pipeline", "validate", "--offline", str(file)])
+    assert checked.exit_code == 0
+    assert "the sink gets id, amount, at" in checked.output
+    file.write_text(file.read_text().replace("amount > 100", "price > 100"))
+    assert run(app, ["pipeline", "validate", "--offline", str(file)]).exit_code == 1
+
+    name = f"p {uuid.uuid4().hex[:6]}"
+    beat = Heartbeat(server.url, name)
+    runner = Runner(parse(BASE))
+    runner.report.state = "running"
+    beat(runner.report)
+    listed = json.loads(run(app, ["pipeline", "list", "--json", "--url", server.url]).output)
+    assert [one["state"] for one in listed if one["name"] == name] == ["running"]
+    assert run(app, ["pipeline", "stop", name, "--url", server.url]).exit_code == 0
+    assert not beat.stop_wanted
+    beat._last = 0.0
+    beat(runner.report)
+    assert beat.stop_wanted
+    assert json.loads(run(app, ["pipeline", "status", name, "--url", server.url]).output)["stopping"]
+    assert run(app, ["pipeline", "status", "nobody", "--url", server.url]).exit_code == 1
+
+
+def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(tmp_path: Path) -> None:
+    import asyncio
+
+    now = [1000.0]
+    pipelines = Pipelines(tmp_path, clock=lambda: now[0])
+    assert not pipelines.put("a", {"state": "running"})
+    pipelines.put("b", {"state": "failed", "error": "no such column"})
+    now[0] += 60
+    assert [(one["name"], one["state"]) for one in pipelines.all()] == [("a", "lost"), ("b", "failed")]
+    pipelines.ask_to_stop("a")
+    assert pipelines.put("a", {"state": "running"})
+    assert not pipelines.put("a", {"state": "finished"})
+    again = Pipelines(tmp_path, clock=lambda: now[0])
+    asyncio.run(again.start())
+    assert again.get("b")["error"] == "no such column"
+    again.forget("b")
+    with pytest.raises(NotFound):
+        again.get("b")
+
+
+def test_the_cause_of_a_failure_is_told_without_sparks_stack() -> None:
+    text = "Job aborted.\nTraceback (most recent call last):\npenstock.errors.InvalidOffset: offset 3 aged out\n\tat x"
+    assert cause(RuntimeError(text)) == "offset 3 aged out"
+    assert cause(RuntimeError("Traceback\nValueError: bad\n")) == "ValueError: bad"
+
+
+@pytest.mark.spark
+def test_a_file_runs_from_json_in_a_topic_to_a_queue_with_dead_letters(server, tcp, spark, tmp_path) -> None:
+    from penstock.pipeline.queue_source import QueueReader
+    from tests.pipeline.support import batch_rows
+    from tests.pipeline.test_queue_source import options, rows_of
+
+    tag = uuid.uuid4().hex[:8]
+    payloads = [b'{"id": %d, "amount": %d}' % (i, i * 10) for i in range(20)]
+    bad = [b"not json", b'{"id": "x", "amount": 5}', b"", b"\xff\xfe"]
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch(f"orders-{tag}", [*payloads[:10], *bad, *payloads[10:]]))
+    file = parse(f"""
+name: big-{tag}
+sources:
+  orders: {{topic: orders-{tag}, format: json, schema: "id BIGINT, amount DOUBLE", deadLetter: {{topic: bad-{tag}}}}}
+steps:
+  - {{name: big, sql: "SELECT id, amount, CAST(id % 2 AS STRING) AS partition FROM orders WHERE amount >= 100"}}
+sink: {{queue: big-{tag}}}
+checkpoint: {tmp_path}/checkpoint
+broker: {tcp}
+url: {server.url}
+""")
+    check(file)
+    told: list[str] = []
+    heartbeat = Heartbeat(server.url, file.name)
+    report = Runner(file, "local[2]", [lambda report: told.append(report.state), heartbeat]).run(spark)
+    assert (report.state, report.rows) == ("finished", 24)
+    assert told[0] == "starting"
+    assert told[-1] == "finished"
+    reader = QueueReader(options(server.database_url, f"big-{tag}", streaming=False))
+    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    ids = [json.loads(row["payload"])["id"] for row in rows]
+    assert ids == [10, 12, 14, 16, 18, 11, 13, 15, 17, 19]
+    dead = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"bad-{tag}")]
+    assert [letter["offset"] for letter in dead] == [10, 11, 12, 13]
+    assert dead[0]["payload"] == "not json"
+    assert dead[0]["topic"] == f"orders-{tag}"
+    shuffled = parse(f"""
+name: sums-{tag}
+source: {{topic: orders-{tag}}}
+steps:
+  - {{name: sums, sql: "SELECT topic, count(*) AS n FROM source GROUP BY topic"}}
+sink: {{topic: sums-{tag}}}
+trigger: batch
+broker: {tcp}
+""")
+    with pytest.raises(ConfigError, match="in no fixed order"):
+        Runner(shuffled, "local[2]").run(spark)
+    failing = parse(f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n")
+    with pytest.raises(PipelineFailed, match=f"gone-{tag}"):
+        Runner(failing, "local[2]").run(spark)
+    assert Options({}).text("x") is None

@@ -1,0 +1,153 @@
+"""Rows into queues, once each."""
+
+import json
+import uuid
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.pipeline.options import Options
+from penstock.pipeline.queue_sink import PushLink, QueueWriter, check_json
+from tests.pipeline.test_queue_source import options as queue_options
+from tests.pipeline.test_queue_source import rows_of
+
+TEXT = StringType()
+
+
+def writer(columns: list[str], **options: str) -> QueueWriter:
+    given = {"url": "http://127.0.0.1:1", **options}
+    return QueueWriter(Options(given), StructType([StructField(name, TEXT) for name in columns]))
+
+
+def items(sink: QueueWriter, batch: pa.RecordBatch, prefix: str | None = None) -> list[dict]:
+    return [json.loads(item) for group in sink._items(batch, prefix, 0) for item in group]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+            st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+            st.recursive(
+                st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_any_row_becomes_the_item_it_says(rows) -> None:
+    schema = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())])
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([queue for queue, _, _ in rows], pa.string()),
+            pa.array([partition for _, partition, _ in rows], pa.string()),
+            pa.array([json.dumps(payload) for _, _, payload in rows], pa.string()),
+        ],
+        schema=schema,
+    )
+    found = items(writer(schema.names), batch, "app:0:1:")
+    expected = [
+        {
+            "queue": queue,
+            **({} if partition is None else {"partition": partition}),
+            "transactionId": f"app:0:1:{row}",
+            "payload": payload,
+        }
+        for row, (queue, partition, payload) in enumerate(rows)
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize("payload", ['1},{"queue":"x"', "1,2", "{", "", '{"a":1} {"b":2}'])
+def test_a_payload_that_is_not_one_json_value_is_refused_with_its_row(payload) -> None:
+    good = pa.array([b"1", payload.encode(), b"[2]"], pa.binary())
+    with pytest.raises(InvalidRequest, match="row 8 of this task is not JSON"):
+        check_json(good, 7)
+    check_json(pa.array([b' {"a": 1} ', b"2"], pa.binary()), 0)  # white space around a value is fine
+
+
+def test_texts_become_json_strings_when_asked(capsys) -> None:
+    sink = writer(["payload"], queue="q", payloadFormat="text", appId="a")
+    batch = pa.RecordBatch.from_pydict({"payload": ["plain", None, '"']})
+    assert [item["payload"] for item in items(sink, batch)] == ["plain", None, '"']
+    assert capsys.readouterr().err == ""
+    writer(["payload"], queue="q")
+    assert "at least once" in capsys.readouterr().err
+    writer(["payload", "transactionId"], queue="q")
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_that_cannot_become_messages_are_refused_before_anything_runs() -> None:
+    for columns, options, text in [
+        (["value"], {"queue": "q"}, "needs a column payload"),
+        (["payload"], {}, "needs the option queue"),
+        (["payload"], {"queue": "q", "payloadFormat": "xml"}, "payloadFormat"),
+    ]:
+        with pytest.raises(InvalidRequest, match=text):
+            writer(columns, **options)
+    with pytest.raises(InvalidRequest, match="the column partition must be a string"):
+        QueueWriter(
+            Options({"url": "http://x", "queue": "q"}),
+            StructType([StructField("payload", TEXT), StructField("partition", IntegerType())]),
+        )
+
+
+def test_a_push_is_stored_once_and_refusals_are_told(server) -> None:
+    queue = f"sink-{uuid.uuid4().hex[:8]}"
+    link = PushLink(server.url, None, 5)
+    pushed = [json.dumps({"queue": queue, "transactionId": f"t{i}", "payload": i}).encode() for i in range(50)]
+    assert link.push(pushed, repeatable=True).queued == 50
+    again = link.push(pushed, repeatable=True)
+    assert (again.queued, again.duplicate) == (0, 50)
+    with pytest.raises(InvalidRequest, match="refused a push of 1 messages"):
+        link.push([b'{"queue": 5, "payload": 1}'], repeatable=True)
+    link.close()
+    with pytest.raises(Unavailable, match="could not be pushed"):
+        PushLink("http://127.0.0.1:1", None, 0.3).push(pushed, repeatable=True)
+
+
+@pytest.mark.spark
+def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_path) -> None:
+    from penstock.pipeline.queue_source import QueueReader
+    from tests.pipeline.test_topic_sink import uncommit
+
+    source, target = f"from-{uuid.uuid4().hex[:8]}", f"to-{uuid.uuid4().hex[:8]}"
+    link = PushLink(server.url, None, 20)
+    link.push(
+        [json.dumps({"queue": source, "partition": f"p{i % 3}", "payload": i}).encode() for i in range(90)],
+        repeatable=False,
+    )
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("penstock")
+            .option("queue", source)
+            .option("database", server.database_url)
+            .option("group", "mover")
+            .load()
+            .select("partition", "payload")
+            .writeStream.format("penstock")
+            .option("queue", target)
+            .option("url", server.url)
+            .option("appId", "mover")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+
+    run()
+    uncommit(tmp_path / "checkpoint", 0)
+    run()
+    reader = QueueReader(queue_options(server.database_url, target, streaming=False))
+    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    assert [(row["partition"], int(row["payload"])) for row in rows] == [
+        (f"p{k}", i) for k in range(3) for i in range(k, 90, 3)
+    ]
+    batch = spark.read.format("penstock").option("queue", source).option("database", server.database_url).load()
+    assert batch.where("partition = 'p1'").count() == 30
