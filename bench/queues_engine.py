@@ -68,7 +68,8 @@ class Stage:
             async def work(number: int) -> None:
                 nonlocal done
                 while time.perf_counter() < end:
-                    done += await step(number)
+                    count = await step(number)  # apart from the sum, which others add to meanwhile
+                    done += count
 
             began = time.perf_counter()
             await asyncio.gather(*(work(number) for number in range(workers)))
@@ -294,7 +295,8 @@ async def _held_back(s: Stage) -> Figure:
             nonlocal done
             while time.perf_counter() < end:
                 await s.queues.push(s.items("held", 50, f"p{number}"))
-                done += await s.pop_and_ack("held", 50)(number)
+                count = await s.pop_and_ack("held", 50)(number)
+                done += count
 
         await asyncio.gather(*(one(number) for number in range(6)))
         return done / (time.perf_counter() - began)

@@ -1,10 +1,13 @@
 """The derived ids of partitions and messages."""
 
 import asyncio
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.database import Database
+from penstock.queues.catalog import Catalog
 from penstock.queues.ids import base_of, message_uuid, partition_of, text_of
 from tests.queues.support import running
 
@@ -34,3 +37,11 @@ def test_the_database_makes_the_same_ids(database_url: str) -> None:
                 assert str(rows[0][0]) == str(message_uuid(*case))
 
     asyncio.run(body())
+
+
+@given(PARTITIONS, st.integers(0, 2**50 - 1))
+def test_the_short_way_to_an_id_is_the_same_id(partition: int, seq: int) -> None:
+    catalog = Catalog(cast(Database, None))
+    catalog.installation = 0xD487E12E
+    assert catalog.message_uuid(partition, seq) == str(message_uuid(0xD487E12E, partition, seq))
+    assert catalog.partition_uuid(partition) == str(message_uuid(0xD487E12E, partition, 0))

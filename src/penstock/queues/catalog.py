@@ -25,6 +25,7 @@ class Catalog:
         self.groups: dict[tuple[str, str, int], int] = {}  # (queue, group, partition or 0) -> group id
         self._queues: dict[str, QueueInfo] = {}
         self._generation = 0
+        self._prefixes: dict[int, str] = {}
 
     def forget(self) -> None:
         """Drop every copy: something changed somewhere."""
@@ -38,10 +39,21 @@ class Catalog:
             self.installation = (await self._database.fetch("SELECT id FROM installation"))[0]["id"]
 
     def partition_uuid(self, partition: int) -> str:
-        return text_of(base_of(self.installation, partition))
+        return self._prefix(partition) + "000000000000"
 
     def message_uuid(self, partition: int, seq: int) -> str:
-        return text_of(base_of(self.installation, partition) | seq)
+        if seq >> 48:
+            return text_of(base_of(self.installation, partition) | seq)
+        return f"{self._prefix(partition)}{seq:012x}"
+
+    def _prefix(self, partition: int) -> str:
+        """What the ids of a partition and its messages have in common: all but the last twelve digits."""
+        known = self._prefixes.get(partition)
+        if known is None:
+            if len(self._prefixes) > MOST_PARTITIONS:
+                self._prefixes.clear()
+            known = self._prefixes[partition] = text_of(base_of(self.installation, partition))[:24]
+        return known
 
     def partition_id(self, text: str) -> int | None:
         return partition_of(self.installation, text)

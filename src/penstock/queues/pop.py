@@ -11,6 +11,7 @@ after its commit nobody would know which messages went missing; the outcome of e
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,6 +35,7 @@ AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 SOON = 0.005  # another call holds what we want: look again after this
 SLACK = timedelta(seconds=2)  # how far back cursors are looked at, beyond the last one seen due
+LINGERING = 5.0  # seconds after which a call cut off in the middle has ended one way or the other
 FULL_LOOK = 1.0  # seconds between looks without that shortcut
 
 
@@ -94,7 +96,9 @@ class Popper:
         await self.merger.drain()
         await self.settler.drain()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2)
+            await asyncio.wait(self._tasks, timeout=0.5)
+        for task in tuple(self._tasks):
+            task.cancel()
 
     async def pop(self, request: PopRequest) -> Popped:
         batch, partitions = self._sizes(request)
@@ -192,8 +196,12 @@ class Popper:
         return [Target(queue, group, group_id, number)]
 
     async def _run(self, takes: list[Take], again: bool) -> list[Taken | PenstockError]:
-        if again:  # the call may have been committed: what it took was seen by nobody
-            await self._database.fetch("SELECT queue_release($1, false)", [take.lease for take in takes])
+        if again:  # the call may have been committed, or be about to: what it took was seen by nobody
+            lost = [take.lease for take in takes]
+            for take in takes:
+                take.lease = uuid7()
+            self._keep(self._release_later(lost))
+            await self._database.fetch("SELECT queue_release($1, false)", lost)
         takes_in_order = sorted(range(len(takes)), key=lambda index: takes[index].target.group_id)
         now = time.monotonic()
         since = [self._since(takes[index].target.group_id, now) for index in takes_in_order]
@@ -272,9 +280,22 @@ class Popper:
     def _orphaned(self, taken: Taken) -> None:
         """Nobody is there to receive this: give it back."""
         if taken.rows:
-            task = asyncio.create_task(self._return(taken.take))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(self._return(taken.take))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release_later(self, leases: list[UUID]) -> None:
+        """A call whose connection broke may still be running in the database; end its leases when it surely is not."""
+        for _ in range(3):
+            await asyncio.sleep(LINGERING)
+            try:
+                await self._database.fetch("SELECT queue_release($1, false)", leases)
+            except Unavailable:
+                continue
+            return
 
     async def _return(self, take: Take) -> None:
         try:
