@@ -105,7 +105,7 @@ class Queues:
         "", "where a new group starts when the client does not say", "DEFAULT_SUBSCRIPTION_MODE"
     )
     max_batch: int = key(10_000, "most messages one pop may take")
-    merge_max: int = key(2000, "most items merged into one SQL call")
+    merge_max: int = key(500, "most items merged into one SQL call")
     retention_interval_ms: Milliseconds = key(300_000, "how often retention runs", "RETENTION_INTERVAL")
     eviction_interval_ms: Milliseconds = key(60_000, "how often eviction and ttl run", "EVICTION_INTERVAL")
     partition_cleanup_days: int = key(30, "remove empty partitions idle this long", "PARTITION_CLEANUP_DAYS")
