@@ -6,9 +6,10 @@ import json
 import pytest
 
 from penstock.buffer.files import parse
-from penstock.errors import InvalidRequest, StorageFull
+from penstock.errors import InvalidRequest, StorageFailed, StorageFull
 from penstock.queues.types import Item
 from tests.support.buffers import Store, buffering, items, names
+from tests.support.faults import FaultyFs
 from tests.support.http import run
 from tests.support.wait import eventually
 
@@ -366,5 +367,29 @@ def test_the_replay_rate_is_kept(tmp_path):
             store.go(True)
             await eventually(lambda: buffer.status.pending == 0)
             assert asyncio.get_running_loop().time() - began > 0.25
+
+    run(body)
+
+
+def test_a_file_that_cannot_be_read_is_set_aside_and_the_next_ones_are_replayed(tmp_path):
+    async def body():
+        fs, store = FaultyFs(), Store(healthy=False)
+        async with buffering(tmp_path, store, fs=fs, events_per_file=1) as buffer:
+            await buffer.push(items(1, partition="bad"))
+            await buffer.push(items(2, partition="good"))
+            bad = next(path for path in sorted(fs.files) if "failover" in path.name)
+            opened = fs.open
+
+            def refusing(path, *, create=False, write=True):
+                if path == bad and not write:
+                    raise StorageFailed(f"opening {path.name} failed: Input/output error")
+                return opened(path, create=create, write=write)
+
+            fs.open = refusing
+            store.go(True)
+            await eventually(lambda: store.payloads("q", "good") == [b"2"])
+            await eventually(lambda: buffer.status.pending == 0)
+            assert [path.name for path in fs.files if path.parent.name == "quarantine"] == [bad.name]
+            assert buffer.status.report().quarantined == 1
 
     run(body)

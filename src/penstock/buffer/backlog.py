@@ -32,6 +32,7 @@ class BufferFile:
     size: int = 0
     keys: set[Key] | None = field(default_factory=set)  # None: not looked at yet, so it holds everything
     done: int = 0  # events replayed so far, for the progress shown
+    troubles: int = 0  # times the disk failed us during its replay
 
 
 class Backlog:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.buffer.admission import Admission
-from penstock.buffer.backlog import Backlog, keys_of
+from penstock.buffer.backlog import Backlog, BufferFile, keys_of
 from penstock.buffer.estate import Estate
 from penstock.buffer.events import encode
 from penstock.buffer.failed import Failed
@@ -147,6 +147,8 @@ class Buffer:
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
     ) -> list[Pushed]:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored later."""
+        if not items:
+            return []
         for item in items:
             if not item.transaction_id:
                 item.transaction_id, item.fresh = random_id(), True
@@ -197,8 +199,6 @@ class Buffer:
         return _buffered(items)
 
     async def _push_qos0(self, items: list[Item], buffer_ms: float, buffer_max: int) -> list[Pushed]:
-        if not items:
-            return []
         if not self._up or self.backlog.holds(items):
             return await self._push_behind(items)
         entries_of(items)
@@ -296,9 +296,7 @@ class Buffer:
         try:
             while self._up:
                 while self.backlog.files and self._up:
-                    file = self.backlog.files[0]
-                    await self.replay.file(file, self._committed)
-                    self.backlog.remove(file)
+                    await self._replay(self.backlog.files[0])
                 if not self.journal.events:
                     break
                 if self.journal.events <= LAST_PASS:
@@ -311,6 +309,14 @@ class Buffer:
             return False
         finally:
             self.admission.end()
+
+    async def _replay(self, file: BufferFile) -> None:
+        try:
+            await self.replay.file(file, self._committed)
+        except StorageFailed as error:
+            if not await self.replay.trouble(file, error):
+                raise
+        self.backlog.remove(file)
 
     def _committed(self, events: int) -> None:
         if not self._recovered:
@@ -341,9 +347,8 @@ class Buffer:
                     chosen = self.backlog.of(kind)
                     self.recovering = Progress(TITLES[kind], sum(file.events for file in chosen))
                     for file in chosen:
-                        await self.replay.file(file, self._committed)
-                        self.backlog.remove(file)
-        except (Unavailable, TimeoutError) as error:
+                        await self._replay(file)
+        except (Unavailable, TimeoutError, StorageFull, StorageFailed) as error:
             log.warning(
                 "Recovery stopped after %.1f s (%s): it goes on while we serve", time.monotonic() - began, error
             )

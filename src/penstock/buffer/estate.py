@@ -9,6 +9,7 @@ from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed
 from penstock.buffer.files import KINDS, Name, Ownership
 from penstock.buffer.reader import count_events
+from penstock.errors import StorageFailed
 from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
@@ -57,12 +58,16 @@ class Estate:
         if size == 0:
             self._fs.remove(path)
             return None
-        events = count_events(self._fs, path)
-        if name.active:
-            complete = self._directory / str(name.complete)
-            self._fs.rename(path, complete)
-            name, path = name.complete, complete
-            log.info("Recovered %s of a process that ended without completing it: %d events", name, events)
+        events = 0
+        try:
+            events = count_events(self._fs, path)
+            if name.active:
+                complete = self._directory / str(name.complete)
+                self._fs.rename(path, complete)
+                name, path = name.complete, complete
+                log.info("Recovered %s of a process that ended without completing it: %d events", name, events)
+        except StorageFailed as error:
+            log.error("%s: replay will try again", error)
         return BufferFile(name, path, events, size, keys=None)
 
     def let_go(self, left: Iterable[BufferFile], among: Iterable[str] | None = None) -> None:

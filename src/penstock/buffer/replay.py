@@ -11,7 +11,8 @@ inserts only what is missing. What comes back decides what happens to an event:
 | unavailable, the database is up | the batch is tried again a few times, then halved like above                       |
 | unavailable, the database down  | stays where it is: replay stops and begins again when the database is back         |
 
-A file is deleted after its last event is in the database or durably in failed/.
+A file is deleted after its last event is in the database or durably in failed/. A file that the disk will not read is
+moved to quarantine/ as it is after a few tries: what comes after it has waited long enough.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from penstock.buffer.failed import Failed, FailedFile, Refusal
 from penstock.buffer.files import QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.config import schema
-from penstock.errors import Full, InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.errors import Full, InvalidRequest, PenstockError, StorageFailed, TooLarge, Unavailable
 from penstock.metrics import Metrics
 from penstock.queues.types import Item, Pushed
 from penstock.storage.fs import Fs
@@ -133,6 +134,19 @@ class Replay:
             )
         log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
 
+    async def trouble(self, file: BufferFile, error: StorageFailed) -> bool:
+        """The disk failed during the replay of a file; whether to go on without it."""
+        file.troubles += 1
+        log.error("replay of %s: %s (%d of %d tries)", file.name, error, file.troubles, TRIES)
+        if file.troubles < TRIES:
+            return False
+        await self._in_pool(self._set_aside, file)
+        self.quarantined.add(file.events)
+        log.error(
+            "%s with %d events is in %s/ now: copy it back when it can be read", file.name, file.events, QUARANTINE
+        )
+        return True
+
     async def failed_file(self, file: FailedFile) -> bool:
         """Try the events of a file in failed/ again; whether all of them went in."""
         refusals: list[Refusal] = []
@@ -208,6 +222,10 @@ class Replay:
         self._fs.remove(file.path)
         if file.name.kind == "failover":
             self._fs.sync_dir(self._directory)  # or a power cut brings the file back when its messages are long gone
+
+    def _set_aside(self, file: BufferFile) -> None:
+        self._fs.make_dir(self._directory / QUARANTINE)
+        self._fs.rename(file.path, self._directory / QUARANTINE / str(file.name.complete))
 
     def _quarantine(self, file: BufferFile, window: Window, bad: list[bytes]) -> None:
         directory = self._directory / QUARANTINE

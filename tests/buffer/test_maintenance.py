@@ -1,0 +1,79 @@
+"""Maintenance modes: shared through the database, remembered without it."""
+
+from penstock.buffer.maintenance import Modes
+from tests.support.buffers import Store, buffering, items, names
+from tests.support.http import run
+from tests.support.wait import eventually
+
+
+def test_pushes_stay_on_disk_until_it_is_switched_off_and_keep_their_order(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as buffer:
+            await buffer.push(items(0))
+            await buffer.push(items(1), buffer_ms=60_000)
+            await buffer.maintenance.switch(push=True)
+            assert (await buffer.push(items(2)))[0].status == "buffered"
+            assert (await buffer.push(items(3), buffer_ms=10))[0].status == "buffered"
+            await buffer.qos0.flush()
+            assert store.payloads() == [b"0", b"1"]  # pushed before it began
+            await buffer.maintenance.switch(push=False)
+            await eventually(lambda: store.payloads() == [b"0", b"1", b"2", b"3"])
+
+    run(body)
+
+
+def test_every_broker_on_the_database_follows(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path / "a", store) as one, buffering(tmp_path / "b", store) as two:
+            await one.maintenance.switch(push=True, pop=True)
+            await eventually(lambda: two.maintenance.modes == Modes(push=True, pop=True))
+            assert two.maintenance.pops.closed
+            await two.maintenance.switch(push=False)
+            await eventually(lambda: one.maintenance.modes == Modes(push=False, pop=True))
+
+    run(body)
+
+
+def test_it_is_remembered_when_a_broker_starts_without_the_database(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as buffer:
+            await buffer.maintenance.switch(push=True, pop=True)
+        store.go(False)
+        async with buffering(tmp_path, store) as buffer:
+            assert buffer.maintenance.modes == Modes(push=True, pop=True)
+            assert buffer.maintenance.pops.closed
+            await buffer.push(items(1))
+            store.go(True)
+            await eventually(lambda: buffer.maintenance.modes == Modes(push=True, pop=True))
+            assert store.payloads() == []
+            assert len(names(tmp_path)) == 1
+
+    run(body)
+
+
+def test_what_is_switched_while_the_database_is_down_reaches_it_later(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path / "a", store) as one, buffering(tmp_path / "b", store) as two:
+            store.go(False)
+            await one.maintenance.switch(pop=True)
+            assert one.maintenance.pop
+            assert not two.maintenance.pop
+            store.go(True)
+            await eventually(lambda: two.maintenance.pop)
+            assert one.maintenance.pop
+
+    run(body)
+
+
+def test_a_damaged_note_of_the_modes_is_no_reason_not_to_start(tmp_path):
+    (tmp_path / "maintenance.json").write_bytes(b"{")
+
+    async def body():
+        async with buffering(tmp_path, Store(healthy=False)) as buffer:
+            assert buffer.maintenance.modes == Modes()
+
+    run(body)
