@@ -169,8 +169,25 @@ def batches(connection: socket.socket) -> float:
     return BATCH * BATCHES / rounds_of(connection, frame, 18, BATCHES, WINDOW)
 
 
-def bare_loop() -> float:
-    """The same records written to a file by nothing but a loop, with an fsync at the same rate."""
+def bare_records() -> float:
+    """The same records written one by one to a buffered file by nothing but a loop, with an fsync at the same rate."""
+    pack = struct.Struct("<QI").pack
+    with scratch() as directory, (directory / "data.log").open("ab", buffering=1 << 20) as target:
+        started = synced = time.perf_counter()
+        for batch in range(BATCHES):
+            for offset in range(batch * BATCH, (batch + 1) * BATCH):
+                target.write(pack(offset, len(PAYLOAD)) + PAYLOAD)
+            if time.perf_counter() - synced > SYNC_INTERVAL:
+                target.flush()
+                os.fdatasync(target.fileno())
+                synced = time.perf_counter()
+        target.flush()
+        os.fdatasync(target.fileno())
+        return BATCH * BATCHES / (time.perf_counter() - started)
+
+
+def bare_blocks() -> float:
+    """The same bytes written a prepared batch at a time: what the file system alone can do."""
     record = struct.pack("<QI", 0, len(PAYLOAD)) + PAYLOAD
     block = record * BATCH
     with scratch() as directory:
@@ -275,14 +292,18 @@ def nats() -> Iterator[Callable[[], float]]:
 
 def contests() -> Iterable[Contest]:
     with penstock("interval") as ports, connect(ports["tcp"]) as connection:
-        yield Contest(
-            "PRODUCE_BATCH of 1000, fsync every 100 ms",
-            "records/s",
-            ours=lambda: batches(connection),
-            theirs=bare_loop,
-            against="bare Python loop: write, fdatasync every 100 ms",
-            at_least=0.5,
-        )
+        for bare, name in (
+            (bare_records, "bare Python loop over records: write, fdatasync every 100 ms"),
+            (bare_blocks, "bare Python loop over prepared batches: write, fdatasync every 100 ms"),
+        ):
+            yield Contest(
+                "PRODUCE_BATCH of 1000, fsync every 100 ms",
+                "records/s",
+                ours=lambda: batches(connection),
+                theirs=bare,
+                against=name,
+                at_least=0.5,
+            )
         for name, peer, note in (
             ("Redis Streams XADD, appendfsync everysec", redis, ""),
             ("NATS JetStream file storage, default sync", nats, ""),
@@ -414,7 +435,23 @@ def fan_out_figures() -> Iterable[Figure]:
         )
 
 
+def batch_figures() -> Iterable[Figure]:
+    with penstock("interval") as ports, connect(ports["tcp"]) as connection:
+        rates = [batches(connection) for _ in range(5)]
+    value = statistics.median(rates)
+    yield Figure(
+        "PRODUCE_BATCH of 1000, fsync every 100 ms",
+        value,
+        "records/s",
+        target="≥ 500,000",
+        met=value >= 500_000,
+        spread=spread(rates),
+        detail={"rates": rates},
+    )
+
+
 def figures() -> Iterable[Figure]:
+    yield from batch_figures()
     yield from fetch_figures()
     yield from fan_out_figures()
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import os
-import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.http import Reply, Wire, connected, get, post, request, run
+from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
 from tests.support.wait import eventually
 
@@ -361,28 +361,19 @@ def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None
 
 def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> None:
     count = 10_000 if SOAK else 500
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * count + 500)), hard))
 
     async def body(served: Served, wire: Wire) -> None:
         await served.topics.create("t")
-        process = psutil.Process()
-        before = process.memory_info().rss
-        readers = []
-        for _ in range(count):
-            reader, writer = await asyncio.open_connection("127.0.0.1", served.http.port)
-            writer.write(get("/topics/t/stream"))
-            readers.append((reader, writer))
+        before = psutil.Process().memory_info().rss
+        clients = await start(served.http.port, count, get("/topics/t/stream"), "everyone")
+        await said(clients, "connected")
         await eventually(lambda: served.feeds.subscribers == count, timeout=60)
-        each = (process.memory_info().rss - before) / count
-        print(f"{each / 1024:.1f} KiB for each stream, client side included")
-        assert each < 64 << 10
+        each = (psutil.Process().memory_info().rss - before) / count
+        print(f"{each / 1024:.1f} KiB for each stream")
+        assert each < 32 << 10
         await wire.ask(produce("t", payload="to everyone"))
-        for reader, _ in readers:
-            async with asyncio.timeout(30):
-                await reader.readuntil(b"to everyone")
-        for _, writer in readers:
-            writer.close()
+        await said(clients, "reached")
+        await clients.wait()
         await eventually(lambda: served.feeds.subscribers == 0, timeout=60)
 
     over_http(tmp_path, body)

@@ -5,7 +5,6 @@ import base64
 import datetime
 import json
 import os
-import resource
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.wire.http.server import tls_context
 from tests.support.http import run
+from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
 from tests.support.wait import eventually
 
@@ -343,8 +343,6 @@ def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
 
 def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -> None:
     count = 10_000 if SOAK else 500
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * count + 500)), hard))
     hello = (
         b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -353,23 +351,21 @@ def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -
 
     async def body(served: Served, talk: Talk) -> None:
         await talk.ask("create_topic_request", topic="t")
-        process = psutil.Process()
-        before = process.memory_info().rss
-        readers = []
-        for _ in range(count):
-            reader, writer = await asyncio.open_connection("127.0.0.1", served.websocket.port)
-            writer.write(hello + bytes((0x81, 0x80 | len(subscribe), 0, 0, 0, 0)) + subscribe)
-            readers.append((reader, writer))
+        before = psutil.Process().memory_info().rss
+        clients = await start(
+            served.websocket.port,
+            count,
+            hello + bytes((0x81, 0x80 | len(subscribe), 0, 0, 0, 0)) + subscribe,
+            "everyone",
+        )
+        await said(clients, "connected")
         await eventually(lambda: served.feeds.subscribers == count, timeout=60)
-        each = (process.memory_info().rss - before) / count
-        print(f"{each / 1024:.1f} KiB for each subscriber, client side included")
-        assert each < 64 << 10
+        each = (psutil.Process().memory_info().rss - before) / count
+        print(f"{each / 1024:.1f} KiB for each subscriber")
+        assert each < 32 << 10
         await talk.ask("produce_request", topic="t", message_payload="to everyone")
-        for reader, _ in readers:
-            async with asyncio.timeout(30):
-                await reader.readuntil(b"to everyone")
-        for _, writer in readers:
-            writer.close()
+        await said(clients, "reached")
+        await clients.wait()
         await eventually(lambda: served.feeds.subscribers == 0, timeout=60)
 
     over_websocket(tmp_path, body)
