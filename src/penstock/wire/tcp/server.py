@@ -9,6 +9,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import Connection
+from penstock.wire.tcp.memory import keep_freed_memory
 
 log = logging.getLogger("penstock.tcp")
 
@@ -39,6 +40,7 @@ class TcpServer:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        keep_freed_memory()
         self._server = await loop.create_server(
             lambda: Connection(self, self._commands), self._settings.host, self._settings.port, backlog=1024
         )
