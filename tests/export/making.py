@@ -48,8 +48,10 @@ class FakeClock(Clock):
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         asyncio.ensure_future(self.sleep(seconds)).add_done_callback(lambda _: call())
 
-    async def advance(self, seconds: float, settle: Callable[[], Any] | None = None) -> None:
+    async def advance(self, seconds: float) -> None:
         """Let `seconds` pass, waking sleepers in order and letting what they start run."""
+        for _ in range(5):
+            await asyncio.sleep(0)
         until = self.now + seconds
         while self._sleepers and self._sleepers[0][0] <= until:
             when, _, future = heapq.heappop(self._sleepers)

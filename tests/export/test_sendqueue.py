@@ -1,0 +1,348 @@
+"""Limits, policies and the books of a send queue."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.config.schema import SendQueue as Settings
+from penstock.errors import Full, StorageFull, TooLarge
+from penstock.export.clock import Clock
+from penstock.export.sendqueue import SendQueue
+from penstock.export.telemetry import ExportMetrics
+from penstock.metrics import Metrics
+from penstock.storage.fs import DISK, Fs
+from tests.export.making import POOL, FakeClock, block, number_of
+from tests.support.faults import FaultyFs
+from tests.support.wait import eventually
+
+
+async def started(directory: Path, *, fs: Fs = DISK, clock: Clock | None = None, **given_settings: Any) -> SendQueue:
+    metrics = ExportMetrics(Metrics(), list).of("r")
+    chosen = Settings(**({"meta_sync_interval": 3600.0, "free_space_reserve": 0} | given_settings))
+    queue = SendQueue("r", chosen, fs, directory, POOL, metrics, clock or Clock(), limit=1 << 30)
+    await queue.start()
+    return queue
+
+
+async def drained(queue: SendQueue) -> list[int]:
+    found = []
+    while (each := await queue.take()) is not None:
+        found.append(number_of(each))
+        queue.ack(each)
+    return found
+
+
+def dropped(queue: SendQueue) -> dict[str, int]:
+    return queue.status()["accounting"]["dropped"]
+
+
+def test_drop_oldest_makes_room_and_counts_what_went(tmp_path: Path):
+    async def body() -> None:
+        queue = await started(tmp_path, max_size=10)
+        for number in range(25):
+            assert (await queue.push([block(number, records=2)])).accepted == 2
+        assert queue.fast.count == 10
+        assert dropped(queue) == {"oldest": 30}
+        assert await drained(queue) == list(range(15, 25))
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_drop_oldest_by_bytes_frees_real_bytes(tmp_path: Path):
+    async def body() -> None:
+        queue = await started(tmp_path, max_bytes=20_000, compression="none", inmemory_blocks=4)
+        for number in range(300):
+            await queue.push([block(number, size=800)])
+            on_disk = sum(
+                path.stat().st_size for path in tmp_path.iterdir() if path.name not in ("fastqueue.meta", "lock")
+            )
+            assert on_disk <= 20_000
+        left = await drained(queue)
+        assert left == list(range(300 - len(left), 300))
+        assert len(left) >= 10
+        assert dropped(queue) == {"oldest": 300 - len(left)}
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_drop_newest_tells_the_caller_and_counts(tmp_path: Path):
+    async def body() -> None:
+        queue = await started(tmp_path, max_size=3, full_behavior="drop_newest")
+        answers = [await queue.push([block(number)]) for number in range(5)]
+        assert [answer.dropped for answer in answers] == [0, 0, 0, 1, 1]
+        assert dropped(queue) == {"newest": 2}
+        assert queue.status()["accounting"]["accepted"] == 5
+        assert await drained(queue) == [0, 1, 2]
+        await queue.stop()
+        again = await started(tmp_path)
+        assert dropped(again) == {"newest": 2}
+        await again.stop()
+
+    asyncio.run(body())
+
+
+def test_block_is_real_backpressure(tmp_path: Path):
+    async def body() -> None:
+        clock = FakeClock()
+        queue = await started(tmp_path, clock=clock, max_size=2, full_behavior="block", block_timeout=30.0)
+        await queue.push([block(0), block(1)])
+        waiting = asyncio.ensure_future(queue.push([block(2)]))
+        await asyncio.sleep(0.01)
+        await clock.advance(29)
+        assert not waiting.done()
+        queue.ack(await queue.take())
+        assert (await waiting).accepted == 1
+        late = asyncio.ensure_future(queue.push([block(3)]))
+        await asyncio.sleep(0.01)
+        await clock.advance(31)
+        with pytest.raises(Full):
+            await late
+        assert await drained(queue) == [1, 2]
+        assert dropped(queue) == {}
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_a_push_larger_than_the_queue_is_refused(tmp_path: Path):
+    async def body() -> None:
+        queue = await started(tmp_path, max_size=3)
+        with pytest.raises(TooLarge):
+            await queue.push([block(number) for number in range(4)])
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_the_reserve_refuses_before_the_disk_is_full_and_lets_go_by_itself(tmp_path: Path):
+    async def body() -> None:
+        fs = FaultyFs()
+        fs.free = 10_000
+        queue = await started(tmp_path, fs=fs, free_space_reserve=5000)
+        await queue.push([block(0)])
+        fs.free = 4000
+        await queue.tick()
+        with pytest.raises(StorageFull, match="in reserve"):
+            await queue.push([block(1)])
+        fs.free = 1 << 30
+        await queue.push([block(2)])
+        assert await drained(queue) == [0, 2]
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
+    async def body() -> None:
+        import errno
+
+        fs = FaultyFs()
+        queue = await started(tmp_path, fs=fs, fsync="never", inmemory_blocks=4, failover_max_size=20)
+        fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
+        accepted = 0
+        with pytest.raises(StorageFull):
+            for number in range(100):
+                await queue.push([block(number)])
+                accepted += 1
+                await queue.fast.tick()
+        assert 24 <= accepted <= 26
+        fs.heal()
+        await queue.tick()
+        await queue.push([block(accepted)])
+        assert await drained(queue) == list(range(accepted + 1))
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_path: Path):
+    async def body() -> None:
+        clock = FakeClock()
+        queue = await started(tmp_path, clock=clock, inmemory_blocks=5, catchup_rate=2.0)
+        await queue.push([block(number) for number in range(15)])
+        times = []
+        for _ in range(10):
+            waiting = asyncio.ensure_future(queue.available())
+            while not waiting.done():
+                await clock.advance(0.1)
+                await asyncio.sleep(0.001)
+            queue.ack(await queue.take())
+            times.append(clock.now)
+        assert times[-1] - times[0] == pytest.approx(9 / 2, abs=1.1)
+        before = clock.now
+        while queue.fast.memory_blocks:
+            queue.ack(await queue.take())
+        assert clock.now == before
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def body() -> None:
+        queue = await started(tmp_path, inmemory_blocks=64, target_utilization=0.5)
+        await queue.push([block(number) for number in range(64)])
+        monkeypatch.setattr("penstock.export.sendqueue.memory_used", lambda: 900 << 20)
+        for _ in range(3):
+            await queue.tick()
+        assert queue.fast.memory_limit == 8
+        assert queue.fast.memory_blocks == 8
+        monkeypatch.setattr("penstock.export.sendqueue.memory_used", lambda: 1 << 20)
+        for _ in range(20):
+            await queue.tick()
+        assert queue.fast.memory_limit == 64
+        assert await drained(queue) == list(range(64))
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+def test_a_large_backlog_drains_with_flat_memory(tmp_path: Path, soak: bool):
+    import psutil
+
+    async def body() -> None:
+        size = (1 << 30) if soak else (64 << 20)
+        queue = await started(
+            tmp_path,
+            max_bytes=4 * size,
+            max_size=10_000_000,
+            inmemory_blocks=64,
+            compression="none",
+            chunk_size=8 << 20,
+            fsync="interval",
+        )
+        process = psutil.Process()
+        count = size // (64 << 10)
+        await queue.push([block(0, size=64 << 10)])
+        start = process.memory_info().rss
+        most = start
+        for number in range(1, count):
+            await queue.push([block(number, size=64 << 10)])
+            if number % 100 == 0:
+                await queue.tick()
+                most = max(most, process.memory_info().rss)
+        found = 0
+        while (each := await queue.take()) is not None:
+            assert number_of(each) == found
+            found += 1
+            queue.ack(each)
+            if found % 100 == 0:
+                await queue.tick()
+                most = max(most, process.memory_info().rss)
+        assert found == count
+        assert most - start < 60 << 20, f"{(most - start) >> 20} MiB more for a backlog of {size >> 20} MiB"
+        await queue.stop()
+
+    asyncio.run(body())
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.integers(1, 6), st.integers(1, 9)),
+        st.tuples(
+            st.sampled_from(["take", "ack", "ack_dead", "back", "tick", "drop", "stop", "kill", "settle"]),
+            st.integers(0, 5),
+        ),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps,
+    st.sampled_from(["always", "interval", "never"]),
+    st.sampled_from(["drop_oldest", "drop_newest"]),
+    st.sampled_from(["fifo", "newest_first", "mixed"]),
+)
+def test_the_books_balance_after_anything(course: list[Any], policy: str, full: str, order: str):
+    """accepted = delivered + dead-lettered + dropped + queued, and `queued` is what can really be taken out."""
+
+    async def body(directory: Path) -> None:
+        options = {
+            "fsync": policy,
+            "full_behavior": full,
+            "drain_order": order,
+            "max_size": 12,
+            "inmemory_blocks": 3,
+            "chunk_size": 4096,
+            "max_bytes": 32768,
+            "compression": "none",
+        }
+        queue = await started(directory, **options)
+        leased: list[Any] = []
+        pushed = 0
+        for step in course:
+            what, amount = step[0], step[1]
+            if what == "push":
+                made = [block(pushed + n, records=step[2]) for n in range(amount)]
+                pushed += amount
+                await queue.push(made)
+            elif what == "take":
+                for _ in range(amount):
+                    if (each := await queue.take()) is not None:
+                        leased.append(each)
+            elif what in ("ack", "ack_dead") and leased:
+                each = leased.pop(amount % len(leased))
+                queue.ack(each, dead=min(amount, each.records) if what == "ack_dead" else 0)
+            elif what == "back" and leased:
+                queue.give_back(leased.pop(amount % len(leased)))
+            elif what == "tick":
+                await queue.tick()
+            elif what == "drop":
+                await queue.fast.drop_oldest(amount, 1)
+            elif what == "settle":
+                await asyncio.sleep(0)
+            elif what in ("stop", "kill"):
+                if what == "stop":
+                    for each in leased:
+                        queue.give_back(each, attempted=False)
+                    await queue.stop()
+                else:
+                    await asyncio.sleep(0)
+                    if queue.fast._writer is not None:
+                        await queue.fast._writer
+                    queue._ticker.cancel()
+                    queue.fast.abandon()
+                leased = []
+                queue = await started(directory, **options)
+            state = queue.fast.state
+            assert state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued
+            assert state.queued >= 0
+        for each in leased:
+            queue.give_back(each)
+        left = 0
+        while (each := await queue.take()) is not None:
+            left += each.records
+            queue.ack(each)
+        state = queue.fast.state
+        assert state.queued == 0
+        assert queue.fast.count == 0
+        await queue.stop()
+        again = await started(directory, **options)
+        assert again.fast.state.queued == 0
+        assert again.fast.state.delivered == state.delivered
+        await again.stop()
+
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(body(Path(directory)))
+
+
+def test_a_taker_waits_for_a_push_and_stops_with_the_queue(tmp_path: Path):
+    async def body() -> None:
+        queue = await started(tmp_path)
+        waiting = [asyncio.ensure_future(queue.available()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await queue.push([block(1)])
+        await eventually(lambda: sum(each.done() for each in waiting) == 1)
+        await queue.stop()
+        assert sorted([await each for each in waiting]) == [False, False, True]
+
+    asyncio.run(body())

@@ -1,0 +1,214 @@
+"""Routes that read a topic or a queue, and destinations other than HTTP: real topics, real PostgreSQL."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock.export.destinations import Batch, Denied, Refused, Retry
+from penstock.export.destinations.postgres import PostgresDestination
+from penstock.export.payload import FRAMES, join
+from tests.export.making import exports, http_route, kill
+from tests.export.scripted import ScriptedDestination, record
+from tests.support.topics import everything, running
+from tests.support.wait import eventually
+
+
+def from_topic(url: str, topic: str = "orders", **queue: Any) -> dict[str, Any]:
+    return http_route(url, batch={"records": 10, "linger": 0}, **queue) | {"source": {"topic": topic}}
+
+
+def test_a_topic_is_exported_from_where_the_queue_ended_after_stops_and_kills(tmp_path: Path):
+    async def body() -> None:
+        async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
+            topic = await topics.create("orders")
+            spec = {"r": from_topic(destination.url)}
+            number = 0
+            for turn in range(6):
+                async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                    route = routes.get("r")
+                    for _ in range(3):
+                        await topic.append([record(number + each) for each in range(35)])
+                        number += 35
+                        await asyncio.sleep(0.01)
+                    if turn % 2:
+                        await kill(routes)
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                route = routes.get("r")
+                await eventually(lambda: route.queue.fast.state.delivered == number)
+                assert route.status()["lag"] == 0
+            assert sorted(set(destination.ids)) == list(range(number))
+            keys: dict[int, set[str]] = {}
+            for received in destination.ledger:
+                for each in received.ids:
+                    keys.setdefault(each, set()).add(received.key)
+            assert all(len(found) == 1 for found in keys.values())
+
+    asyncio.run(body())
+
+
+def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its_beginning(tmp_path: Path):
+    async def body() -> None:
+        async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
+            topic = await topics.create("orders")
+            async with exports(tmp_path / "x", {"r": from_topic(destination.url, max_size=4)}, topics=topics) as routes:
+                route = routes.get("r")
+                await route.pause()
+                for turn in range(20):
+                    await topic.append([record(turn * 10 + each) for each in range(10)])
+                await eventually(lambda: route.queue.fast.count == 4)
+                assert route.status()["lag"] >= 150
+                assert route.status()["queue"]["accounting"]["dropped"] == {}
+                await route.resume()
+                await eventually(lambda: len(destination.ids) == 200)
+                assert destination.ids == list(range(200))
+                await topics.delete("orders")
+                topic = await topics.create("orders")
+                await topic.append([record(1000)])
+                await eventually(lambda: destination.ids[-1] == 1000)
+                assert len(destination.ids) == 201
+
+    asyncio.run(body())
+
+
+def test_what_ages_out_of_a_topic_before_it_is_read_is_counted(tmp_path: Path):
+    async def body() -> None:
+        async with running(tmp_path / "data", segment_bytes=500, retention_bytes=1000) as topics:
+            topic = await topics.create("orders")
+            spec = {"r": from_topic("http://127.0.0.1:1/")}
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                await topic.append([record(0)])
+                await eventually(lambda: routes.get("r").queue.fast.count == 1)
+            for number in range(1, 200):
+                await topic.append([record(number)])
+            await topics.maintain()
+            first = topic.first_offset
+            assert first > 1
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                state = routes.get("r").queue.fast.state
+                await eventually(lambda: state.accepted == 200)
+                assert state.dropped[7] == first - 1
+
+    asyncio.run(body())
+
+
+def test_a_topic_is_mirrored_into_another_one(tmp_path: Path):
+    async def body() -> None:
+        async with running(tmp_path / "data") as topics:
+            source = await topics.create("orders")
+            spec = {
+                "source": {"topic": "orders"},
+                "destination": {"type": "topic", "topic": "copy"},
+                "queue": {"workers": 1},
+                "batch": {"linger": 0},
+            }
+            payloads = [bytes([each]) * each for each in range(200)]
+            await source.append(payloads)
+            async with exports(tmp_path / "x", {"r": spec}, topics=topics) as routes:
+                await eventually(lambda: routes.get("r").queue.fast.state.delivered == 200)
+            assert [payload for _, payload in everything(topics.require("copy"))] == payloads
+
+    asyncio.run(body())
+
+
+class FakeQueues:
+    """What a route sees of queues."""
+
+    def __init__(self) -> None:
+        self.waiting: list[list[bytes]] = []
+        self.acked: list[Any] = []
+        self.stored: dict[str, bytes] = {}
+
+    async def pop(self, queue: str, group: str, batch: int, timeout: float) -> Any:
+        class Popped:
+            payloads: list[bytes] = []  # noqa: RUF012
+
+        found = Popped()
+        if self.waiting:
+            found.payloads = self.waiting.pop(0)
+        else:
+            await asyncio.sleep(0.01)
+        return found
+
+    async def ack(self, popped: Any) -> None:
+        self.acked.append(popped.payloads)
+
+    async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
+        for index, payload in enumerate(payloads):
+            self.stored.setdefault(f"{key}-{index}", payload)
+
+
+def test_a_queue_is_read_through_its_group_and_acknowledged_when_it_is_safe(tmp_path: Path):
+    async def body() -> None:
+        queues = FakeQueues()
+        queues.waiting = [[record(n * 10 + each) for each in range(10)] for n in range(5)]
+        async with ScriptedDestination() as destination:
+            spec = http_route(destination.url) | {"source": {"queue": "orders"}}
+            async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
+                await eventually(lambda: len(destination.ids) == 50)
+                await eventually(lambda: len(queues.acked) == 5)
+                assert routes.get("r").status()["source"] == {"queue": "orders", "group": "r"}
+            assert destination.ids == list(range(50))
+
+    asyncio.run(body())
+
+
+def test_a_queue_is_written_to_and_drops_what_it_has_seen(tmp_path: Path):
+    async def body() -> None:
+        queues = FakeQueues()
+        spec = {"destination": {"type": "queue", "queue": "orders"}, "batch": {"records": 10}}
+        async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
+            route = routes.get("r")
+            await route.push([record(number) for number in range(25)])
+            await eventually(lambda: route.queue.fast.count == 0)
+        assert list(queues.stored.values()) == [record(number) for number in range(25)]
+        assert "r-3-4" in queues.stored
+
+    asyncio.run(body())
+
+
+def batch_of(records: list[bytes], key: str) -> Batch:
+    return Batch(key, join(records, FRAMES), len(records), FRAMES, 0)
+
+
+def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        connection = await asyncpg.connect(database_url)
+        await connection.execute("CREATE TABLE events (payload jsonb CHECK (payload->>'id' <> '13'))")
+        await connection.execute("CREATE TABLE wide (id int PRIMARY KEY, pad text)")
+        spec = {
+            "destination": {"type": "postgres", "url": database_url, "table": "events"},
+            "batch": {"records": 10},
+            "queue": {"workers": 1},
+        }
+        async with exports(tmp_path, {"r": spec}) as routes:
+            route = routes.get("r")
+            await route.push([record(number) for number in range(100)] + [b"no json"])
+            await eventually(lambda: route.queue.fast.count == 0)
+            letters = [letter.record for letter in await route.letters()]
+        assert letters == [record(13), b"no json"]
+        ids = [row[0] for row in await connection.fetch("SELECT (payload->>'id')::int FROM events ORDER BY 1")]
+        assert ids == [number for number in range(100) if number != 13]
+
+        destination = PostgresDestination(database_url, "wide", columns=True)
+        rows = batch_of([record(1, 3), record(2)], "k-1")
+        for _ in range(3):  # the answer was lost: sent again, under the same key
+            await destination.send(rows, destination.prepare(rows))
+        found = await connection.fetch("SELECT * FROM wide ORDER BY id")
+        assert [tuple(row) for row in found] == [(1, "xxx"), (2, None)]
+        bad = batch_of([b'{"id": "x"}'], "k-2")
+        with pytest.raises(Refused):
+            await destination.send(bad, destination.prepare(bad))
+        await destination.stop()
+        missing = PostgresDestination(database_url, "nowhere")
+        with pytest.raises(Denied):
+            await missing.send(rows, missing.prepare(rows))
+        await missing.stop()
+        down = PostgresDestination("postgres://u:p@127.0.0.1:1/x", "t", timeout=2)
+        with pytest.raises(Retry):
+            await down.send(rows, down.prepare(rows))
+        await connection.close()
+
+    asyncio.run(body())

@@ -1,0 +1,72 @@
+"""The metrics that documents, dashboard and alerts name are the ones the broker exposes."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from penstock.metrics import Metrics
+from tests.export.making import exports, http_route
+from tests.export.scripted import ScriptedDestination, record
+from tests.support.wait import eventually
+
+ROOT = Path(__file__).parents[2]
+SEED = ["queue_size", "queue_bytes", "queue_max_size", "queue_max_bytes", "queue_utilization_ratio", "queue_disk_available_bytes", "queue_push_total", "queue_dropped_total", "queue_retry_total", "queue_retry_success_total", "queue_retry_failure_total", "queue_disk_full_total", "fastqueue_inmemory_blocks", "fastqueue_disk_bytes", "fastqueue_meta_sync_total", "fastqueue_chunk_rotations_total", "fastqueue_inmemory_flushes_total", "queue_workers_active", "queue_workers_total", "queue_preparers_active", "queue_senders_active", "queue_sends_inflight", "queue_export_latency_ewma_seconds", "circuit_breaker_state", "circuit_breaker_open_total", "circuit_breaker_rejected_total", "queue_backoff_seconds"]
+
+
+def exposed(directory: Path) -> dict[str, float]:
+    """Every sample of a route that delivered, failed and dropped something."""
+
+    async def body() -> dict[str, float]:
+        metrics = Metrics()
+        async with ScriptedDestination(lambda ids, number: 500 if number == 1 else 200) as destination:
+            spec = http_route(destination.url, max_size=3, full_behavior="drop_newest")
+            async with exports(directory, {"r": spec}, metrics=metrics) as running:
+                route = running.get("r")
+                await route.pause()
+                for number in range(5):
+                    await route.push([record(number)])
+                await route.resume()
+                await eventually(lambda: route.queue.fast.count == 0)
+                found = {}
+                for line in metrics.text().decode().splitlines():
+                    if not line.startswith("#"):
+                        name, _, value = line.rpartition(" ")
+                        found[name] = float(value)
+                return found
+
+    return asyncio.run(body())
+
+
+def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
+    samples = exposed(tmp_path)
+    names = {name.partition("{")[0] for name in samples}
+    assert {f"penstock_{name}" for name in SEED} <= names
+
+    def named(text: str) -> set[str]:
+        return set(re.findall(r"\bpenstock_(?:queue|fastqueue|circuit|export|route)_[a-z_]+", text))
+
+    dashboard = (ROOT / "deploy/grafana/export.json").read_text()
+    assert len(json.loads(dashboard)["panels"]) > 10
+    alerts = yaml.safe_load((ROOT / "deploy/prometheus/export.yml").read_text())
+    expressions = "\n".join(rule["expr"] for group in alerts["groups"] for rule in group["rules"])
+    documents = (ROOT / "docs/export.md").read_text()
+    for where, text in (("dashboard", dashboard), ("alerts", expressions), ("docs", documents)):
+        found = named(text)
+        assert found, where
+        assert found <= names, f"{where} names {sorted(found - names)}, which does not exist"
+    ours = {name for name in names if name in named("\n".join(names))}
+    assert ours <= named(documents), f"not documented: {sorted(ours - named(documents))}"
+
+
+def test_the_counters_tell_what_happened(tmp_path: Path):
+    samples = exposed(tmp_path)
+    assert samples['penstock_queue_dropped_total{reason="newest",route="r"}'] == 2
+    assert samples['penstock_queue_accepted_records_total{route="r"}'] == 5
+    assert samples['penstock_queue_delivered_records_total{route="r"}'] == 3
+    assert samples['penstock_queue_retry_failure_total{error_type="server_error",route="r"}'] == 1
+    assert samples['penstock_queue_retry_success_total{route="r"}'] == 1
+    assert samples['penstock_circuit_breaker_state{route="r",state="closed"}'] == 1
+    assert samples['penstock_queue_max_size{route="r"}'] == 3
