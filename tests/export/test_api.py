@@ -133,14 +133,16 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
 
 def test_the_commands_look_into_files_check_and_repair_them(tmp_path: Path):
     async def fill() -> None:
-        async with ScriptedDestination(lambda ids, number: 400 if 0 in ids else 200) as destination:
-            async with exports(tmp_path, {"r": http_route(destination.url, compression="none")}) as running:
-                route = running.get("r")
-                await route.push([record(0)])
-                await eventually(lambda: route.dead_letters.count == 1)
-                await route.pause()
-                for number in range(1, 10):
-                    await route.push([record(number, pad=50)])
+        async with (
+            ScriptedDestination(lambda ids, number: 400 if 0 in ids else 200) as destination,
+            exports(tmp_path, {"r": http_route(destination.url, compression="none")}) as running,
+        ):
+            route = running.get("r")
+            await route.push([record(0)])
+            await eventually(lambda: route.dead_letters.count == 1)
+            await route.pause()
+            for number in range(1, 10):
+                await route.push([record(number, pad=50)])
 
     asyncio.run(fill())
     where = ("r", "--data-dir", str(tmp_path))

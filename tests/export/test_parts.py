@@ -103,8 +103,14 @@ def test_workers_follow_backlog_and_latency_and_give_way():
         (401, Denied),
         (403, Denied),
         (302, Denied),
-    ]
-    + [(413, TooBig), (408, Retry), (425, Retry), (429, Retry), (500, Retry), (502, Retry), (503, Retry)],
+        (413, TooBig),
+        (408, Retry),
+        (425, Retry),
+        (429, Retry),
+        (500, Retry),
+        (502, Retry),
+        (503, Retry),
+    ],
 )
 def test_what_an_answer_means(status: int, meaning: type[Exception] | None):
     if meaning is None:

@@ -37,6 +37,10 @@ async def drained(queue: SendQueue) -> list[int]:
     return found
 
 
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir() if path.name not in ("fastqueue.meta", "lock"))
+
+
 def dropped(queue: SendQueue) -> dict[str, int]:
     return queue.status()["accounting"]["dropped"]
 
@@ -59,10 +63,7 @@ def test_drop_oldest_by_bytes_frees_real_bytes(tmp_path: Path):
         queue = await started(tmp_path, max_bytes=20_000, compression="none", inmemory_blocks=4)
         for number in range(300):
             await queue.push([block(number, size=800)])
-            on_disk = sum(
-                path.stat().st_size for path in tmp_path.iterdir() if path.name not in ("fastqueue.meta", "lock")
-            )
-            assert on_disk <= 20_000
+            assert size_of(tmp_path) <= 20_000
         left = await drained(queue)
         assert left == list(range(300 - len(left), 300))
         assert len(left) >= 10
@@ -286,9 +287,8 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
                 pushed += amount
                 await queue.push(made)
             elif what == "take":
-                for _ in range(amount):
-                    if (each := await queue.take()) is not None:
-                        leased.append(each)
+                taken = [await queue.take() for _ in range(amount)]
+                leased += [each for each in taken if each is not None]
             elif what in ("ack", "ack_dead") and leased:
                 each = leased.pop(amount % len(leased))
                 queue.ack(each, dead=min(amount, each.records) if what == "ack_dead" else 0)
