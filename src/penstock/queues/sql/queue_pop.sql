@@ -47,6 +47,10 @@ BEGIN
         SELECT * INTO c FROM cursors k
          WHERE k.group_id = g.id AND k.due_at >= coalesce(p_since[i], '-infinity') AND k.due_at <= t
          ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND AND p_since[i] IS NOT NULL THEN  -- the hint is only a hint: never answer empty because of it
+          SELECT * INTO c FROM cursors k WHERE k.group_id = g.id AND k.due_at <= t
+           ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+        END IF;
         IF NOT FOUND THEN
           IF g.discovered < g.discover_to THEN
             SELECT * INTO g FROM queue_discover(g.id, 1000);
