@@ -309,19 +309,15 @@ class FastQueue:
             for at in range(0, len(blocks), SPILL):
                 part = [block for block in blocks[at : at + SPILL] if block.sequence in self._unwritten]
                 if part:
-                    copies = await store.in_pool(self._store_copies, part)
+                    copies = [replace(block) for block in part]
+                    await store.compress(copies)
+                    await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
                     self._spilled(store, part, copies)
         except STORAGE_ERRORS as error:
             store.failed(error)
             return False
         self._on_event("flush", 1)
         return True
-
-    def _store_copies(self, blocks: list[Block]) -> list[Block]:
-        assert self.store is not None
-        copies = [replace(block) for block in blocks]
-        self.store.append(copies, sync=False)
-        return copies
 
     def _spilled(self, store: Store, blocks: list[Block], copies: list[Block]) -> None:
         store.appended(copies[-1])

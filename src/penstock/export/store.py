@@ -12,6 +12,7 @@ range knows how many records came before it.
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -31,6 +32,8 @@ JOURNAL_LIMIT = 1 << 20
 META = "fastqueue.meta"
 LOG = "fastqueue.log"
 UNSYNCED = 32 << 20  # most bytes kept in memory because they are not synced yet
+PARALLEL = 1 << 20  # bytes worth compressing in more than one thread
+COMPRESSORS = os.cpu_count() or 1
 EMPTY_CHUNK = 1 << 20  # a fully settled last chunk smaller than this is kept and appended to
 
 
@@ -166,6 +169,12 @@ class Store:
         self.chunks.append(blocks, self._stream_end)
         if sync or (self._sync_wanted and self.chunks.unsynced_bytes > UNSYNCED):
             self.chunks.sync()
+
+    async def compress(self, blocks: list[Block]) -> None:
+        """Compress blocks that nobody else sees yet, in several threads when it is worth it."""
+        threads = COMPRESSORS if sum(len(block.body) for block in blocks) > PARALLEL else 1
+        shares = [blocks[at::threads] for at in range(threads)]
+        await asyncio.gather(*(self.in_pool(compress_blocks, share, self._compression) for share in shares if share))
 
     def appended(self, last: Block) -> None:
         """Back on the event loop: everything up to `last` is in the chunks."""
