@@ -324,6 +324,7 @@ def seek(
 Queue = Annotated[str | None, typer.Argument(help="Queue; default: all.")]
 Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
 Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Only of this partition.")]
+Id = Annotated[str | None, typer.Option("--id", help="Only the one with this dlqId.")]
 
 
 @dead_letters.command("list")
@@ -372,7 +373,7 @@ def dlq_requeue(
     queue: Queue = None,
     group: Group = None,
     partition: Partition = None,
-    id: str | None = None,
+    id: Id = None,
     yes: Yes = False,
     url: Url = LOCAL,
 ) -> None:
@@ -389,7 +390,7 @@ def dlq_purge(
     queue: Queue = None,
     group: Group = None,
     partition: Partition = None,
-    id: str | None = None,
+    id: Id = None,
     yes: Yes = False,
     url: Url = LOCAL,
 ) -> None:

@@ -1,0 +1,122 @@
+"""`penstock queue` against a real broker, with input and output as a shell would connect them."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from penstock.cli.queue import commands
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
+
+pytestmark = pytest.mark.xdist_group("queue-cli")
+
+
+@pytest.fixture(scope="module")
+def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("cli"), database_url=fresh_database(postgres)) as process:
+        yield process
+
+
+class Shell:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def run(self, *words: str, given: str = "", code: int = 0) -> Result:
+        done = CliRunner(env={"PENSTOCK_URL": self.url}).invoke(commands, list(words), input=given)
+        assert done.exit_code == code, done.output
+        return done
+
+    def lines(self, *words: str, given: str = "", code: int = 0) -> list[Any]:
+        return [json.loads(line) for line in self.run(*words, given=given, code=code).stdout.splitlines()]
+
+
+@pytest.fixture
+def shell(broker) -> Shell:
+    return Shell(broker.url)
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid.uuid4().hex[:12]}"
+
+
+def test_lines_are_pushed_popped_and_acknowledged_through_pipes(shell, queue):
+    pushed = shell.lines("push", queue, given='{"n": 1}\n\n{"n": 2}\n')
+    assert [row["status"] for row in pushed] == ["queued", "queued"]
+    popped = shell.run("pop", f"{queue}@g", "-n", "10").stdout
+    assert [json.loads(line)["data"] for line in popped.splitlines()] == [{"n": 1}, {"n": 2}]
+    assert [row["success"] for row in shell.lines("ack", given=popped)] == [True, True]
+    assert shell.run("pop", f"{queue}@g").stdout == ""
+    assert shell.lines("pop", queue, "-n", "5", "--ack", "--data") == [{"n": 1}, {"n": 2}]
+    assert [row["success"] for row in shell.lines("ack", given=popped)] == [True, True]  # saying it twice is fine
+    stranger = popped.replace(json.loads(popped.splitlines()[0])["transactionId"], "nobody")
+    assert shell.lines("ack", given=stranger, code=1)[0]["error"] == "Message not found"
+
+
+def test_payloads_may_be_arguments_and_plain_text(shell, queue):
+    assert shell.lines("push", queue, "[1]", "-t", "mine", "-p", "c-1")[0]["transactionId"] == "mine"
+    assert shell.lines("push", queue, "[1]", "-t", "mine", "-p", "c-1")[0]["status"] == "duplicate"
+    shell.run("push", f"{queue}/c-1", "hello", "--text", "--quiet")
+    assert shell.lines("pop", f"{queue}/c-1", "-n", "5", "-d", "--ack") == [[1], "hello"]
+    assert "not JSON" in shell.run("push", queue, "hello", code=2).output
+    assert "exactly one" in shell.run("push", queue, "1", "2", "-t", "x", code=2).output
+
+
+def test_queues_are_configured_listed_described_and_deleted(shell, queue):
+    (made,) = shell.lines("configure", queue, "leaseTime=30", "ordering=none", "--namespace", "ns")
+    assert (made["options"]["leaseTime"], made["options"]["ordering"]) == (30, "none")
+    assert "unknown option: leaseTimes" in shell.run("configure", queue, "leaseTimes=3", code=1).output
+    shell.run("push", queue, "1", "2")
+    assert f"{queue}\tns\t\t" in shell.run("list").stdout
+    (listed,) = shell.lines("list", "--json")
+    assert queue in [row["name"] for row in listed]
+    (about,) = shell.lines("describe", queue)
+    assert about["totals"]["messages"]["total"] == 2
+    assert "--yes" in shell.run("delete", queue, code=2).output
+    assert shell.lines("delete", queue, "--keep", "--yes")[0]["deleted"] == 2
+    shell.run("delete", queue, "--yes")
+    assert "there was no queue" in shell.run("delete", queue, "--yes").output
+    assert "Queue not found" in shell.run("describe", queue, code=1).output
+
+
+def test_a_group_is_shown_and_moved_after_a_look_at_what_that_means(shell, queue):
+    shell.run("push", queue, "1", "2", "3")
+    shell.run("pop", f"{queue}@g", "-n", "3", "--ack")
+    (all_groups,) = shell.lines("groups", "--json")
+    assert ("g", queue) in [(row["name"], row["queueName"]) for row in all_groups]
+    assert f"{queue}\tDefault\t0\t" in shell.run("groups", "g").stdout
+    (preview,) = shell.lines("seek", f"{queue}@g", "beginning", "--dry-run")
+    assert (preview["redelivered"], preview["skipped"]) == (3, 0)
+    assert "3 messages" in shell.run("seek", f"{queue}@g", "beginning", code=2).output  # nobody to ask
+    assert shell.lines("seek", f"{queue}@g", "2020-01-01T00:00:00Z", "--yes")[0]["partitionsUpdated"] == 1
+    assert shell.lines("pop", f"{queue}@g", "-n", "9", "--data") == [1, 2, 3]
+    assert "queue@group" in shell.run("seek", queue, "end", code=2).output
+
+
+def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
+    shell.run("configure", queue, "retryLimit=0")
+    shell.run("push", queue, '"a"', '"b"')
+    popped = shell.run("pop", queue, "-n", "2").stdout
+    shell.run("ack", "--status", "failed", "--error", "no stock", given=popped)
+    dead = shell.lines("dlq", "list", queue, "--json")
+    assert [(row["data"], row["errorMessage"]) for row in dead] == [("b", "no stock"), ("a", "no stock")]
+    assert "2 in all" in shell.run("dlq", "list", queue).output
+    assert shell.lines("dlq", "requeue", queue, "--id", str(dead[0]["dlqId"]), "--yes")[0]["requeued"] == 1
+    assert shell.lines("pop", queue, "-d") == ["b"]
+    assert shell.lines("dlq", "purge", queue, "--yes")[0]["deleted"] == 1
+
+
+def test_a_broker_that_is_not_there_is_said_in_one_line():
+    done = CliRunner().invoke(commands, ["list", "--url", "http://127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert "cannot connect" in done.output
+
+
+@pytest.mark.parametrize("name", ["push", "pop", "ack", "list", "describe", "configure", "groups", "seek", "delete"])
+def test_help_shows_an_example(name):
+    assert f"penstock queue {name}" in CliRunner().invoke(commands, [name, "--help"]).output
