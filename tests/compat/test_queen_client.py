@@ -549,6 +549,35 @@ def test_an_operator_sees_queues_partitions_and_status(broker, queue):
     with_queen(broker, body)
 
 
+def test_maintenance_buffers_pushes_and_holds_pops(broker, queue):
+    async def body(queen: Queen) -> None:
+        admin = queen.admin
+        await queen.queue(queue).push({"data": "before"})
+        assert (await admin.set_maintenance_mode(True))["maintenanceMode"] is True
+        try:
+            (result,) = await queen.queue(queue).push({"data": "during"})
+            assert result["status"] == "buffered"
+            assert (await admin.get_maintenance_mode())["maintenanceMode"] is True
+            (message,) = await queen.queue(queue).wait(False).pop()  # what is stored can still be taken
+            assert message["data"] == "before"
+            assert (await queen.ack(message))["success"]
+        finally:
+            assert (await admin.set_maintenance_mode(False))["maintenanceMode"] is False
+        (message,) = await queen.queue(queue).wait(True).timeout_millis(10_000).pop()
+        assert message["data"] == "during"
+        assert (await admin.set_pop_maintenance_mode(True))["popMaintenanceMode"] is True
+        try:
+            await queen.queue(queue).partition("p").push({"data": "held"})
+            assert await queen.queue(queue).wait(True).timeout_millis(5000).pop() == []
+            assert (await admin.get_pop_maintenance_mode())["popMaintenanceMode"] is True
+        finally:
+            await admin.set_pop_maintenance_mode(False)
+        (message,) = await queen.queue(queue).wait(True).timeout_millis(10_000).pop()
+        assert message["data"] == "held"
+
+    with_queen(broker, body)
+
+
 def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
