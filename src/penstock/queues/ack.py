@@ -22,7 +22,7 @@ LONGEST_ERROR = 10_000
 class Acknowledger:
     def __init__(self, database: Database, catalog: Catalog, signals: Signals, acked: Counter, merge_max: int) -> None:
         self._database, self._catalog, self._signals, self._acked = database, catalog, signals, acked
-        self.merger: Merger[list[Ack], list[Acked]] = Merger(self._run, size=len, limit=merge_max, slots=2)
+        self.merger: Merger[list[Ack], list[Acked]] = Merger(self._run, size=len, limit=merge_max, slots=2, enough=200)
         self._extender: Merger[tuple[UUID, int], Extended] = Merger(self._extend, size=_one, limit=1000, slots=1)
 
     async def ack(self, acks: list[Ack]) -> list[Acked]:

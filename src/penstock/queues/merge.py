@@ -38,11 +38,14 @@ class Merger(Generic[T, R]):
         size: Callable[[T], int],
         limit: int,
         slots: int,
+        enough: int = 0,
         orphan: Callable[[R], None] | None = None,
     ) -> None:
         self._run, self._size, self._limit, self._slots, self._orphan = run, size, limit, slots, orphan
         self._waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
         self._busy = 0
+        self._enough = enough  # a further call beside the one under way is worth it from this size on
+        self._waiting_size = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -53,7 +56,8 @@ class Merger(Generic[T, R]):
         """Cancelling the caller does not stop a call that is under way; its result then goes to `orphan`."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
-        if self._busy < self._slots:
+        self._waiting_size += self._size(request)
+        if self._busy < self._slots and (not self._busy or self._waiting_size >= self._enough):
             self._busy += 1
             task = asyncio.create_task(self._serve())
             self._tasks.add(task)
@@ -77,13 +81,15 @@ class Merger(Generic[T, R]):
                 total = 0
                 while self._waiting:
                     request, future = self._waiting[0]
+                    size = self._size(request)
                     if future.cancelled():
                         self._waiting.popleft()
+                        self._waiting_size -= size
                         continue
-                    size = self._size(request)
                     if batch and total + size > self._limit:
                         break
                     batch.append(self._waiting.popleft())
+                    self._waiting_size -= size
                     total += size
                 if batch:
                     await self._send(batch)

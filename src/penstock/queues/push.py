@@ -43,7 +43,9 @@ class Pusher:
     ) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._pushed = pushed
-        self.merger: Merger[list[Entry], list[Pushed]] = Merger(self._run, size=len, limit=merge_max, slots=4)
+        self.merger: Merger[list[Entry], list[Pushed]] = Merger(
+            self._run, size=len, limit=merge_max, slots=4, enough=200
+        )
 
     async def push(self, items: list[Item]) -> list[Pushed]:
         if not items:

@@ -6,6 +6,7 @@ the workers' metrics the same way. From outside it is one server.
 """
 
 import asyncio
+import gc
 import logging
 import shutil
 import tempfile
@@ -39,6 +40,17 @@ class Rendezvous:
 
     def worker(self, number: int) -> Path:
         return self.directory / f"worker-{number}.sock"
+
+
+def spare_the_collector() -> None:
+    """Leave what was loaded at start out of garbage collection, and collect the rest less often.
+
+    Requests make thousands of short-lived objects that die by reference counting; walking all modules every few hundred
+    of them costs a fifth of a push.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 class Listeners:
@@ -76,6 +88,7 @@ class Listeners:
         return found
 
     async def start(self) -> None:
+        spare_the_collector()
         broker, config = self._broker, self._broker.config
         if config.http_server.enabled:
             self._http = HttpServer(
