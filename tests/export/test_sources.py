@@ -1,15 +1,23 @@
 """Routes that read a topic or a queue, and destinations other than HTTP: real topics, real PostgreSQL."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from penstock.config.schema import Database as DatabaseSettings
+from penstock.config.schema import Queues as QueueSettings
+from penstock.database import Database
 from penstock.export.destinations import Batch, Denied, Refused, Retry
 from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import FRAMES, join
+from penstock.export.queueport import QueuesAdapter
+from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
+from penstock.queues.types import Item, PopRequest
 from tests.export.making import exports, http_route, kill
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
@@ -210,5 +218,31 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         with pytest.raises(Retry):
             await down.send(rows, down.prepare(rows))
         await connection.close()
+
+    asyncio.run(body())
+
+
+def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        database = Database(DatabaseSettings(url=database_url), tmp_path, Metrics())
+        await database.start()
+        queues = Queues(database, QueueSettings(), Metrics())
+        await queues.start()
+        adapter = QueuesAdapter(queues)
+        async with ScriptedDestination() as destination:
+            await queues.push([Item("orders", record(number)) for number in range(60)])
+            out = http_route(destination.url) | {"source": {"queue": "orders", "group": "lake"}}
+            into = {"destination": {"type": "queue", "queue": "copies"}, "batch": {"records": 10}}
+            async with exports(tmp_path, {"out": out, "into": into}, queues=adapter) as routes:
+                await eventually(lambda: len(set(destination.ids)) == 60, 20)
+                await routes.get("into").push([record(number) for number in range(25)])
+                await eventually(lambda: routes.get("into").queue.fast.count == 0)
+            assert sorted(set(destination.ids)) == list(range(60))
+            left = await queues.pop(PopRequest(queue="orders", group="lake", batch=100))
+            assert left.messages == [], "everything was acknowledged"
+            copies = await queues.pop(PopRequest(queue="copies", batch=100))
+            assert [json.loads(message.payload)["id"] for message in copies.messages] == list(range(25))
+        await queues.stop()
+        await database.stop()
 
     asyncio.run(body())
