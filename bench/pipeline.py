@@ -36,6 +36,7 @@ RECORDS = int(5_000_000 * SCALE)
 SIZE = 100
 MESSAGES = int(1_000_000 * SCALE) // 1000 * 1000
 JDBC = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
+SPARK = {"spark.driver.memory": "2g", "spark.driver.extraClassPath": str(JDBC)}  # one JVM serves all sessions
 LONG = "length(payload) >= 100"
 
 
@@ -80,7 +81,7 @@ class Setup:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-pipeline-"))
         asyncio.run(self._fill())
-        self.spark = build("bench", "local[2]", {"spark.driver.memory": "2g"})
+        self.spark = build("bench", "local[2]", SPARK)
         self.spark.dataSource.register(RowSource)
         self.parquet = str(self.directory / "parquet")
         self.topic().write.parquet(self.parquet)
@@ -176,8 +177,7 @@ class QueueSetup:
         self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
         self.broker = BrokerProcess(self.directory / "data", database_url=self.url).start()
         asyncio.run(self._fill())
-        jars = {"spark.jars": str(JDBC)} if JDBC.exists() else {}
-        self.spark = build("bench-queues", "local[2]", {"spark.driver.memory": "2g", **jars})
+        self.spark = build("bench-queues", "local[2]", SPARK)
         self.port = port
         self.runs = 0
 

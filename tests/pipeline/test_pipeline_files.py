@@ -1,6 +1,7 @@
 """Pipeline files: what is refused before Spark starts, and what they do when they run."""
 
 import json
+import urllib.request
 import uuid
 from pathlib import Path
 
@@ -10,9 +11,8 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError, NotFound
-from penstock.pipeline.check import check
+from penstock.pipeline.check import check, resolve_route
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.options import Options
 from penstock.pipeline.runner import Heartbeat, PipelineFailed, Runner, cause
 from penstock.pipeline.spec import parse
 from penstock.pipelines import Pipelines
@@ -44,7 +44,11 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
         ("FROM orders", "FROM order", "step big: there is no view 'order' before it; there are orders"),
         ("SELECT id", "SELEC id", "step big: not valid SQL"),
         ("amount DOUBLE", "amount DUBBEL(", "source orders: the schema is not valid"),
-        ("sink: {topic: big-orders}", "sink: {topic: a, queue: b}", "the sink is one of topic, queue or parquet"),
+        (
+            "sink: {topic: big-orders}",
+            "sink: {topic: a, queue: b}",
+            "the sink is one of topic, queue, parquet or route",
+        ),
         ("sink: {topic: big-orders}", "sink: {topik: a}", "unknown field `topik`"),
         ("sink: {topic: big-orders}", "sink: {topic: a, orderBy: [when]}", "sink.orderBy names 'when'"),
         ("checkpoint: /tmp/none", "", "a stream needs a `checkpoint`"),
@@ -186,4 +190,23 @@ broker: {tcp}
     failing = parse(f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n")
     with pytest.raises(PipelineFailed, match=f"gone-{tag}"):
         Runner(failing, "local[2]").run(spark)
-    assert Options({}).text("x") is None
+
+
+def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
+    tag = uuid.uuid4().hex[:8]
+
+    def make(name: str, source: str) -> None:
+        body = f'{{"name": "{name}", {source} "destination": {{"type": "http", "url": "http://127.0.0.1:1/"}}}}'
+        headers = {"Content-Type": "application/json"}
+        urllib.request.urlopen(
+            urllib.request.Request(f"{server.url}/api/v1/routes", body.encode(), headers, method="POST"), timeout=10
+        ).close()
+
+    make(f"hook-{tag}", f'"source": {{"topic": "out-{tag}"}},')
+    make(f"direct-{tag}", "")
+    file = BASE.replace("topic: big-orders", f"route: hook-{tag}") + f"url: {server.url}\n"
+    assert resolve_route(parse(file)).topic == f"out-{tag}"
+    with pytest.raises(ConfigError, match="direct pushes only"):
+        resolve_route(parse(file.replace("hook-", "direct-")))
+    with pytest.raises(ConfigError, match="no export route 'nobody'"):
+        resolve_route(parse(file.replace(f"hook-{tag}", "nobody")))

@@ -19,7 +19,7 @@ def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
     dead: dict[str, Any] = {}
     frame = None
     for name, source in pipeline.views.items():
-        frame = _read(spark, pipeline, name, source)
+        frame = _read(spark, pipeline, source)
         if source.format == "json" and source.schema:
             frame = typed(frame, source.schema)
             if source.deadLetter:
@@ -38,7 +38,7 @@ def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
     return frame, dead
 
 
-def _read(spark: Any, pipeline: Pipeline, name: str, source: Source) -> Any:
+def _read(spark: Any, pipeline: Pipeline, source: Source) -> Any:
     if source.parquet:
         return spark.read.options(**_texts(source.options)).parquet(source.parquet)
     reader = (spark.readStream if pipeline.streaming else spark.read).format("penstock")
@@ -49,7 +49,6 @@ def _read(spark: Any, pipeline: Pipeline, name: str, source: Source) -> Any:
         given = {source.kind: getattr(source, source.kind), **given}
         if "directory" not in given:
             given.setdefault("broker", pipeline.broker)
-    del name
     return reader.options(**_texts(given)).load()
 
 

@@ -5,9 +5,14 @@ have. What a Python step makes of its columns cannot be known here, so nothing i
 """
 
 import importlib
+import json
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
+import msgspec
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import OptimizeError, ParseError
@@ -16,7 +21,7 @@ from sqlglot.optimizer.qualify import qualify
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.spec import Pipeline, Source, Step
+from penstock.pipeline.spec import Pipeline, Sink, Source, Step
 
 Columns = dict[str, str]
 META = {
@@ -38,6 +43,7 @@ def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
         _check_sink(pipeline, last)
     if ask_broker:
         _check_broker(pipeline)
+        resolve_route(pipeline)
     return list(last or ())
 
 
@@ -113,6 +119,30 @@ def _check_sink(pipeline: Pipeline, columns: Columns) -> None:
         for name in names:
             if name not in columns:
                 raise ConfigError(f"sink.{wanted} names {name!r}; the rows have {', '.join(columns)}")
+
+
+def resolve_route(pipeline: Pipeline) -> Sink:
+    """The sink itself; for an export route, the topic or queue it reads, so that what Spark writes there is delivered
+    with the route's own breaker, retries and dead letters."""
+    sink = pipeline.sink
+    if not sink.route:
+        return sink
+    target = f"{pipeline.url.rstrip('/')}/api/v1/routes/{quote(sink.route, safe='')}"
+    try:
+        with urllib.request.urlopen(target, timeout=5) as answer:
+            found = json.loads(answer.read()).get("source")  # the word "push" when there is none
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})") from None
+    except OSError as error:
+        raise ConfigError(f"the broker at {pipeline.url} cannot be asked for route {sink.route!r}: {error}") from None
+    source = found if isinstance(found, dict) else {}
+    topic, queue = source.get("topic"), source.get("queue")
+    if not topic and not queue:
+        raise ConfigError(
+            f"export route {sink.route!r} takes direct pushes only: give it a source topic, which keeps Spark's output "
+            "until it is delivered"
+        )
+    return msgspec.structs.replace(sink, route=None, topic=topic or None, queue=None if topic else queue)
 
 
 def _check_broker(pipeline: Pipeline) -> None:

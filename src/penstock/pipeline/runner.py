@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from penstock.errors import PenstockError
 from penstock.pipeline import build
+from penstock.pipeline.check import resolve_route
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.spec import Pipeline
 
@@ -103,10 +104,11 @@ class Runner:
         self._tell()
         try:
             settings = {name: str(value) for name, value in self.pipeline.spark.items()}
+            self.pipeline.sink = resolve_route(self.pipeline)
             session = spark or build_session(self.pipeline.name, self._master, settings)
             frame, dead = build.frames(session, self.pipeline)
             if self.pipeline.streaming:
-                self._run_streams(session, frame, dead)
+                self._run_streams(frame, dead)
             else:
                 self._run_batch(frame, dead)
         except BaseException as error:
@@ -129,7 +131,7 @@ class Runner:
         build.writer(p, frame, p.sink, p.app_id, None).save()
         self.report.batch, self.report.batch_ms = 0, int((time.monotonic() - began) * 1000)
 
-    def _run_streams(self, spark: Any, frame: Any, dead: dict[str, Any]) -> None:
+    def _run_streams(self, frame: Any, dead: dict[str, Any]) -> None:
         p = self.pipeline
         assert p.checkpoint is not None
         root = Path(p.checkpoint)
@@ -158,7 +160,6 @@ class Runner:
             for query in queries:
                 if query.isActive:
                     query.stop()
-            del spark
 
     def _look(self, queries: list[Any]) -> None:
         """Take over what Spark says of the main query."""

@@ -66,14 +66,11 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     topic: str | None = None
     queue: str | None = None
     parquet: str | None = None
+    route: str | None = None  # an export route: what goes to its source topic or queue, it delivers
     partitionBy: list[str] = []  # noqa: N815
     orderBy: list[str] = []  # noqa: N815
     mode: str = "append"  # output mode of a stream with aggregates: append or update
     options: dict[str, Any] = {}
-
-    @property
-    def kind(self) -> str:
-        return next((name for name in ("topic", "queue", "parquet") if getattr(self, name)), "")
 
 
 class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -157,8 +154,8 @@ def _check(found: Pipeline, where: str) -> None:
             refuse(f"step {step.name} has either `sql` or `python`")
         if step.python and ":" not in step.python:
             refuse(f"step {step.name}: python is module:function, not {step.python!r}")
-    if len([kind for kind in ("topic", "queue", "parquet") if getattr(found.sink, kind)]) != 1:
-        refuse("the sink is one of topic, queue or parquet")
+    if len([kind for kind in ("topic", "queue", "parquet", "route") if getattr(found.sink, kind)]) != 1:
+        refuse("the sink is one of topic, queue, parquet or route")
     if found.sink.mode not in ("append", "update") or (found.sink.mode == "update" and found.sink.parquet):
         refuse("sink.mode is append, or for a topic or a queue update")
     if found.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(found.trigger):
