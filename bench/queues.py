@@ -361,6 +361,8 @@ class Rounds:
             consumed,
         )
         await connection.close()
+        _close([caller])  # idle for so long that the broker may have closed it
+        (caller,) = await ground.callers(1)
         status, body = await caller.ask(
             _post(f"/api/v1/consumer-groups/__QUEUE_MODE__/queues/{queue}/seek", b'{"toEnd":true}')
         )

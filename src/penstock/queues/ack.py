@@ -56,10 +56,15 @@ class Acknowledger:
         """Settle through `fetch` (of the pool or of a transaction)."""
         answers: list[Acked] = [Acked(ack.transaction_id, False, NOT_FOUND) for ack in acks]
         partitions, leases, places = [], [], []
+        numbers: dict[str, int | None] = {}  # a batch repeats a few ids many times
+        uuids: dict[str | None, UUID | None] = {None: None, "": None}
         for place, ack in enumerate(acks):
             status = STATUSES.get(ack.status)
-            partition = self._catalog.partition_id(ack.partition_id)
-            lease = uuid_of(ack.lease_id) if ack.lease_id else None
+            if ack.partition_id not in numbers:
+                numbers[ack.partition_id] = self._catalog.partition_id(ack.partition_id)
+            if ack.lease_id not in uuids:
+                uuids[ack.lease_id] = uuid_of(ack.lease_id or "")
+            partition, lease = numbers[ack.partition_id], uuids[ack.lease_id]
             if status is None:
                 answers[place].error = f"Unknown status: {ack.status}"
             elif ack.lease_id and lease is None:
