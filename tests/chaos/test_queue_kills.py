@@ -1,6 +1,8 @@
 """Queues while processes die: whatever was answered `queued` is delivered, and several brokers are one."""
 
 import asyncio
+import os
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -92,7 +94,7 @@ def test_every_queued_message_is_delivered_though_the_broker_is_killed(scratch, 
 def test_every_queued_message_is_delivered_though_postgresql_is_killed(scratch, own_postgres, soak):
     async def chaos() -> None:
         for _ in range(8 if soak else 1):
-            await asyncio.to_thread(own_postgres.stop, "immediate")
+            os.kill(own_postgres.pid(), signal.SIGKILL)
             await asyncio.sleep(0.5)
             await asyncio.to_thread(own_postgres.start)
             await asyncio.sleep(1)
