@@ -53,10 +53,11 @@ async def read_until_killed(process: subprocess.Popen[str], random: Random, leas
 def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: str, soak: bool):
     async def body() -> None:
         random = Random(7)
+        kills = 30 if soak else 2
         async with ScriptedDestination() as destination:
             promised: set[int] = set()
             first = 0
-            for _ in range(30 if soak else 3):
+            for _ in range(kills):
                 process = start(tmp_path, destination.url, first, fsync=policy, inmemory_blocks=4, chunk_size=20000)
                 acknowledged, tried = await read_until_killed(process, random, 100)
                 assert acknowledged > first
@@ -76,7 +77,7 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: 
                     by_record.setdefault(each, set()).add(received.key)
             assert all(len(keys) == 1 for keys in by_record.values()), "what came twice came under the same key"
             doubles = len(destination.ids) - len(set(destination.ids))
-            assert doubles <= (30 if soak else 3) * 2 * 10, "at most what two workers held at each kill"
+            assert doubles <= kills * 2 * 10, "at most what two workers held at each kill"
 
     asyncio.run(body())
 

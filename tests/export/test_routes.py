@@ -480,7 +480,7 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
             assert doubled <= leased_at_end + lost_answers, seed
 
     async def body() -> None:
-        for seed in range(60 if soak else 8):
+        for seed in range(60 if soak else 5):
             await course(seed)
 
     asyncio.run(body())
