@@ -183,3 +183,17 @@ def test_what_waits_long_is_synced_after_flush_ms(tmp_path):
             await eventually(lambda: inode.durable.count(b"\n") == 2)
 
     run(body)
+
+
+def test_a_batch_whose_answer_was_lost_is_stored_once(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as buffer:
+            for n in range(5):
+                await buffer.push(items(n), buffer_ms=60_000)
+            store.lost_answers = 2
+            await buffer.qos0.flush()
+            assert store.payloads() == [b"0", b"1", b"2", b"3", b"4"]
+            assert buffer.failed.events == 0
+
+    run(body)

@@ -85,7 +85,8 @@ class Store:
     def _store(self, item: Item) -> Pushed:
         assert item.transaction_id
         key = (item.queue, item.partition, item.transaction_id)
-        status = "full" if self.full(item) else "duplicate" if key in self._ids else "queued"
+        known = key in self._ids and not item.fresh  # the engine does not look for an id that was just made
+        status = "full" if self.full(item) else "duplicate" if known else "queued"
         if status == "queued":
             self._ids.add(key)
             self.stored.setdefault(key[:2], []).append(item)

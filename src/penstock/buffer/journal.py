@@ -67,8 +67,10 @@ class Journal:
 
     @property
     def events(self) -> int:
-        """Events in the active file and on their way to it."""
-        return self._unwritten + (self._active.events if self._active else 0)
+        """Events in the active file, on their way to it, and on their way from it to the backlog: never too few."""
+        active = self._active  # read once: the pool changes it
+        found = self._unwritten + sum(file.events for file in list(self._completed))
+        return found + (active.events if active else 0)
 
     def submit(self, lines: list[bytes], keys: set[Key]) -> asyncio.Future[None]:
         """Queue events for the file; the future is done when they are durable. Their partitions are held from now."""
@@ -200,8 +202,8 @@ class Journal:
             self._fs.sync_dir(self._directory)
         except (StorageFull, StorageFailed) as error:
             log.warning("%s: it is replayed as %s", error, active.name)
-        self._let_go()
         self._completed.append(active)
+        self._let_go()
 
     def _abandon(self) -> None:
         """The active file takes no more writes: keep what was durable in it, forget what was not."""
@@ -212,10 +214,10 @@ class Journal:
             self._file.truncate(self._synced)
         except (StorageFull, StorageFailed) as error:
             log.error("%s: events written twice are recognised at replay", error)
-        self._let_go()
         if active.events:
             self._completed.append(active)
-        else:
+        self._let_go()
+        if not active.events:
             self._fs.remove(active.path)
 
     def _let_go(self) -> None:

@@ -46,6 +46,7 @@ class Batch:
     keys: set[Key] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
     unsynced: asyncio.TimerHandle | None = None
+    syncing: asyncio.Future[None] | None = None
 
 
 class Qos0:
@@ -173,10 +174,13 @@ class Qos0:
                     batch.timer.cancel()
                 try:
                     await self._commit(batch)
+                    if batch.syncing:
+                        await asyncio.wait([batch.syncing])  # nobody closes a file under an fsync
                 except Exception as error:  # a bug must not cost events: they are in the file, and wait there
                     log.exception("a QoS 0 batch could not be committed")
                     self._leave(batch, error)
                 finally:
+                    batch.handle.close()
                     self._flushing = None
                     if batch.unsynced:
                         batch.unsynced.cancel()
@@ -211,7 +215,6 @@ class Qos0:
             except (StorageFull, StorageFailed) as error:
                 self._leave(batch, error)
                 return
-        batch.handle.close()
         try:
             if refusals:
                 await asyncio.get_running_loop().run_in_executor(self._pool, self._failed.write, file.name, refusals)
@@ -224,7 +227,6 @@ class Qos0:
     def _leave(self, batch: Batch, error: Exception) -> None:
         """The events cannot move on: the file they are in waits for its replay like one that a crash left."""
         log.error("%s: %d QoS 0 events wait in %s", error, len(batch.items), batch.file.name)
-        batch.handle.close()
         self._backlog.hold(batch.keys)
         self._backlog.transfer(batch.keys, batch.file)
         self._backlog.add(batch.file)
@@ -236,7 +238,7 @@ class Qos0:
             again = synced
         else:
             again = batch.handle.size
-            asyncio.get_running_loop().run_in_executor(self._pool, self._sync, batch)
+            batch.syncing = asyncio.get_running_loop().run_in_executor(self._pool, self._sync, batch)
         if not batch.done.done():
             delay = self._settings.flush_ms / 1000
             batch.unsynced = asyncio.get_running_loop().call_later(delay, self._sync_later, batch, again)

@@ -93,8 +93,9 @@ class Status:
         """On disk, in files of this process."""
         buffer = self._buffer
         found = buffer.backlog.bytes() + buffer.failed.size
-        if buffer.journal.active:
-            found += buffer.journal.active.size
+        active = buffer.journal.active
+        if active:
+            found += active.size
         return found + sum(batch.file.size for batch in buffer.qos0.batches)
 
     def kind(self, kind: Kind) -> KindStatus:
