@@ -277,6 +277,14 @@ class Chunks:
             self._cursor = (last.sequence + 1, last.offset + last.size)
         return found
 
+    def peek(self, sequence: int) -> Block | None:
+        """The block `sequence`, without moving to behind it: the next read starts here and need not look for it."""
+        found = self.read(sequence, sequence + 1)
+        if not found.blocks:
+            return None
+        self._cursor = (sequence, found.blocks[0].offset)
+        return found.blocks[0]
+
     def block_at(self, place: int, sequence: int) -> bool:
         """Whether the block with this number stands at this place: makes a hint usable."""
         chunk = self._chunk_of(sequence)
@@ -302,6 +310,8 @@ class Chunks:
     def _place(self, chunk: Chunk, sequence: int) -> int:
         if self._cursor[0] == sequence and chunk.start <= self._cursor[1] <= chunk.end:
             return self._cursor[1]
+        if sequence <= chunk.base:
+            return chunk.start
         if not chunk.index:
             for block in self.walk(chunk, chunk.start, [], with_body=False):
                 if not chunk.index or block.sequence - chunk.index[-1][0] >= SPARSE:

@@ -109,9 +109,8 @@ class FastQueue:
         self._ready = deque([start, stop] for start, stop in self.store.unsettled())
         self._count = sum(stop - start for start, stop in self._ready)
         if self._ready:
-            low = self._ready[0][0]
-            first = await self.store.in_pool(self.store.chunks.read, low, low + 1)
-            self._oldest_hint = first.blocks[0].enqueued if first.blocks else 0
+            first = await self.store.in_pool(self.store.chunks.peek, self._ready[0][0])
+            self._oldest_hint = first.enqueued if first is not None else 0
 
     # What there is
 
