@@ -2,8 +2,11 @@
 
 A `BufferedProtocol`: the kernel writes straight into our memory. Small answers are parsed out of one reused buffer and
 copied; the body of an answer that does not fit into it gets memory of its own, into which the rest is received, so a
-FETCH of a megabyte is copied once. When the connection ends, every unanswered request fails with `ConnectionLost`: what
-became of it is unknown to us, and only the caller knows whether it may be sent again.
+FETCH of a megabyte is copied once. That memory is used again once nobody holds a view of it: fresh pages for every
+answer would cost more than everything else (see `Recycled`).
+
+When the connection ends, every unanswered request fails with `ConnectionLost`: what became of it is unknown to us, and
+only the caller knows whether it may be sent again.
 """
 
 import asyncio
@@ -47,6 +50,32 @@ def error_of(status: int, message: str) -> PenstockError:
     return _ERRORS.get(status, Unavailable)(message)
 
 
+class Recycled:
+    """A few large buffers, each handed out again when the views of it that were given out are gone.
+
+    A bytearray refuses to change its size while a view of it exists: trying is how we know. Whoever keeps a body keeps
+    its buffer, and gets the next one from fresh memory.
+    """
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self._buffers: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        for buffer in self._buffers:
+            if size <= len(buffer) <= 4 * size:
+                try:
+                    buffer.append(0)
+                    buffer.pop()
+                except BufferError:
+                    continue
+                return memoryview(buffer)[:size]
+        buffer = bytearray(size + size // 8)  # a little more, for the next one of about this size
+        self._buffers = [buffer, *self._buffers[: self.MOST - 1]]
+        return memoryview(buffer)[:size]
+
+
 class Connection(asyncio.BufferedProtocol):
     """Made by `connect`. `request` may be called at any time; nothing is resent here."""
 
@@ -56,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: deque[tuple[asyncio.Future[memoryview], Callable[[memoryview], None] | None]] = deque()
         self._buffer = memoryview(bytearray(BUFFER))
         self._filled = 0
+        self._recycled = Recycled()
         self._body: memoryview | None = None  # an answer too large for the buffer, being received into its own memory
         self._body_filled = 0
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
@@ -139,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
                 at = start + length
                 continue
             if length > len(buffer) - ANSWER.size:
-                body = memoryview(bytearray(length))
+                body = self._recycled.take(length)
                 have = end - start
                 body[:have] = buffer[start:end]
                 self._body, self._body_filled, self._body_head = body, have, (command, status)

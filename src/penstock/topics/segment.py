@@ -99,17 +99,15 @@ class Raw:
     file: File | None
     position: int
     length: int
-    index: File | None = None
-    row: int = 0  # of the first record in the index
+    rows: np.ndarray | None = None  # of the index: offset and position of each record
 
     def columns(self) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and payload lengths, from the index alone: the records themselves are not looked at."""
-        if self.index is None:
+        if self.rows is None:
             return _NONE, _NONE
-        rows = np.frombuffer(self.index.read_at(self.row * INDEX_SIZE, self.count * INDEX_SIZE), INDEX_TYPE)
-        starts = rows["position"].astype(np.int64)
+        starts = self.rows["position"].astype(np.int64)
         ends = np.append(starts[1:], self.position + self.length)
-        return rows["offset"].astype(np.int64), ends - starts - HEADER_SIZE
+        return self.rows["offset"].astype(np.int64), ends - starts - HEADER_SIZE
 
     def read(self) -> bytes:
         return self.file.read_at(self.position, self.length) if self.file is not None else b""
@@ -291,29 +289,42 @@ class Segment:
         try:
             return self._raw_indexed(row, offset, max_bytes, max_records)
         except _Mismatch:
-            rows, end = self._walk(row, offset, max_records or ROWS_AT_ONCE, max_bytes)
-            start = rows[0][1]
-            return Raw(rows[0][0], len(rows), rows[-1][0] + 1, self.file(DATA), start, end - start)
+            found, end = self._walk(row, offset, max_records or ROWS_AT_ONCE, max_bytes)
+            rows, start = np.array(found, INDEX_TYPE), found[0][1]
+            return Raw(found[0][0], len(found), found[-1][0] + 1, self.file(DATA), start, end - start, rows)
 
     def _raw_indexed(self, row: int, offset: int, max_bytes: int, max_records: int | None) -> Raw:
-        first = self.index_rows(row, row + 1)
-        self._expect(first, offset)
-        start = int(first["position"][0])
-        stop = self.rows if max_records is None else min(self.rows, row + max(1, max_records))
-        if self.position_of(stop) - start > max_bytes:
-            stop = max(row + 1, self._search("position", start + max_bytes + 1) - 1)
-        end = self.position_of(stop)
+        rows, positions = self._rows_within(row, max_bytes, max_records)
+        self._expect(rows, offset)
+        start, count = int(positions[0]), len(positions) - 1
+        if positions[count] - start > max_bytes:
+            count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
         for hole, _ in self.holes:
-            if start < hole < end:
-                end, stop = hole, self._search("position", hole)
-        file = self.file(DATA)
-        if not 0 <= start < end <= self.data_size or self._offset_at(start) != int(first["offset"][0]):
+            if start < hole < positions[count]:
+                count = int(np.searchsorted(positions, hole))
+                positions[count] = hole
+        end = int(positions[count])
+        first, last = int(rows["offset"][0]), int(rows["offset"][count - 1])
+        if not 0 <= start < end <= self.data_size or self._offset_at(start) != first:
             raise _Mismatch
-        last = int(self.index_rows(stop - 1, stop)["offset"][0])
-        if self._offset_at(self.position_of(stop - 1)) != last:
+        if self._offset_at(int(positions[count - 1])) != last:
             raise _Mismatch
-        index = self.file(INDEX)
-        return Raw(int(first["offset"][0]), stop - row, last + 1, file, start, end - start, index, row)
+        return Raw(first, count, last + 1, self.file(DATA), start, end - start, rows[:count])
+
+    def _rows_within(self, row: int, max_bytes: int, max_records: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Index rows from `row` on that reach past `max_bytes` of data, and where each of their records and the last
+        one's follower begin. How many that takes is guessed from the average record, so one read is nearly always
+        enough."""
+        most = self.rows - row if max_records is None else min(self.rows - row, max(1, max_records))
+        count = min(most, max_bytes * self.rows // max(self.data_size, 1) * 5 // 4 + 16)
+        while True:
+            rows = self.index_rows(row, min(row + count + 1, self.rows))
+            positions = rows["position"].astype(np.int64)
+            if row + count == self.rows:
+                positions = np.append(positions, self.data_size)
+            if count == most or positions[-1] - positions[0] > max_bytes:
+                return rows, positions
+            count = min(most, 2 * count)
 
     def _expect(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
