@@ -29,6 +29,8 @@ log = logging.getLogger("penstock.pipeline")
 POLL = 0.25
 HEARTBEAT = 2.0
 STOP_PATIENCE = 120.0
+ATTEMPTS = 5
+TOO_SLOW = "Python worker failed to connect back"
 
 
 class PipelineFailed(PenstockError):
@@ -108,7 +110,7 @@ class Runner:
             session = spark or build_session(self.pipeline.name, self._master, settings)
             frame, dead = build.frames(session, self.pipeline)
             if self.pipeline.streaming:
-                self._run_streams(frame, dead)
+                self._keep_running(frame, dead)
             else:
                 self._run_batch(frame, dead)
         except BaseException as error:
@@ -130,6 +132,17 @@ class Runner:
             build.writer(p, letters, place, f"{p.app_id}:dead:{name}", None).save()
         build.writer(p, frame, p.sink, p.app_id, None).save()
         self.report.batch, self.report.batch_ms = 0, int((time.monotonic() - began) * 1000)
+
+    def _keep_running(self, frame: Any, dead: dict[str, Any]) -> None:
+        """Go on from the checkpoint when the machine was too busy to start a Python worker in Spark's fixed 10 s."""
+        for attempt in range(ATTEMPTS):
+            try:
+                self._run_streams(frame, dead)
+                return
+            except Exception as error:
+                if TOO_SLOW not in str(error) or attempt == ATTEMPTS - 1 or self._stop.is_set():
+                    raise
+                log.warning("a Python worker did not start in time; going on from the checkpoint")
 
     def _run_streams(self, frame: Any, dead: dict[str, Any]) -> None:
         p = self.pipeline
