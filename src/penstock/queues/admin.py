@@ -5,7 +5,7 @@ from typing import Any
 import asyncpg
 
 from penstock.database import Database
-from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import columns_of
@@ -47,7 +47,9 @@ class Admin:
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
         self._signals.available(queue, 1000)
         info = await self.describe(queue)
-        partition = self._catalog.partitions[queue, DEFAULT_PARTITION]
+        partition = await self._catalog.partition(queue, DEFAULT_PARTITION)  # the copy may be emptied at any moment
+        if partition is None:
+            raise Conflict(f"queue '{queue}' was deleted while it was configured")
         return {
             "configured": True,
             "queueId": info.uuid,
