@@ -7,7 +7,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +22,7 @@ from penstock.client.reader import Reader, Start
 from penstock.wire.frames import Bytes, Info
 
 T = TypeVar("T")
+CANCEL_PATIENCE = 5.0  # seconds an interrupted call may take to end
 
 
 class Portal:
@@ -33,12 +34,33 @@ class Portal:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end in the portal's thread. Ctrl-C here cancels it there."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run to the end in the portal's thread. Ctrl-C here cancels it there, and waits until it has ended: what the
+        caller does next (closing an iterator, say) must not meet it still running."""
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(settle)
+
+        def settle(task: asyncio.Task[T]) -> None:
+            error = CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                outcome.set_result(task.result())
+            else:
+                outcome.set_exception(error)
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(begin)
+            return outcome.result()
         except BaseException:
-            future.cancel()
+            if not outcome.done():
+                self._loop.call_soon_threadsafe(cancel)
+                wait([outcome], CANCEL_PATIENCE)
             raise
 
     def make(self, build: Callable[[], T]) -> T:
