@@ -1,9 +1,10 @@
 """Reading a topic: batch after batch from an offset on, or the ranges a consumer group leases to this member.
 
 A reader has a connection of its own, since a waiting FETCH holds back the answers behind it. While the caller works on
-one batch the next is already being received: the FETCH for it goes out as soon as the head of the current answer has
-arrived. A lost connection is made anew and reading goes on at the position reached, so nothing is skipped or repeated.
-A topic that was deleted and created anew in between is another topic: `Conflict`, not silence.
+one batch the next ones are already being received: the FETCH for what follows goes out as soon as the head of an answer
+has arrived, up to `AHEAD` of them. A lost connection is made anew and reading goes on at the position reached, so
+nothing is skipped or repeated. A topic that was deleted and created anew in between is another topic: `Conflict`, not
+silence.
 
 With a group, members lease ranges of offsets and read only those. A range counts as done when the caller asks for
 what comes after it, so records are repeated, never lost, when a member stops in the middle (at least once).
@@ -14,6 +15,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from datetime import datetime
 from types import TracebackType
@@ -38,6 +40,7 @@ from penstock.wire.frames import (
 
 log = logging.getLogger("penstock.client")
 
+AHEAD = 2  # FETCHes under way beyond the batch the caller has
 Start = int | datetime | Literal["earliest", "latest"]
 
 
@@ -71,9 +74,8 @@ class Reader:
         self._start = start
         self._max_bytes, self._max_records = max_bytes, max_records
         self._wait, self._follow, self._on_lost, self._timeout = wait, follow, on_lost, timeout
-        self._ahead: tuple[Connection, int, asyncio.Future[memoryview]] | None = (
-            None  # the FETCH already sent, and from where
-        )
+        # FETCHes already sent, in order: on which connection, from which offset.
+        self._ahead: deque[tuple[Connection, int, asyncio.Future[memoryview]]] = deque()
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,37 +165,41 @@ class Reader:
 
     async def _fetch(self, offset: int, wait: float, deadline: float, limit: int | None) -> Fetched:
         connection = await self._link.connection(deadline)
-        if self._ahead is not None and self._ahead[:2] == (connection, offset):
-            answer = self._ahead[2]
+        if self._ahead and self._ahead[0][:2] == (connection, offset):
+            answer = self._ahead.popleft()[2]
         else:
             self._forget_ahead()
             answer = self._send(connection, offset, wait, limit)
-        self._ahead = None
         try:
             async with asyncio.timeout(wait + self._timeout):
                 body = await answer
         except TimeoutError:
             connection.close()
             raise Unavailable(f"no answer from the broker within {wait + self._timeout:g} s") from None
+        if not self._ahead:
+            self._send_ahead(connection, body, limit)
         return frames.read_fetched(body, frames.LENGTHS)
 
     def _send(
         self, connection: Connection, offset: int, wait: float, limit: int | None
     ) -> "asyncio.Future[memoryview]":
         def started(head: memoryview) -> None:
-            if len(head) < FETCH_ANSWER.size:
-                return
-            _, _, following, end, _ = FETCH_ANSWER.unpack_from(head)
-            if following < (end if limit is None else min(end, limit)) and connection.alive:
-                self._ahead = (connection, following, self._send(connection, following, 0.0, limit))
+            if len(head) >= FETCH_ANSWER.size and len(self._ahead) < AHEAD:
+                self._send_ahead(connection, head, limit)
 
         frame = frames.fetch(self.topic, offset, self._max_bytes, round(wait * 1000), frames.LENGTHS)
         return connection.request(frame, started)
 
+    def _send_ahead(self, connection: Connection, body: memoryview, limit: int | None) -> None:
+        """Ask for what follows this answer, when there is more: it travels while this one is looked at."""
+        _, _, following, end, _ = FETCH_ANSWER.unpack_from(body)
+        if following < (end if limit is None else min(end, limit)) and connection.alive:
+            self._ahead.append((connection, following, self._send(connection, following, 0.0, limit)))
+
     def _forget_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead[2].add_done_callback(lambda answer: answer.cancelled() or answer.exception())
-            self._ahead = None
+        for _, _, answer in self._ahead:
+            answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self._ahead.clear()
 
     # -- in a group -------------------------------------------------------------------------------------------------
 
