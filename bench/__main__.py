@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which: {', '.join(names)} (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds per contest (default: each contest's own)")
+    parser.add_argument("--markdown", action="store_true", help="print the results of the last runs, run nothing")
     arguments = parser.parse_args()
+    if arguments.markdown:
+        print(markdown(json.loads((HERE / "results.json").read_text())))
+        return 0
     unknown = sorted(set(arguments.names) - set(names))
     if unknown:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(names)}")
@@ -79,6 +84,28 @@ def save(results: dict[str, list[Figure]]) -> None:
             "figures": [figure.as_json() for figure in figures],
         }
     path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def markdown(results: dict[str, Any]) -> str:
+    lines = [
+        "# Benchmarks",
+        "",
+        "The last runs of `make bench` (rows in `bench/results.json`), on a shared machine with 2 cores that also runs the",
+        "load and the peers. Read the ratios: ours and theirs alternate in one run, and the median of the rounds counts.",
+    ]
+    for name, found in sorted(results.items()):
+        lines += ["", f"## `make bench B={name}` ({found['at'][:10]})", ""]
+        lines += ["| what | ours | against | theirs | ratio | target |", "|---|---|---|---|---|---|"]
+        for figure in found["figures"]:
+            theirs = figure.get("against_value")
+            ratio = figure.get("ratio")
+            met = {True: " met", False: " **missed**", None: ""}[figure.get("met")]
+            lines.append(
+                f"| {figure['name']} | {figure['value']:,.4g} {figure['unit']} | {figure.get('against', '')} "
+                f"| {'' if theirs is None else f'{theirs:,.4g}'} | {'' if ratio is None else f'{ratio:.2f}x'} "
+                f"| {figure.get('target', '')}{met} |"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
