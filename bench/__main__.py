@@ -90,8 +90,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "The last runs of `make bench` (rows in `bench/results.json`), on a shared machine with 2 cores that also runs the",
-        "load and the peers. Read the ratios: ours and theirs alternate in one run, and the median of the rounds counts.",
+        "The last runs of `make bench` (rows in `bench/results.json`), on a shared machine with 2 cores that also runs",
+        "load and peers. Read the ratios: ours and theirs alternate in one run, and the median of the rounds counts.",
     ]
     for name, found in sorted(results.items()):
         lines += ["", f"## `make bench B={name}` ({found['at'][:10]})", ""]
