@@ -132,7 +132,13 @@ def test_verify_finds_a_flipped_bit(broker: str, tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_at_once_with_130(broker: str) -> None:
     out(broker, "produce", "t", stdin=b"only\n")
-    reading = subprocess.Popen(command(broker, "consume", "t"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    reading = subprocess.Popen(
+        command(broker, "consume", "t"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A runner started in the background ignores SIGINT, and its children would with it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert reading.stdout is not None
     assert reading.stdout.readline() == b"only\n"
     reading.send_signal(signal.SIGINT)

@@ -337,7 +337,12 @@ class FastQueue:
     # Taking
 
     async def take(self) -> Block | None:
-        """Lease the next block in drain order; None when there is none to be had."""
+        """Lease the next block in drain order; None when there is none to be had.
+
+        What was settled before is in the page cache first: a kill then repeats what was leased, and nothing else.
+        """
+        if self.store is not None:
+            self.store.flush()
         block = await self._next()
         if block is not None:
             self._leased[block.sequence] = block

@@ -228,9 +228,10 @@ class Store:
         """Have booked entries in the page cache at the end of this turn of the event loop."""
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Have booked entries in the page cache now."""
         if self._flush_scheduled:
             self._flush_scheduled = False
             try:
