@@ -1,8 +1,9 @@
 """Queues over HTTP, the broker and its PostgreSQL on the same cores, against a plain table used as a queue.
 
 The peer is what a person writes first: `INSERT`, `SELECT ... FOR UPDATE SKIP LOCKED`, `DELETE`, through asyncpg, on the
-same server with the same durable settings (fsync and synchronous_commit on) and as many connections. It has no
-partitions, groups, leases, retries or deduplication. Ours is asked over HTTP by callers in this process, and every
+same server with the same durable settings (fsync and synchronous_commit on) and as many connections, a statement per
+message; and once more with its statements batched by hand. It has no partitions, groups, leases, retries or
+deduplication. Ours is asked over HTTP by callers in this process, and every
 message carries a transaction id, as the published clients send it.
 
     make bench B=queues           PENSTOCK_BENCH_CONSUMED=1000000 shortens the preparation of the last figure
@@ -185,9 +186,13 @@ async def plain_take(connection: Any, batch: int) -> int:
     return len(rows)
 
 
-async def plain_push(connection: Any, batch: int) -> None:
+async def plain_push(connection: Any, batch: int, *, one_by_one: bool) -> None:
     if batch == 1:
         await connection.execute("INSERT INTO plain (payload) VALUES ($1)", PAYLOAD.decode())
+    elif one_by_one:
+        async with connection.transaction():
+            for _ in range(batch):
+                await connection.execute("INSERT INTO plain (payload) VALUES ($1)", PAYLOAD.decode())
     else:
         await connection.executemany("INSERT INTO plain (payload) VALUES ($1)", [(PAYLOAD.decode(),)] * batch)
 
@@ -210,20 +215,23 @@ async def rate(workers: list[Callable[[], Awaitable[int]]], seconds: float = SEC
     return done / (time.perf_counter() - began)
 
 
+PLAINLY, BATCHED = "plain table, a statement per message", "plain table, batched by hand"
+
+
 class Rounds:
     """One round of each contest, ours and theirs."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
 
-    def contest(self, name: str, ours: Any, theirs: Any, at_least: float) -> Contest:
+    def contest(self, name: str, ours: Any, theirs: Any, at_least: float | None, against: str = PLAINLY) -> Contest:
         run = self.ground.runner.run
         return Contest(
             name=name,
             unit="messages/s",
             ours=lambda: run(ours()),
             theirs=lambda: run(theirs()),
-            against="plain table, asyncpg",
+            against=against,
             at_least=at_least,
             rounds=3,
         )
@@ -249,10 +257,10 @@ class Rounds:
 
         return one
 
-    async def plain_push(self, connections: int, batch: int) -> float:
+    async def plain_push(self, connections: int, batch: int, *, one_by_one: bool = True) -> float:
         found = await self.ground.plain(connections)
         try:
-            return await rate([_plain_pusher(c, batch) for c in found])
+            return await rate([_plain_pusher(c, batch, one_by_one) for c in found])
         finally:
             await asyncio.gather(*(connection.close() for connection in found))
 
@@ -285,10 +293,11 @@ class Rounds:
         finally:
             _close([*pushing, *taking])
 
-    async def plain_end_to_end(self, connections: int, batch: int) -> float:
+    async def plain_end_to_end(self, connections: int, batch: int, *, one_by_one: bool = True) -> float:
         found = await self.ground.plain(2 * connections)
-        producers = [_plain_pusher(c, batch) for c in found[:connections]]
-        consumers = [_patient(partial(plain_take, c, batch)) for c in found[connections:]]
+        producers = [_plain_pusher(c, batch, one_by_one) for c in found[:connections]]
+        at_once = 1 if one_by_one else batch
+        consumers = [_patient(partial(plain_take, c, at_once)) for c in found[connections:]]
         try:
             _, taken = await asyncio.gather(rate(producers), rate(consumers))
             return taken
@@ -394,9 +403,9 @@ def _close(callers: list[Caller]) -> None:
         caller.transport.close()
 
 
-def _plain_pusher(connection: Any, batch: int) -> Callable[[], Awaitable[int]]:
+def _plain_pusher(connection: Any, batch: int, one_by_one: bool) -> Callable[[], Awaitable[int]]:
     async def one() -> int:
-        await plain_push(connection, batch)
+        await plain_push(connection, batch, one_by_one=one_by_one)
         return batch
 
     return one
@@ -431,24 +440,29 @@ def contests() -> Iterator[Contest]:
     yield rounds.contest(
         "queues: push, 1 per request, 64 connections", lambda: rounds.push(64, 1), lambda: rounds.plain_push(64, 1), 4.0
     )
-    yield rounds.contest(
-        "queues: push, 100 per request, 16 connections",
-        lambda: rounds.push(16, 100),
-        lambda: rounds.plain_push(16, 100),
-        2.0,
-    )
-    yield rounds.contest(
-        "queues: pop + ack, 100 per request, 8 connections",
-        lambda: rounds.take(8, 100),
-        lambda: rounds.plain_take(8, 100),
-        4.0,
-    )
-    yield rounds.contest(
-        "queues: end to end, 100 per request, 4 producers and 4 consumers",
-        lambda: rounds.end_to_end(4, 100),
-        lambda: rounds.plain_end_to_end(4, 100),
-        3.0,
-    )
+    for one_by_one in (True, False):
+        against = PLAINLY if one_by_one else BATCHED
+        yield rounds.contest(
+            "queues: push, 100 per request, 16 connections",
+            lambda: rounds.push(16, 100),
+            partial(rounds.plain_push, 16, 100, one_by_one=one_by_one),
+            2.0 if one_by_one else None,
+            against,
+        )
+        yield rounds.contest(
+            "queues: pop + ack, 100 per request, 8 connections",
+            lambda: rounds.take(8, 100),
+            partial(rounds.plain_take, 8, 1 if one_by_one else 100),
+            4.0 if one_by_one else None,
+            against,
+        )
+        yield rounds.contest(
+            "queues: end to end, 100 per request, 4 producers and 4 consumers",
+            lambda: rounds.end_to_end(4, 100),
+            partial(rounds.plain_end_to_end, 4, 100, one_by_one=one_by_one),
+            3.0 if one_by_one else None,
+            against,
+        )
 
 
 def figures() -> Iterator[Figure]:

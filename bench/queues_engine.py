@@ -176,6 +176,8 @@ def contests() -> Iterator[Contest]:
         s.fill_plain(600_000)
         ours = s.rate(8, s.pop_and_ack("full", 100))
         yield Contest("pop + ack, batches of 100", rate, ours, s.rate(8, s.plain_take(1)), plain, 4, rounds=3)
+        s.fill("full again", 400_000)
+        ours = s.rate(8, s.pop_and_ack("full again", 100))
         yield Contest("pop + ack, batches of 100", rate, ours, s.rate(8, s.plain_take(100)), batched, rounds=3)
 
         async def through(number: int) -> int:
