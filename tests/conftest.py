@@ -58,7 +58,7 @@ class running_postgres:  # noqa: N801
 
     def __enter__(self) -> EmbeddedPostgres:
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
-        self.server = EmbeddedPostgres(self.directory)
+        self.server = EmbeddedPostgres(self.directory, {"max_connections": "400"})
         self.server.start()
         return self.server
 

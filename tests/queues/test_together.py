@@ -251,7 +251,7 @@ def test_sessions_that_hold_back_vacuum_or_sit_idle_change_little(own_postgres: 
             for scanner in holders[1:]:
                 await scanner.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
                 await scanner.execute("SELECT count(*) FROM messages")
-            idle = [await asyncpg.connect(url) for _ in range(150)]
+            idle = [await asyncpg.connect(url) for _ in range(300)]
             for connection in idle:
                 stack.push_async_callback(connection.close)
             during = await _rate(queues, length)

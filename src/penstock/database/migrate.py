@@ -32,24 +32,30 @@ async def migrate(connection: Any, schema: str) -> None:
                  name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"""
         )
         applied = dict(await connection.fetch("SELECT name, digest FROM schema_files"))
-        await _apply_migrations(connection, applied)
-        await _apply_functions(connection, applied)
+        migrations = await _apply_migrations(connection, applied)
+        functions = await _apply_functions(connection, applied)
+    if migrations or functions:
+        log.info("brought the schema up to date: %d migrations, %d functions", migrations, functions)
 
 
-async def _apply_migrations(connection: Any, applied: dict[str, str]) -> None:
+async def _apply_migrations(connection: Any, applied: dict[str, str]) -> int:
+    count = 0
     for name, text in _sql_files("penstock.database", "migrations"):
         if name not in applied:
             await _apply(connection, name, text)
+            count += 1
         elif applied[name] != _digest(text):
             raise ConfigError(f"migration {name} was changed after it was applied; add a new one instead")
+    return count
 
 
-async def _apply_functions(connection: Any, applied: dict[str, str]) -> None:
+async def _apply_functions(connection: Any, applied: dict[str, str]) -> int:
     changed = [
         (name, text) for name, text in _sql_files("penstock.queues", "sql") if applied.get(name) != _digest(text)
     ]
     for name, text in changed:
         await _apply(connection, name, text)
+    return len(changed)
 
 
 async def _apply(connection: Any, name: str, text: str) -> None:
@@ -60,7 +66,6 @@ async def _apply(connection: Any, name: str, text: str) -> None:
         name,
         _digest(text),
     )
-    log.info("applied %s to the database", name)
 
 
 def _sql_files(package: str, directory: str) -> list[tuple[str, str]]:
