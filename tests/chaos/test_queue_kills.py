@@ -30,6 +30,7 @@ class Traffic:
     queued: set[str] = field(default_factory=set)
     delivered: Counter[str] = field(default_factory=Counter)
     stop: bool = False
+    complete: bool = False  # no producer has a push under way any more, so `queued` is all there will be
 
     async def produce(self, number: int) -> None:
         async with Client(self.urls, timeout=5, patience=60) as client:
@@ -43,7 +44,7 @@ class Traffic:
 
     async def consume(self) -> None:
         async with Client(self.urls, timeout=5, patience=60) as client:
-            while not (self.stop and self.queued <= self.delivered.keys()):
+            while not (self.complete and self.queued <= self.delivered.keys()):
                 try:
                     messages = await client.pop(self.queue, batch=50, wait=0.5)
                     self.delivered.update(message.data for message in messages)
@@ -63,6 +64,7 @@ class Traffic:
         await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began)))
         self.stop = True
         await asyncio.gather(*producers)
+        self.complete = True
         async with asyncio.timeout(60):
             await asyncio.gather(*consumers)
         assert self.queued <= self.delivered.keys()
