@@ -4,12 +4,17 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.errors import Locked
+from penstock.export.block import Block
+from penstock.export.chunkfile import Chunk, ChunkReader
 from penstock.export.journal import DAMAGED, OLDEST, PURGED
+from penstock.export.store import checksum
 from tests.export.making import FakeClock, balanced, block, number_of, opened, taken
+from tests.support.wait import eventually
 
 SMALL = {"inmemory_blocks": 4, "chunk_size": 2000}
 NEVER = {"fsync": "never", "write_through": False}
@@ -127,25 +132,131 @@ def test_a_clean_stop_writes_memory_out(tmp_path: Path):
     asyncio.run(body())
 
 
-def test_recovery_of_a_clean_queue_reads_a_few_blocks_however_long_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from penstock.export import chunks
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(chunk, bytes) of every read of a chunk."""
+    found: list[tuple[str, int]] = []
+    original = ChunkReader.read_at
 
+    def read_at(self: ChunkReader, chunk: Chunk, place: int, length: int) -> bytes:
+        data = original(self, chunk, place, length)
+        found.append((chunk.path.name, len(data)))
+        return data
+
+    monkeypatch.setattr(ChunkReader, "read_at", read_at)
+    return found
+
+
+def test_a_clean_start_reads_the_first_block_to_deliver_and_nothing_else(tmp_path: Path, reads: list[tuple[str, int]]):
     async def body() -> None:
         queue = await opened(tmp_path, chunk_size=20_000)
         await queue.put([block(number) for number in range(1000)])
         for _ in range(300):
             queue.ack(await queue.take())
         await queue.close()
-        decoded = []
-        original = chunks.decode_block
-        monkeypatch.setattr(chunks, "decode_block", lambda *a, **k: decoded.append(1) or original(*a, **k))
+        assert len(chunk_files(tmp_path)) == 8
+        reads.clear()
         again = await opened(tmp_path, chunk_size=20_000)
         assert again.count == 700
-        assert len(decoded) < 3 * len(chunk_files(tmp_path))
+        assert sum(length for _, length in reads) < 1000
         assert await taken(again) == list(range(300, 1000))
         await again.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_a_killed_queue_is_gone_through_in_its_last_chunk_only(
+    tmp_path: Path, reads: list[tuple[str, int]], metadata: bool
+):
+    async def body() -> None:
+        queue = await opened(tmp_path, chunk_size=20_000)
+        await queue.put([block(number) for number in range(1000)])
+        for _ in range(30):
+            queue.ack(await queue.take())
+        await queue.tick()
+        for _ in range(30):
+            queue.ack(await queue.take())
+        await queue.put([block(number) for number in range(1000, 1010)])
+        queue.abandon()
+        if not metadata:
+            (tmp_path / "fastqueue.meta").unlink()
+        chunks = [path.name for path in chunk_files(tmp_path)]
+        assert len(chunks) == 9
+        reads.clear()
+        again = await opened(tmp_path, chunk_size=20_000)
+        assert again.count == 950
+        read = {name: sum(length for each, length in reads if each == name) for name in chunks}
+        assert max(read[name] for name in chunks[1:-1]) < 300, "sealed chunks: their first block only"
+        assert read[chunks[-1]] < (4000 if metadata else 40_000)
+        assert await taken(again) == list(range(60, 1010))
+        await again.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("lie", ["base", "size", "checksum"])
+def test_a_table_of_chunks_that_does_not_fit_is_not_believed(tmp_path: Path, lie: str):
+    async def body() -> None:
+        queue = await opened(tmp_path, chunk_size=2000)
+        await queue.put([block(number) for number in range(50)])
+        await queue.close()
+        path = tmp_path / "fastqueue.meta"
+        meta = json.loads(path.read_bytes())
+        if lie == "checksum":
+            meta["checksum"] ^= 1
+        else:
+            meta["chunks"][1][["base", "size"].index(lie) + 1] -= 1
+        if lie == "size":
+            meta["checksum"] = checksum({name: value for name, value in meta.items() if name != "checksum"})
+        path.write_text(json.dumps(meta))
+        again = await opened(tmp_path, chunk_size=2000)
+        assert await taken(again) == list(range(50))
+        await again.close()
+
+    asyncio.run(body())
+
+
+def test_a_record_that_is_a_piece_of_a_chunk_is_never_taken_for_a_block(tmp_path: Path):
+    async def body() -> None:
+        queue = await opened(tmp_path / "one")
+        await queue.put([block(number) for number in range(5)])
+        await queue.close()
+        piece = chunk_files(tmp_path / "one")[0].read_bytes()
+        other = await opened(tmp_path / "two")
+        await other.put([block(0), Block(piece, 7), block(2)])
+        await other.close()
+        damage(chunk_files(tmp_path / "two")[0], 160 + 12)  # the checksum of the block that holds it
+        again = await opened(tmp_path / "two")
+        assert await taken(again) == [0, 2]
+        assert again.state.dropped[DAMAGED] == 7
+        assert again.state.queued == 0
+        await again.close()
+
+    asyncio.run(body())
+
+
+def test_what_is_spilled_while_the_newest_are_read_is_not_forgotten(tmp_path: Path):
+    async def body() -> None:
+        queue = await opened(tmp_path, **NEVER | {"inmemory_blocks": 4, "drain_order": "newest_first"})
+        await queue.put([block(number) for number in range(20)])
+        await eventually(lambda: queue.memory_blocks == 0)
+        loop, original, once = asyncio.get_running_loop(), queue.store.chunks.read, []
+
+        async def spill_more() -> None:
+            await queue.put([block(number) for number in range(20, 40)])
+            await eventually(lambda: queue.memory_blocks == 0)
+
+        def read(*arguments: Any, **more: Any) -> Any:
+            found = original(*arguments, **more)
+            if not once:
+                once.append(1)
+                asyncio.run_coroutine_threadsafe(spill_more(), loop).result(10)
+            return found
+
+        queue.store.chunks.read = read
+        assert await taken(queue) == list(range(39, -1, -1))
+        await queue.close()
 
     asyncio.run(body())
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Damaged
-from penstock.export.block import HEADER_SIZE, Block, decode_block, encode_header
+from penstock.export.block import HEADER_SIZE, Block, decode_block, encode_header, pass_blocks
 from penstock.export.deadletters import DeadLetter, parse_line
 from penstock.export.journal import Entry, Kind, decode
 from penstock.export.payload import FRAMES, JSON, NDJSON, RAW, compress, decompress, join, split
@@ -15,6 +15,7 @@ from tests.support.topics import castagnoli
 
 def test_golden_block():
     block = Block(b"hello", 2, NDJSON, 1, 9, 77, sequence=3, enqueued=1_700_000_000_000_000, before=40, attempts=1)
+    block.offset = (7 << 32) + 5
     header = encode_header(block)
     assert header[:12].hex() == "3d0000000000008050534231"
     assert header[16:].hex() == (
@@ -27,7 +28,7 @@ def test_golden_block():
         + "01000000"
         + "09000000"
     )
-    assert int.from_bytes(header[12:16], "little") == castagnoli(header[16:] + b"hello")
+    assert int.from_bytes(header[12:16], "little") == castagnoli(header[16:] + b"hello", 5)
     assert len(header) == HEADER_SIZE == 64
 
 
@@ -36,17 +37,22 @@ def test_a_block_reads_back_and_any_flipped_bit_is_noticed(
     body: bytes, encoding: int, position: int, records: int, data
 ):
     block = Block(body, records, encoding, 0, len(body), position, sequence=5, enqueued=6, before=7, attempts=8)
-    stored = encode_header(block) + body
-    found = decode_block(b"junk" + stored + b"junk", 4, 99)
     block.offset = 99
-    assert found == block
+    stored = encode_header(block) + body
+    assert decode_block(b"junk" + stored + b"junk", 4, 99) == block
+    assert pass_blocks(b"junk" + stored + b"junk", 4, 99) == (4 + len(stored), 5, 4)
+    for wrong in (0, 98, 100):
+        with pytest.raises(Damaged):
+            decode_block(stored, 0, wrong)
+        assert pass_blocks(stored, 0, wrong) == (0, -1, -1)
     bit = data.draw(st.integers(0, len(stored) * 8 - 1))
     broken = bytearray(stored)
     broken[bit // 8] ^= 1 << bit % 8
     if bit in (62, 63):  # the two flag bits of the seed's head carry no data of ours
         return
     with pytest.raises(Damaged):
-        decode_block(bytes(broken), 0, 0)
+        decode_block(bytes(broken), 0, 99)
+    assert pass_blocks(bytes(broken), 0, 99) == (0, -1, -1)
 
 
 def test_golden_journal_entry():

@@ -299,7 +299,7 @@ def test_stored_compressed_once_and_sent_as_stored(tmp_path: Path):
                     route = running.get("r")
                     await route.pause()
                     await route.push([record(number, pad=200) for number in range(10)])
-                    stored = route.queue.fast._memory[0].body
+                    stored = route.queue.fast._memory.oldest.body
                     await route.resume()
                     await delivered(route)
                 received = destination.ledger[-1]

@@ -55,9 +55,9 @@ def everything(topic: Topic, at: int | None = None, max_records: int = 500) -> l
     return found
 
 
-def castagnoli(data: bytes) -> int:
-    """CRC32C bit by bit, independent of the library that the broker uses."""
-    crc = 0xFFFFFFFF
+def castagnoli(data: bytes, begin: int = 0) -> int:
+    """CRC32C bit by bit, independent of the library that the broker uses; `begin`: of what came before."""
+    crc = begin ^ 0xFFFFFFFF
     for byte in data:
         crc ^= byte
         for _ in range(8):

@@ -6,7 +6,7 @@ inside it, in front of the body. All numbers are little-endian.
     offset size
     0      8    bits 0-61: length of everything after this field; bit 63: the body is snappy; bit 62: 0
     8      4    magic "PSB1": lets a reader find the next block behind a damaged one
-    12     4    CRC32C of bytes 16 to the end of the block
+    12     4    CRC32C of bytes 16 to the end of the block, begun with the block's place in the stream modulo 2^32
     16     1    encoding of the body (see `payload`): 0 frames, 1 ndjson, 2 json, 3 raw
     17     1    compression of the body: 0 none, 1 snappy (raw format), 2 zstd, 3 gzip
     18     2    0
@@ -20,13 +20,14 @@ inside it, in front of the body. All numbers are little-endian.
     64          body
 
 `before` is what keeps the accounting exact when blocks between two good ones are destroyed: their records can be
-counted although nobody can read them any more.
+counted although nobody can read them any more. The place in the checksum makes a block valid where it was written and
+nowhere else: a record that is itself a piece of a chunk file is never taken for one of our blocks.
 """
 
 import struct
-from dataclasses import dataclass
 
 import crc32c
+import msgspec
 
 from penstock.errors import Damaged
 
@@ -34,15 +35,21 @@ HEAD = struct.Struct("<Q4sI")
 FIELDS = struct.Struct("<BBHQQQQIII")
 HEADER_SIZE = HEAD.size + FIELDS.size  # 64
 MAGIC = b"PSB1"
+_SCAN = struct.Struct("<Q4sI4xQ")  # the head, and the sequence number behind it
+_PLACE = (1 << 32) - 1
 NO_POSITION = (1 << 64) - 1
+NO_SEQUENCE = 1 << 64
 LENGTH_MASK = (1 << 62) - 1
 SNAPPY_BIT = 1 << 63
 SNAPPY = 1
 
 
-@dataclass(slots=True)
-class Block:
-    """`offset` is the place in the queue's endless byte stream; -1 while the block is in memory only."""
+class Block(msgspec.Struct, gc=False):
+    """`offset` is the place in the queue's endless byte stream; -1 while the block is in memory only.
+
+    A struct made in C, and none the garbage collector looks at: a queue holds many, and they refer to nothing but bytes
+    and numbers.
+    """
 
     body: bytes
     records: int
@@ -68,7 +75,7 @@ class Block:
 
 
 def encode_header(block: Block) -> bytes:
-    """The 64 bytes in front of the body."""
+    """The 64 bytes in front of the body of a block that stands at its `offset`."""
     fields = FIELDS.pack(
         block.encoding,
         block.compression,
@@ -84,7 +91,11 @@ def encode_header(block: Block) -> bytes:
     length = HEADER_SIZE - 8 + len(block.body)
     if block.compression == SNAPPY:
         length |= SNAPPY_BIT
-    return HEAD.pack(length, MAGIC, crc32c.crc32c(block.body, crc32c.crc32c(fields))) + fields
+    return HEAD.pack(length, MAGIC, _checksum(block, fields)) + fields
+
+
+def _checksum(block: Block, fields: bytes) -> int:
+    return crc32c.crc32c(block.body, crc32c.crc32c(fields, block.offset & _PLACE))
 
 
 def block_length(data: bytes | memoryview, at: int) -> int:
@@ -97,14 +108,37 @@ def block_length(data: bytes | memoryview, at: int) -> int:
 
 
 def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -> Block:
-    """The block that starts at `at` in `data`, its checksum verified."""
+    """The block that starts at `at` in `data` and at `offset` in the stream, its checksum verified."""
     length = block_length(data, at)
     _, _, checksum = HEAD.unpack_from(data, at)
     view = memoryview(data)
-    if len(data) - at < length or crc32c.crc32c(view[at + HEAD.size : at + length]) != checksum:
+    if len(data) - at < length or crc32c.crc32c(view[at + HEAD.size : at + length], offset & _PLACE) != checksum:
         raise Damaged("the checksum does not match")
     encoding, compression, _, sequence, enqueued, before, position, records, attempts, raw = FIELDS.unpack_from(
         data, at + HEAD.size
     )
     body = data[at + HEADER_SIZE : at + length] if with_body else b""
     return Block(body, records, encoding, compression, raw, position, sequence, enqueued, before, attempts, offset)
+
+
+def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
+    """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not made.
+
+    `at` in `data` is `place` in the stream. Returns where it ended, and sequence number and start of the last block it
+    passed (-1, -1 when there was none).
+    """
+    view, size, shift = memoryview(data), len(data), place - at
+    checksum_of, unpack = crc32c.crc32c, _SCAN.unpack_from
+    last, last_at = -1, -1
+    while at + HEADER_SIZE <= size:
+        length, magic, checksum, sequence = unpack(data, at)
+        stop = at + (length & LENGTH_MASK) + 8
+        if (
+            magic != MAGIC
+            or not at + HEADER_SIZE <= stop <= size
+            or sequence >= below
+            or checksum_of(view[at + 16 : stop], at + shift & _PLACE) != checksum
+        ):
+            break
+        last, last_at, at = sequence, at, stop
+    return at, last, last_at

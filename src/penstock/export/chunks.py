@@ -1,8 +1,11 @@
 """The disk half of a send queue: an endless byte stream of blocks, cut into chunk files.
 
 A chunk is named by the place of its first byte in the stream, in 16 hex digits. The writer appends to the last chunk
-through its own handle; readers open their own and name every position, so the two never share one. A chunk goes when
-all its blocks are settled.
+through its own handle; readers have theirs (see `chunkfile`). A chunk goes when all its blocks are settled.
+
+A start reads little, however long the queue is. After a clean stop the metadata hold a table of the chunks: if it fits
+the files, nothing is read at all. Otherwise the first block of each chunk tells where the chunk begins, and only the
+last one is gone through, from where the metadata say it was good, to find its end.
 
 What is written but not yet synced is also kept in memory (unless the policy is never to sync): when an fsync fails
 those pages may be gone although a retry would succeed, so the chunk is closed for good at its last synced byte and the
@@ -13,32 +16,17 @@ The calls here block and are made from a pool: one writer at a time, one reader 
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import Damaged, StorageFailed, StorageFull
-from penstock.export.block import HEADER_SIZE, MAGIC, NO_POSITION, Block, block_length, decode_block, encode_header
+from penstock.errors import StorageFailed, StorageFull
+from penstock.export.block import HEADER_SIZE, NO_POSITION, Block, decode_block, encode_header
+from penstock.export.chunkfile import WINDOW, Chunk, ChunkReader, is_chunk_name
 from penstock.storage.fs import Bytes, File, Fs
 
 log = logging.getLogger("penstock.export")
-WINDOW = 1 << 20
 QUARANTINE = 64 << 20
-SPARSE = 64  # blocks per entry of a chunk's index
-
-
-@dataclass(slots=True)
-class Chunk:
-    start: int  # place of the first byte in the stream
-    path: Path
-    size: int  # bytes that count; a chunk whose fsync failed may hold more
-    base: int  # lowest sequence number in it
-    stop: int  # sequence number after its last block
-    index: list[tuple[int, int]] = field(default_factory=list)  # some (sequence, place), in order
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
 
 @dataclass(slots=True)
@@ -73,8 +61,7 @@ class Chunks:
         self._unsynced: list[Bytes] = []
         self._broken = False  # the last chunk takes no more: the next write starts a new one
         self._new_names = False  # a chunk was created and its directory not synced yet
-        self._reader: tuple[Chunk, File] | None = None
-        self._readable = 1 << 62  # the stream up to here is written: a reader never looks at what is being written
+        self._reader = ChunkReader(fs)
         self._cursor = (0, 0)  # (sequence, place) where the last read stopped
 
     @property
@@ -95,11 +82,11 @@ class Chunks:
         """Write the blocks, all or none, and set their offsets. `at_least`: where an empty stream goes on."""
         chunks_before = len(self.chunks)
         last = self.chunks[-1] if self.chunks else None
-        state = (last.size, last.stop, len(last.index)) if last else None
+        state = (last.size, last.stop) if last else None
         kept = len(self._unsynced)
         try:
             self._append(blocks, at_least)
-            self._readable = self.end
+            self._reader.readable = self.end
         except (StorageFull, StorageFailed):
             for chunk in self.chunks[chunks_before:]:
                 self._remove_quietly(chunk)
@@ -107,7 +94,7 @@ class Chunks:
             del self.chunks[chunks_before:]
             if last is not None and state is not None:
                 last.size, last.stop = state[0], state[1]
-                del last.index[state[2] :]
+                last.index = [entry for entry in last.index if entry[1] < last.end]
             if rotated or last is None:
                 self._close_writer()  # what was in `last` is synced: rotation saw to it
                 self._unsynced, self._broken = [], True
@@ -121,16 +108,16 @@ class Chunks:
     def _append(self, blocks: list[Block], at_least: int) -> None:
         parts: list[Bytes] = []
         waiting = 0
+        chunk = self.chunks[-1] if self.chunks else None
         for block in blocks:
             size = HEADER_SIZE + len(block.body)
-            chunk = self.chunks[-1] if self.chunks else None
             if chunk is None or self._broken or (chunk.size and chunk.size + size > self._chunk_size):
                 self._write(parts)
                 parts, waiting = [], 0
                 chunk = self._rotate(block.sequence, at_least)
-            block.offset = chunk.end
-            if not chunk.index or block.sequence - chunk.index[-1][0] >= SPARSE:
-                chunk.index.append((block.sequence, block.offset))
+            block.offset = chunk.start + chunk.size
+            if not waiting:
+                chunk.append_mark(block.sequence, block.offset)
             parts.append(encode_header(block))
             parts.append(block.body)
             waiting += size
@@ -262,7 +249,7 @@ class Chunks:
         place = self._place(chunk, sequence)
         found = Reading([], [], min(stop, chunk.stop))
         taken = 0
-        for block in self.walk(chunk, place, found.bad):
+        for block in self._reader.walk(chunk, place, found.bad):
             if block.sequence >= stop:
                 break
             if block.sequence < sequence:
@@ -279,25 +266,26 @@ class Chunks:
 
     def peek(self, sequence: int) -> Block | None:
         """The block `sequence`, without moving to behind it: the next read starts here and need not look for it."""
-        found = self.read(sequence, sequence + 1)
-        if not found.blocks:
-            return None
-        self._cursor = (sequence, found.blocks[0].offset)
-        return found.blocks[0]
-
-    def block_at(self, place: int, sequence: int) -> bool:
-        """Whether the block with this number stands at this place: makes a hint usable."""
         chunk = self._chunk_of(sequence)
-        if chunk is None or not chunk.start <= place < chunk.end:
-            return False
-        try:
-            block = next(self.walk(chunk, place, []), None)
-        except (StorageFailed, OSError):
-            return False
-        if block is None or block.sequence != sequence or block.offset != place:
-            return False
+        if chunk is None:
+            return None
+        place = self._place(chunk, sequence)
+        block = self._reader.block_at(chunk, place)
+        if block is None or block.sequence != sequence:
+            return None
         self._cursor = (sequence, place)
-        return True
+        return block
+
+    def hint(self, place: int) -> None:
+        """A block may begin at `place`: if one does, reads near it need not look for it."""
+        chunk = next((chunk for chunk in self.chunks if chunk.start <= place < chunk.end), None)
+        try:
+            block = self._reader.block_at(chunk, place) if chunk is not None else None
+        except (StorageFailed, OSError):
+            return  # whoever reads there in earnest meets the error again
+        if chunk is not None and block is not None:
+            chunk.mark(block.sequence, place)
+            self._cursor = (block.sequence, place)
 
     def _chunk_of(self, sequence: int) -> Chunk | None:
         """The chunk that holds `sequence`, else the first one behind it."""
@@ -312,75 +300,12 @@ class Chunks:
             return self._cursor[1]
         if sequence <= chunk.base:
             return chunk.start
-        if not chunk.index:
-            for block in self.walk(chunk, chunk.start, [], with_body=False):
-                if not chunk.index or block.sequence - chunk.index[-1][0] >= SPARSE:
-                    chunk.index.append((block.sequence, block.offset))
-        at = bisect_right(chunk.index, sequence, key=lambda entry: entry[0]) - 1
-        return chunk.index[at][1] if at >= 0 else chunk.start
-
-    def walk(self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True) -> Iterator[Block]:
-        """Blocks from `place` to the chunk's end; `bad` collects the byte ranges that hold none."""
-        file = self._reader_of(chunk)
-        end = min(chunk.end, self._readable)
-        data, data_at = b"", place  # `data` is the stream from `data_at`
-        while place < end:
-            at = place - data_at
-            if len(data) - at < HEADER_SIZE:
-                data, data_at, at = file.read_at(place - chunk.start, min(WINDOW, end - place)), place, 0
-            try:
-                length = block_length(data, at) if len(data) - at >= HEADER_SIZE else 0
-                if not HEADER_SIZE <= length <= end - place:
-                    raise Damaged("the length leads out of the chunk")
-                if len(data) - at < length:
-                    data, data_at, at = (
-                        file.read_at(place - chunk.start, max(length, min(WINDOW, end - place))),
-                        place,
-                        0,
-                    )
-                block = decode_block(data, at, place, with_body=with_body)
-            except Damaged:
-                following = self._find_block(file, chunk, place + 1, end)
-                bad.append((place, following))
-                place = following
-                continue
-            yield block
-            place += length
-
-    def _find_block(self, file: File, chunk: Chunk, place: int, end: int) -> int:
-        """Where the next whole block begins, or the chunk's end."""
-        while place < end:
-            data = file.read_at(place - chunk.start, WINDOW)
-            at = data.find(MAGIC)
-            while at >= 0:
-                candidate = place + at - 8
-                head = file.read_at(candidate - chunk.start, HEADER_SIZE) if candidate >= chunk.start else b""
-                try:
-                    length = block_length(head, 0) if len(head) == HEADER_SIZE else 0
-                    if candidate >= place - 8 and HEADER_SIZE <= length <= end - candidate:
-                        decode_block(file.read_at(candidate - chunk.start, length), 0, candidate)
-                        return candidate
-                except Damaged:
-                    pass
-                at = data.find(MAGIC, at + 1)
-            place += max(1, len(data) - len(MAGIC) + 1)
-        return end
-
-    def _reader_of(self, chunk: Chunk) -> File:
-        if self._reader is None or self._reader[0] is not chunk:
-            self._drop_reader()
-            self._reader = (chunk, self._fs.open(chunk.path, write=False))
-        return self._reader[1]
-
-    def _drop_reader(self) -> None:
-        if self._reader is not None:
-            self._reader[1].close()
-            self._reader = None
+        return self._reader.seek(chunk, sequence)
 
     def quarantine(self, start: int, end: int) -> None:
         """Keep a copy of damaged bytes (at most QUARANTINE of them) where a person can look at them."""
         chunk = next(chunk for chunk in self.chunks if chunk.start <= start < chunk.end)
-        data = self._reader_of(chunk).read_at(start - chunk.start, min(end - start, QUARANTINE))
+        data = self._reader.read_at(chunk, start, min(end - start, QUARANTINE))
         directory = self._directory / "quarantine"
         try:
             self._fs.make_dir(directory)
@@ -390,10 +315,17 @@ class Chunks:
 
     # Opening and removing
 
-    def open(self, writer_offset: int, next_sequence: int, through: int, *, clean: bool) -> tuple[int, int, int, int]:
+    def open(
+        self,
+        writer_offset: int,
+        next_sequence: int,
+        through: int,
+        table: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[int, int, int, int]:
         """Find the chunks, cut a torn tail. The hints come from the metadata and are not trusted further than they fit.
 
-        Returns the next sequence number, the records accepted, the last source position on disk (or -1), bytes cut.
+        `table` is what `table` gave at a clean stop. Returns the next sequence number, the records accepted, the last
+        source position on disk (or -1), bytes cut.
         """
         names = [name for name in self._fs.list_dir(self._directory) if is_chunk_name(name)]
         for name in names:
@@ -401,12 +333,29 @@ class Chunks:
             self.chunks.append(Chunk(int(name, 16), path, self._fs.size(path), 0, 0))
         for chunk, following in zip(self.chunks, self.chunks[1:], strict=False):
             chunk.size = min(chunk.size, following.start - chunk.start)
-        for chunk in self.chunks[:-1]:
-            first = next(self.walk(chunk, chunk.start, []), None)
-            chunk.base = first.sequence if first else 0
+        position, cut = -1, 0
+        if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [(e[0], e[1]) for e in table]:
+            for chunk, entry in zip(self.chunks, table, strict=True):
+                chunk.base, chunk.stop = entry[2], entry[3]
+        else:
+            for chunk in self.chunks:
+                first = self._reader.block_at(chunk, chunk.start) or next(
+                    self._reader.walk(chunk, chunk.start, []), None
+                )
+                chunk.base = first.sequence if first else 0
+            next_sequence, through, position, cut = self._find_end(writer_offset, next_sequence, through)
+        self._synced = self.chunks[-1].size if self.chunks else 0
+        self._reader.readable = self.end
+        return next_sequence, through, position, cut
+
+    def table(self) -> list[tuple[int, int, int, int]]:
+        """What the next start need not look for, if nothing changes until then."""
+        return [(chunk.start, chunk.size, chunk.base, chunk.stop) for chunk in self.chunks]
+
+    def _find_end(self, writer_offset: int, next_sequence: int, through: int) -> tuple[int, int, int, int]:
         position, cut = -1, 0
         while self.chunks:
-            next_sequence, through, position, torn = self._open_last(writer_offset, next_sequence, through, clean)
+            next_sequence, through, position, torn = self._open_last(writer_offset, next_sequence, through)
             cut += torn
             if self.chunks[-1].size:
                 break
@@ -416,39 +365,33 @@ class Chunks:
             chunk.stop = upper if chunk.stop == 0 else chunk.stop
             chunk.base = chunk.base or chunk.stop  # nothing readable in it
             upper = chunk.base
-        self._synced = self.chunks[-1].size if self.chunks else 0
-        self._readable = self.end
         return next_sequence, through, position, cut
 
-    def _open_last(
-        self, writer_offset: int, next_sequence: int, through: int, clean: bool
-    ) -> tuple[int, int, int, int]:
+    def _open_last(self, writer_offset: int, next_sequence: int, through: int) -> tuple[int, int, int, int]:
         chunk = self.chunks[-1]
         position, cut = -1, 0
-        first = next(self.walk(chunk, chunk.start, []), None)
-        trusted = chunk.start < writer_offset <= chunk.end and first is not None
+        trusted = chunk.start < writer_offset <= chunk.end and chunk.base > 0
         place = writer_offset if trusted else chunk.start
-        if clean and trusted and writer_offset == chunk.end:
-            chunk.base, chunk.stop = first.sequence if first else next_sequence, next_sequence
-            return next_sequence, through, position, 0
-        end = place
+        end, last = self._reader.pass_over(chunk, place)
+        block = self._reader.block_at(chunk, last) if last >= 0 else None
+        if block is not None:
+            next_sequence, through = block.sequence + 1, block.through
+            position = block.position if block.position != NO_POSITION else -1
         bad: list[tuple[int, int]] = []
-        for block in self.walk(chunk, place, bad):
+        for block in self._reader.walk(chunk, end, bad):  # what stands behind the first damage
             if block.position != NO_POSITION:
-                if bad:
-                    break  # the source has what is missing and what follows: read it again from there
-                position = max(position, block.position)
+                break  # the source has what is missing and what follows: read it again from there
             next_sequence, through = block.sequence + 1, block.through
             end = block.offset + block.size
         if trusted and end == place and bad:
-            return self._open_last(0, next_sequence, through, False)  # the hint points into the middle of a block
+            return self._open_last(0, next_sequence, through)  # the hint points into the middle of a block
         if end < chunk.end:
             cut = chunk.end - end
             log.warning("chunk %s: a torn tail of %d bytes is cut off", chunk.path.name, cut)
             self.quarantine(end, chunk.end)
             chunk.size = end - chunk.start
             self._cut(chunk)
-        chunk.base = first.sequence if first else next_sequence
+        chunk.base = chunk.base or next_sequence
         chunk.stop = next_sequence
         return next_sequence, through, position, cut
 
@@ -467,8 +410,7 @@ class Chunks:
     def remove_first(self) -> Chunk:
         """Delete the oldest chunk; the caller knows that all its blocks are settled, durably."""
         chunk = self.chunks[0]
-        if self._reader is not None and self._reader[0] is chunk:
-            self._drop_reader()
+        self._reader.close_if(chunk)
         if len(self.chunks) == 1:
             self._close_writer()
             self._unsynced, self._synced, self._broken = [], 0, False
@@ -478,8 +420,4 @@ class Chunks:
 
     def close(self) -> None:
         self._close_writer()
-        self._drop_reader()
-
-
-def is_chunk_name(name: str) -> bool:
-    return len(name) == 16 and all(letter in "0123456789abcdef" for letter in name)
+        self._reader.close()

@@ -9,24 +9,27 @@ is `stale_flush` old, and at a stop; a kill loses what is in memory.
 Leases. `take` leases a block; `ack` settles it; `give_back` returns it to its place in front of everything younger, its
 attempt counted. Leases are this process's: if it dies, its unsettled blocks are simply still there at the next start.
 
-Invariants, by sequence number: ready ranges (on disk) < blocks in memory. A leased, returned or prefetched block is in
-neither. Blocks that are in memory only are all younger than those on disk, so a spill takes every one of them.
+Invariants, by sequence number: backlog (on disk) < blocks in memory. A leased or returned block is in neither. Blocks
+that are in memory only are all younger than those on disk, so a spill takes every one of them.
 
-What must survive, and the order in which it reaches the disk, is the `Store`'s affair.
+What must survive, and the order in which it reaches the disk, is the `Store`'s affair; `Backlog` and `MemoryLayer` hold
+what waits.
 """
 
 import asyncio
 import heapq
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StorageFailed, Unavailable
-from penstock.export.block import HEADER_SIZE, NO_POSITION, Block
+from penstock.export.backlog import Backlog
+from penstock.export.block import NO_POSITION, Block
 from penstock.export.clock import Clock
 from penstock.export.journal import STORAGE_ERRORS, Entry, Kind
+from penstock.export.memory import MemoryLayer, bytes_of
 from penstock.export.payload import NONE
 from penstock.export.state import State
 from penstock.export.store import Store
@@ -34,8 +37,6 @@ from penstock.storage.fs import Fs
 
 COALESCE = 32 << 20  # most bytes that one writer job takes
 SPILL = 4096  # most blocks that one spill job takes
-READ_BACK = 64  # blocks read at once from the new end
-PREFETCH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +72,11 @@ class FastQueue:
         self.options = options
         self._on_event = on_event
         self._clock = clock or Clock()
-        self._memory: deque[Block] = deque()
-        self._memory_bytes = 0
-        self._memory_limit = options.inmemory_blocks
-        self._unwritten: dict[int, Block] = {}  # unsettled blocks that are in memory only, oldest first
-        self._unwritten_bytes = 0
-        self._ready: deque[list[int]] = deque()  # [start, stop) ranges on disk that nobody took
-        self._front: deque[Block] = deque()  # read ahead from the old end
-        self._back: deque[Block] = deque()  # read ahead from the new end, newest last
+        self._memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._returned: list[tuple[int, Block]] = []  # a heap by sequence number
         self._leased: dict[int, Block] = {}
         self._count = 0  # blocks not settled
         self._fresh_credit = 0.0
-        self._oldest_hint = 0  # enqueue time of about the oldest block on disk
         self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._spill_wanted = False
@@ -101,16 +94,13 @@ class FastQueue:
                 compression=options.compression,
                 on_event=on_event,
             )
+        self._backlog = Backlog(self.store)
 
     async def open(self) -> None:
         if self.store is None:
             return
         await self.store.open()
-        self._ready = deque([start, stop] for start, stop in self.store.unsettled())
-        self._count = sum(stop - start for start, stop in self._ready)
-        if self._ready:
-            first = await self.store.in_pool(self.store.chunks.peek, self._ready[0][0])
-            self._oldest_hint = first.enqueued if first is not None else 0
+        self._count = await self._backlog.open()
 
     # What there is
 
@@ -139,7 +129,7 @@ class FastQueue:
     @property
     def bytes(self) -> int:
         """Real bytes: files on disk, and blocks that are in memory only."""
-        return self.disk_bytes + self._unwritten_bytes
+        return self.disk_bytes + self._memory.unwritten_bytes
 
     @property
     def memory_blocks(self) -> int:
@@ -147,32 +137,30 @@ class FastQueue:
 
     @property
     def memory_bytes(self) -> int:
-        return self._memory_bytes
+        return self._memory.bytes
 
     @property
     def memory_limit(self) -> int:
-        return self._memory_limit
+        return self._memory.limit
 
     @property
     def unwritten(self) -> tuple[int, int]:
         """Blocks that are in memory only, and their bytes."""
-        return len(self._unwritten), self._unwritten_bytes
+        return len(self._memory.unwritten), self._memory.unwritten_bytes
 
     @property
     def backlog(self) -> bool:
         """Whether the next block in order comes from disk."""
-        return bool(self._front or self._ready) and not self._returned
+        return self._backlog.has_old and not self._returned
 
     def oldest_age(self) -> float:
         """Seconds since about the oldest unsettled block was accepted; 0 when there is none."""
         held = [block.enqueued for block in self._leased.values()]
         held += [self._returned[0][1].enqueued] if self._returned else []
-        if self._front:
-            held.append(self._front[0].enqueued)
-        elif self._ready:
-            held.append(self._oldest_hint)
-        elif self._memory:
-            held.append(self._memory[0].enqueued)
+        if (waiting := self._backlog.oldest_enqueued) is not None:
+            held.append(waiting)
+        elif self._memory.oldest is not None:
+            held.append(self._memory.oldest.enqueued)
         return max(0.0, self._clock.steady() - min(held) / 1e6) if held else 0.0
 
     # Putting
@@ -183,9 +171,10 @@ class FastQueue:
             return
         if self.store is None or not self.options.write_through:
             self.put_nowait(blocks)
-            if len(self._memory) > 2 * self._memory_limit and self._writer is not None:
+            if len(self._memory) > 2 * self._memory.limit and self._writer is not None:
                 await asyncio.wait([self._writer])  # the disk is slower than the pushes: they wait for it
             return
+        await self.store.compress(blocks)  # not the writer's work: pushes compress side by side while it writes
         if self._closed:
             raise Unavailable("the send queue is closed")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -198,34 +187,26 @@ class FastQueue:
         if self._closed:
             raise Unavailable("the send queue is closed")
         self._number(blocks)
-        unwritten = self._unwritten
-        size = 0
-        for block in blocks:
-            unwritten[block.sequence] = block
-            size += HEADER_SIZE + len(block.body)
-        self._unwritten_bytes += size
-        self._memory_bytes += size
-        self._memory.extend(blocks)
-        self._count += len(blocks)
-        self.state.advance(blocks[-1].sequence + 1, blocks[-1].through)
-        if self.store is not None and self._memory_is_full():
+        self._memory.add(blocks, written=False)
+        self._accepted(blocks)
+        if self.store is not None and self._memory.full:
             self._spill_wanted = True
             self._kick()
-
-    def _memory_is_full(self) -> bool:
-        return len(self._memory) > self._memory_limit or self._memory_bytes > self.options.inmemory_bytes
 
     def _number(self, blocks: list[Block]) -> None:
         now = int(self._clock.steady() * 1e6)
         sequence, before, position = self.state.next_sequence, self.state.numbered, self.state.position
-        for block in blocks:
+        for sequence, block in enumerate(blocks, sequence):  # noqa: B020
             block.sequence, block.before, block.enqueued = sequence, before, now
-            sequence += 1
             before += block.records
             if block.position != NO_POSITION:
                 position = block.position
             elif position >= 0:
                 block.position = position  # the last block on disk always tells how far the source was read
+
+    def _accepted(self, blocks: list[Block]) -> None:
+        self._count += len(blocks)
+        self.state.advance(blocks[-1].sequence + 1, blocks[-1].through)
 
     def _kick(self) -> None:
         if self._writer is None or self._writer.done():
@@ -247,7 +228,7 @@ class FastQueue:
         taken, size = 0, 0
         for blocks, _ in self._pending:
             taken += 1
-            size += sum(len(block.body) for block in blocks)
+            size += bytes_of(blocks)
             if size > COALESCE:
                 break
         jobs, self._pending = self._pending[:taken], self._pending[taken:]
@@ -265,11 +246,9 @@ class FastQueue:
                 return
             raise
         store.appended(blocks[-1])
-        self._memory.extend(blocks)
-        self._memory_bytes += sum(block.size for block in blocks)
-        self._count += len(blocks)
-        self.state.advance(blocks[-1].sequence + 1, blocks[-1].through)
-        if self._memory_is_full():
+        self._memory.add(blocks, written=True)
+        self._accepted(blocks)
+        if self._memory.full:
             self._evict()
         for _, waiter in jobs:
             if not waiter.done():
@@ -277,62 +256,39 @@ class FastQueue:
 
     def _evict(self) -> None:
         """Forget the oldest cached blocks: they are on disk."""
-        self._unread_back()
-        while self._memory and self._memory_is_full():
-            block = self._memory.popleft()
-            self._memory_bytes -= block.size
-            self._add_ready(block)
-
-    def _unread_back(self) -> None:
-        """What was read ahead from the new end is older than what joins it now, and must not be taken first."""
-        for block in self._back:
-            self._add_ready(block)
-        self._back.clear()
-
-    def _add_ready(self, block: Block) -> None:
-        if self._ready and self._ready[-1][1] == block.sequence:
-            self._ready[-1][1] += 1
-        else:
-            if not self._ready:
-                self._oldest_hint = block.enqueued
-            self._ready.append([block.sequence, block.sequence + 1])
+        self._backlog.unread_back()
+        for block in self._memory.evict():
+            self._backlog.add(block)
 
     async def _spill(self) -> bool:
         """Write out everything that is in memory only, leased blocks too. The blocks themselves stay untouched: a
         worker may be sending one of them."""
         store = self.store
-        if store is None or not self._unwritten:
+        if store is None or not self._memory.unwritten:
             return True
-        blocks = list(self._unwritten.values())
+        blocks = list(self._memory.unwritten.values())
+        at = 0
         try:
-            for at in range(0, len(blocks), SPILL):
-                part = [block for block in blocks[at : at + SPILL] if block.sequence in self._unwritten]
+            while at < len(blocks):
+                until, size = at, 0
+                while until < len(blocks) and until - at < SPILL and size < COALESCE:
+                    size += blocks[until].size
+                    until += 1
+                part = [block for block in blocks[at:until] if block.sequence in self._memory.unwritten]
+                at = until
                 if part:
-                    copies = [replace(block) for block in part]
+                    copies = [copy(block) for block in part]
                     await store.compress(copies)
                     await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
-                    self._spilled(store, part, copies)
+                    store.appended(copies[-1])
+                    self._backlog.unread_back()
+                    for block in self._memory.written(part, copies):
+                        self._backlog.add(block)
         except STORAGE_ERRORS as error:
             store.failed(error)
             return False
         self._on_event("flush", 1)
         return True
-
-    def _spilled(self, store: Store, blocks: list[Block], copies: list[Block]) -> None:
-        store.appended(copies[-1])
-        for block, copy in zip(blocks, copies, strict=True):
-            block.offset = copy.offset
-            if self._unwritten.pop(block.sequence, None) is not None:
-                self._unwritten_bytes -= block.size
-        self._unread_back()
-        kept: deque[Block] = deque()
-        for block in self._memory:
-            if block.offset >= 0:
-                self._add_ready(block)
-            else:
-                kept.append(block)
-        self._memory = kept
-        self._memory_bytes = sum(block.size for block in kept)
 
     # Taking
 
@@ -352,70 +308,23 @@ class FastQueue:
         if self._returned:
             return heapq.heappop(self._returned)[1]
         newest = self._wants_newest()
-        while True:
-            if newest and self._memory:
-                return self._take_memory(newest=True)
-            if newest and self._back:
-                return self._back.pop()
-            if not newest and self._front:
-                return self._front.popleft()
-            if self._ready:
-                await self._fill(newest=newest)
-            elif newest:
-                return self._front.pop() if self._front else None
-            elif self._back:
-                return self._back.popleft()
-            else:
-                return self._take_memory(newest=False) if self._memory else None
+        block = None
+        if self._backlog and not (newest and self._memory):
+            block, lost = await self._backlog.take(newest=newest)
+            self._count -= lost
+        return self._memory.take(newest=newest) if block is None and self._memory else block
 
     def _wants_newest(self) -> bool:
         order = self.options.drain_order
         if order != "mixed":
             return order == "newest_first"
-        if not (self._front or self._ready):
+        if not self._backlog.has_old:
             return False
         self._fresh_credit += self.options.fresh_share
         if self._fresh_credit >= 1.0:
             self._fresh_credit -= 1.0
             return True
         return False
-
-    def _take_memory(self, *, newest: bool) -> Block:
-        block = self._memory.pop() if newest else self._memory.popleft()
-        self._memory_bytes -= block.size
-        return block
-
-    async def _fill(self, *, newest: bool) -> None:
-        """Read ahead from disk, off the event loop."""
-        store = self.store
-        assert store is not None
-        async with store.reading:
-            if (self._back if newest else self._front) or not self._ready:
-                return  # another worker did it while we waited
-            span = self._ready[-1 if newest else 0]
-            start, stop = span[0], span[1]
-            if newest:
-                start = max(start, stop - READ_BACK)
-            reading = await store.in_pool(store.chunks.read, start, stop, PREFETCH)
-            while newest and reading.next_sequence < stop:  # the newest must be among them
-                start = stop - max(1, (stop - start) // 4)
-                reading = await store.in_pool(store.chunks.read, start, stop, PREFETCH)
-            lost = store.check(reading, start)
-            if lost:
-                self._count -= lost
-                store.flush_soon()
-            for block in reading.blocks:
-                block.attempts = max(block.attempts, self.state.attempts.get(block.sequence, 0))
-            if newest:
-                span[1] = start
-                self._back.extend(reading.blocks)
-            else:
-                span[0] = reading.next_sequence
-                self._front.extend(reading.blocks)
-                if reading.blocks:
-                    self._oldest_hint = reading.blocks[-1].enqueued
-            if span[0] >= span[1]:
-                self._ready.remove(span)
 
     # Settling
 
@@ -430,8 +339,7 @@ class FastQueue:
         self._leased.pop(block.sequence, None)
         if self._book(entry):
             self._count -= 1
-        if self._unwritten.pop(block.sequence, None) is not None:
-            self._unwritten_bytes -= block.size
+        self._memory.settled(block)
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
         """Return a leased block to its place; `attempted` counts the attempt, durably."""
@@ -458,40 +366,18 @@ class FastQueue:
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
         """Drop up to `blocks` of the oldest blocks nobody holds; how many blocks and records went."""
         gone, records = 0, 0
-        while gone < blocks and (self._front or self._ready or self._back or self._memory):
-            if not self._front and self._ready:
-                more_blocks, more_records = await self._drop_ready(blocks - gone, reason)
+        while gone < blocks and (self._backlog or self._memory):
+            block = self._backlog.pop_read()
+            if block is None and self._backlog:
+                more_blocks, more_records = await self._backlog.drop(blocks - gone, reason)
+                self._count -= more_blocks
             else:
-                for held in (self._front, self._back):
-                    if held:
-                        block = held.popleft()
-                        break
-                else:
-                    block = self._take_memory(newest=False)
+                block = block or self._memory.take(newest=False)
                 self.drop(block, reason)
                 more_blocks, more_records = 1, block.records
             gone += more_blocks
             records += more_records
         return gone, records
-
-    async def _drop_ready(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop from the oldest range on disk without reading more than its two ends."""
-        store = self.store
-        assert store is not None
-        async with store.reading:
-            if not self._ready:
-                return 0, 0
-            span = self._ready[0]
-            start, stop = span[0], min(span[1], span[0] + blocks)
-            before, through = await store.in_pool(
-                lambda: (store.records_in_front_of(start), store.records_before(stop))
-            )
-            self._book(Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start))
-            self._count -= stop - start
-            span[0] = stop
-            if span[0] >= span[1]:
-                self._ready.popleft()
-            return stop - start, max(0, through - before)
 
     def oldest_chunk_blocks(self) -> int:
         """Blocks to drop so that the oldest chunk can go; 0 when there is no chunk, or a lease holds it."""
@@ -505,8 +391,8 @@ class FastQueue:
 
     def limit_memory(self, blocks: int) -> None:
         """Shrink or grow the memory layer (adaptive sizing)."""
-        self._memory_limit = max(1, min(blocks, self.options.inmemory_blocks))
-        if self.store is None or not self._memory_is_full():
+        self._memory.limit = max(1, min(blocks, self.options.inmemory_blocks))
+        if self.store is None or not self._memory.full:
             return
         if self.options.write_through:
             self._evict()
@@ -516,17 +402,10 @@ class FastQueue:
 
     async def scrub(self) -> int:
         """Read every block there is, right after opening, and book what is damaged; how many blocks that were."""
-        store, lost = self.store, 0
-        if store is None:
+        if self.store is None:
             return 0
-        async with store.reading:
-            for start, stop in list(self._ready):
-                while start < stop:
-                    reading = await store.in_pool(store.chunks.read, start, stop)
-                    lost += store.check(reading, start)
-                    start = reading.next_sequence
-            self._ready = deque([start, stop] for start, stop in store.unsettled())
-            self._count -= lost
+        lost = await self._backlog.scrub()
+        self._count -= lost
         return lost
 
     # Upkeep
@@ -538,10 +417,10 @@ class FastQueue:
         if store is None or self._closed:
             return
         try:
-            oldest = next(iter(self._unwritten.values()), None)
+            oldest = next(iter(self._memory.unwritten.values()), None)
             if oldest is not None and (
                 store.failing is not None
-                or self._memory_is_full()
+                or self._memory.full
                 or self._clock.steady() - oldest.enqueued / 1e6 >= self.options.stale_flush
             ):
                 self._spill_wanted = True
@@ -549,7 +428,7 @@ class FastQueue:
                 if self._writer is not None:
                     await self._writer
             await store.tick(reader_offset=self._reader_offset(store), count=self._count, size=self.bytes)
-            if not self._unwritten:
+            if not self._memory.unwritten:
                 store.failing = None
         except STORAGE_ERRORS as error:
             store.failed(error)
@@ -559,7 +438,7 @@ class FastQueue:
         low = self.state.first_unsettled()
         candidates = [self._leased.get(low)]
         candidates += [self._returned[0][1]] if self._returned else []
-        candidates += [blocks[0] for blocks in (self._front, self._memory) if blocks]
+        candidates += [self._backlog.first, self._memory.oldest]
         for block in candidates:
             if block is not None and block.sequence == low:
                 return max(0, block.offset)
@@ -578,7 +457,7 @@ class FastQueue:
         async with store.writing:
             spilled = await self._spill()
         if not spilled:
-            count = sum(block.records for block in self._unwritten.values())
+            count = sum(block.records for block in self._memory.unwritten.values())
             why, store_failing = f"{count} records in memory could not be written out", store.failing
             store.abandon()
             raise StorageFailed(f"{why}: {store_failing}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.export.block import Block
-from penstock.export.chunks import Chunk, Chunks, is_chunk_name
+from penstock.export.chunkfile import Chunk, ChunkReader, is_chunk_name
 from penstock.export.deadletters import NAME as DEAD_LETTERS
 from penstock.export.deadletters import read_letters
 from penstock.export.fastqueue import FastQueue, Options
@@ -117,13 +117,13 @@ def _books(state: State) -> dict[str, Any]:
     }
 
 
-def _chunks(directory: Path, fs: Fs) -> Iterator[tuple[Chunk, Chunks]]:
+def _chunks(directory: Path, fs: Fs) -> Iterator[tuple[Chunk, ChunkReader]]:
     names = [name for name in fs.list_dir(directory) if is_chunk_name(name)]
     starts = [int(name, 16) for name in names] + [1 << 62]
     for name, start, following in zip(names, starts, starts[1:], strict=False):
         path = directory / name
         chunk = Chunk(start, path, min(fs.size(path), following - start), 0, 0)
-        yield chunk, Chunks(fs, directory, chunk_size=1, write_buffer=1, keep_unsynced=False)
+        yield chunk, ChunkReader(fs)
 
 
 def _read(fs: Fs, path: Path) -> bytes:

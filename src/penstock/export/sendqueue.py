@@ -29,6 +29,7 @@ from penstock.export.block import Block
 from penstock.export.clock import Clock
 from penstock.export.fastqueue import FastQueue, Options
 from penstock.export.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
+from penstock.export.memory import bytes_of, records_of
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sizing import Sizes, adapt, memory_limit, memory_used, sizes
 from penstock.export.telemetry import RouteMetrics
@@ -139,8 +140,7 @@ class SendQueue:
 
     async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
         """Take the blocks in. `wait`: however long it takes (sources wait; their data is safe where it is)."""
-        count, size = len(blocks), sum(block.size for block in blocks)
-        records = sum(block.records for block in blocks)
+        count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.sizes.max_bytes or count > self.settings.max_size:
             raise TooLarge(
                 f"{count} batches of {size} bytes do not fit into the send queue of route {self.name} "
@@ -298,7 +298,7 @@ class SendQueue:
 
     def refuse(self, blocks: list[Block]) -> None:
         """Book blocks that can never be queued as dropped."""
-        records = sum(block.records for block in blocks)
+        records = records_of(blocks)
         self.fast.refuse(records, NEWEST)
         self._metrics.add("queue_dropped_total", records, "newest")
 

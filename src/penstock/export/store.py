@@ -1,6 +1,7 @@
 """The part of a send queue that survives: chunks (what was accepted), journal (what became of it), metadata (a hint).
 
-`fastqueue.meta` is JSON with the seed's fields and four of ours (`next_sequence`, `records`, `position`, `clean`). It
+`fastqueue.meta` is JSON with the seed's fields and ours: `next_sequence`, `records`, `position`, and after a clean stop
+`clean`, `chunks` (start, size, first and next sequence number of each) and `checksum` (CRC32C of all the rest). It
 spares the next start a scan; every hint in it is checked before it is believed, and the file may be missing, old or
 garbage: then the chunks are read. Data is always written before metadata that speaks of it.
 
@@ -18,10 +19,13 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import crc32c
+
 from penstock.errors import StorageFailed, StorageFull
 from penstock.export.block import NO_POSITION, Block
 from penstock.export.chunks import Chunks, Reading
 from penstock.export.journal import CRASH, DAMAGED, REASONS, STORAGE_ERRORS, Entry, Journal, Kind
+from penstock.export.memory import bytes_of
 from penstock.export.payload import NONE, compress
 from penstock.export.state import State, replay
 from penstock.storage.fs import Fs
@@ -32,6 +36,7 @@ JOURNAL_LIMIT = 1 << 20
 META = "fastqueue.meta"
 LOG = "fastqueue.log"
 UNSYNCED = 32 << 20  # most bytes kept in memory because they are not synced yet
+WORTH_A_TRIP = 64 << 10  # bytes worth compressing outside the writer
 PARALLEL = 1 << 20  # bytes worth compressing in more than one thread
 COMPRESSORS = os.cpu_count() or 1
 EMPTY_CHUNK = 1 << 20  # a fully settled last chunk smaller than this is kept and appended to
@@ -98,7 +103,7 @@ class Store:
             self.on_event("quarantined", damaged)
         meta = self._load_meta()
         stop, through, position, cut = self.chunks.open(
-            meta["writer_offset"], meta["next_sequence"], meta["records"], clean=meta["clean"]
+            meta["writer_offset"], meta["next_sequence"], meta["records"], meta["chunks"] if meta["clean"] else None
         )
         if cut:
             self.on_event("torn_bytes", cut)
@@ -114,9 +119,7 @@ class Store:
         for start, end in state.settled.gaps(1, first) + state.settled.gaps(last, state.next_sequence):
             self._lose(start, end, self.records_before(start), self.records_in_front_of(end), CRASH)
         self._stop, self._through = state.next_sequence, state.numbered
-        low = state.first_unsettled()
-        if low < state.next_sequence and not self.chunks.block_at(meta["reader_offset"], low):
-            log.info("%s: the read position is found by looking", self.directory)
+        self.chunks.hint(meta["reader_offset"])
         self._dirty = True
 
     def unsettled(self) -> list[tuple[int, int]]:
@@ -127,11 +130,12 @@ class Store:
     def _load_meta(self) -> dict[str, Any]:
         """The hints; all zero when the file is missing, damaged or of another version."""
         names = ("reader_offset", "writer_offset", "next_sequence", "records", "entry_count", "total_bytes")
-        known: dict[str, Any] = dict.fromkeys(names, 0) | {"clean": False, "position": -1}
+        known: dict[str, Any] = dict.fromkeys(names, 0) | {"clean": False, "position": -1, "chunks": []}
         try:
             found = json.loads(self._fs.read(self.directory / META))
             if isinstance(found, dict) and found.get("version") == 2:
                 known |= {name: found[name] for name in known if type(found.get(name)) is type(known[name])}
+                known["clean"] = known["clean"] and found.pop("checksum", None) == checksum(found)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -171,8 +175,15 @@ class Store:
             self.chunks.sync()
 
     async def compress(self, blocks: list[Block]) -> None:
-        """Compress blocks that nobody else sees yet, in several threads when it is worth it."""
-        threads = COMPRESSORS if sum(len(block.body) for block in blocks) > PARALLEL else 1
+        """Compress blocks that nobody else sees yet, in several threads when it is worth it. What is not worth a trip
+        to the pool is left to `append`."""
+        if self._compression == NONE:
+            return
+        blocks = [block for block in blocks if not block.raw_length]
+        size = bytes_of(blocks)
+        if size < WORTH_A_TRIP:
+            return
+        threads = COMPRESSORS if size > PARALLEL else 1
         shares = [blocks[at::threads] for at in range(threads)]
         await asyncio.gather(*(self.in_pool(compress_blocks, share, self._compression) for share in shares if share))
 
@@ -268,7 +279,7 @@ class Store:
 
     async def _write_meta(self, reader_offset: int, count: int, size: int, *, clean: bool) -> None:
         self._dirty = False
-        data = {
+        data: dict[str, Any] = {
             "name": "fastqueue",
             "reader_offset": reader_offset,
             "writer_offset": self._stream_end,
@@ -280,6 +291,9 @@ class Store:
             "position": self.state.position,
             "clean": clean,
         }
+        if clean:
+            data["chunks"] = self.chunks.table()
+            data["checksum"] = checksum(data)
         text = json.dumps(data, indent=2).encode()
         await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=clean))
         self.on_event("meta_sync", 1)
@@ -337,10 +351,14 @@ class Store:
             raise
 
 
+def checksum(meta: dict[str, Any]) -> int:
+    return crc32c.crc32c(json.dumps(meta, sort_keys=True).encode())
+
+
 def compress_blocks(blocks: list[Block], compression: int) -> None:
     """Compress in place what is not compressed yet and gains by it."""
     for block in blocks:
-        if block.compression == NONE and not block.raw_length:
+        if not block.raw_length and block.compression == NONE:
             block.raw_length = len(block.body)
             if compression != NONE:
                 smaller = compress(block.body, compression)

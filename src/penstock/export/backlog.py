@@ -1,0 +1,157 @@
+"""The backlog of a send queue: the blocks on disk that nobody took yet, and what was read ahead of them.
+
+It knows ranges of sequence numbers, not blocks, so a backlog of millions costs nothing in memory. Blocks are read
+ahead from its old end (`fifo`), from its new end (`newest_first`), or both (`mixed`). Invariant, by sequence number:
+front < ranges < back.
+"""
+
+from collections import deque
+
+from penstock.export.block import Block
+from penstock.export.journal import Entry, Kind
+from penstock.export.store import Store
+
+READ_BACK = 64  # blocks read at once from the new end
+PREFETCH = 1 << 20
+
+
+class Backlog:
+    """`store` None: there is no disk, and never a backlog."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self._ranges: deque[list[int]] = deque()  # [start, stop)
+        self._front: deque[Block] = deque()  # read ahead from the old end
+        self._back: deque[Block] = deque()  # read ahead from the new end, newest last
+        self._oldest_hint = 0  # enqueue time of about the oldest block in the ranges
+
+    async def open(self) -> int:
+        """After the store: how many blocks there are."""
+        store = self._need_store()
+        self._ranges = deque([start, stop] for start, stop in store.unsettled())
+        if self._ranges:
+            first = await store.in_pool(store.chunks.peek, self._ranges[0][0])
+            self._oldest_hint = first.enqueued if first is not None else 0
+        return sum(stop - start for start, stop in self._ranges)
+
+    def _need_store(self) -> Store:
+        assert self._store is not None
+        return self._store
+
+    def __bool__(self) -> bool:
+        return bool(self._front or self._ranges or self._back)
+
+    @property
+    def has_old(self) -> bool:
+        """Whether the next block in order is here."""
+        return bool(self._front or self._ranges)
+
+    @property
+    def first(self) -> Block | None:
+        """The oldest block, if it was read already."""
+        return self._front[0] if self._front else None
+
+    @property
+    def oldest_enqueued(self) -> int | None:
+        if self._front:
+            return self._front[0].enqueued
+        return self._oldest_hint if self._ranges else None
+
+    def add(self, block: Block) -> None:
+        """A block that is on disk and younger than all that are here."""
+        if self._ranges and self._ranges[-1][1] == block.sequence:
+            self._ranges[-1][1] += 1
+        else:
+            if not self._ranges:
+                self._oldest_hint = block.enqueued
+            self._ranges.append([block.sequence, block.sequence + 1])
+
+    def unread_back(self) -> None:
+        """What was read ahead from the new end is older than what joins it now, and must not be taken first."""
+        for block in self._back:
+            self.add(block)
+        self._back.clear()
+
+    async def take(self, *, newest: bool) -> tuple[Block | None, int]:
+        """The oldest or newest block, and how many were found to be lost on the way to it."""
+        lost = 0
+        while True:
+            ahead = self._back if newest else self._front
+            if ahead:
+                return (ahead.pop() if newest else ahead.popleft()), lost
+            if self._ranges:
+                lost += await self._read_ahead(newest=newest)
+            elif newest:
+                return (self._front.pop() if self._front else None), lost
+            else:
+                return (self._back.popleft() if self._back else None), lost
+
+    async def _read_ahead(self, *, newest: bool) -> int:
+        """Read from disk, off the event loop; how many blocks were lost."""
+        store = self._need_store()
+        async with store.reading:
+            if (self._back if newest else self._front) or not self._ranges:
+                return 0  # another worker did it while we waited
+            span = self._ranges[-1 if newest else 0]
+            start, stop = span[0], span[1]
+            if newest:
+                start = max(start, stop - READ_BACK)
+            reading = await store.in_pool(store.chunks.read, start, stop, PREFETCH)
+            while newest and reading.next_sequence < stop:  # the newest must be among them
+                start = stop - max(1, (stop - start) // 4)
+                reading = await store.in_pool(store.chunks.read, start, stop, PREFETCH)
+            if newest and (self._ranges[-1] is not span or span[1] != stop):
+                return 0  # younger ones joined while we read: begin with them
+            lost = store.check(reading, start)
+            if lost:
+                store.flush_soon()
+            attempts = store.state.attempts
+            for block in reading.blocks:
+                block.attempts = max(block.attempts, attempts.get(block.sequence, 0))
+            if newest:
+                span[1] = start
+                self._back.extend(reading.blocks)
+            else:
+                span[0] = reading.next_sequence
+                self._front.extend(reading.blocks)
+                if reading.blocks:
+                    self._oldest_hint = reading.blocks[-1].enqueued
+            if span[0] >= span[1]:
+                self._ranges.remove(span)
+            return lost
+
+    def pop_read(self) -> Block | None:
+        """The oldest block if no disk has to be asked for it; else None."""
+        if self._front:
+            return self._front.popleft()
+        return self._back.popleft() if self._back and not self._ranges else None
+
+    async def drop(self, blocks: int, reason: int) -> tuple[int, int]:
+        """Drop from the oldest range without reading more than its two ends; how many blocks and records went."""
+        store = self._need_store()
+        async with store.reading:
+            if not self._ranges:
+                return 0, 0
+            span = self._ranges[0]
+            start, stop = span[0], min(span[1], span[0] + blocks)
+            before, through = await store.in_pool(
+                lambda: (store.records_in_front_of(start), store.records_before(stop))
+            )
+            store.book(Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start))
+            store.flush_soon()
+            span[0] = stop
+            if span[0] >= span[1]:
+                self._ranges.popleft()
+            return stop - start, max(0, through - before)
+
+    async def scrub(self) -> int:
+        """Read every block there is, right after opening, and book what is damaged; how many blocks that were."""
+        store, lost = self._need_store(), 0
+        async with store.reading:
+            for start, stop in list(self._ranges):
+                while start < stop:
+                    reading = await store.in_pool(store.chunks.read, start, stop)
+                    lost += store.check(reading, start)
+                    start = reading.next_sequence
+            self._ranges = deque([start, stop] for start, stop in store.unsettled())
+        return lost
