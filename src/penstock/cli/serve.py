@@ -21,7 +21,9 @@ from penstock.cli import app
 from penstock.cli.workers import Workers
 from penstock.config import Config, Loaded, load
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
+from penstock.metrics import Metrics
 from penstock.server import Broker
+from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
 
 log = logging.getLogger("penstock.server")
@@ -124,6 +126,7 @@ async def _serve(config: Config) -> None:
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
+    verifier_of(config.auth, Metrics())  # a key that cannot be used is told before anything is started
     broker = Broker(config)
     await broker.start()
     listeners = Listeners(broker)

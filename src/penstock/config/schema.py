@@ -67,6 +67,36 @@ class WebsocketServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    enabled: bool = key(False, "every request needs a token (JWT), except for skip_paths", "JWT_ENABLED")
+    algorithm: Literal["auto", "hs256", "rs256", "es256", "eddsa"] = key(
+        "auto", "the one algorithm accepted; auto = those of the keys below", "JWT_ALGORITHM"
+    )
+    secret: Secret = key("", "shared secret for HS256, at least 32 bytes", "JWT_SECRET")
+    public_key: str = key("", "public key (PEM text or file) for RS256, ES256 or EdDSA", "JWT_PUBLIC_KEY")
+    jwks_url: str = key("", "address or file of the identity provider's public keys (JWKS)", "JWT_JWKS_URL")
+    jwks_refresh: Seconds = key(3600.0, "how often they are fetched again", "JWT_JWKS_REFRESH_INTERVAL")
+    issuer: str = key("", "the `iss` a token must have; empty = any", "JWT_ISSUER")
+    audience: str = key("", "the `aud` a token must have; empty = any", "JWT_AUDIENCE")
+    clock_skew: Seconds = key(30.0, "how far the issuer's clock may be from ours", "JWT_CLOCK_SKEW")
+    require_exp: bool = key(True, "refuse tokens that never expire")
+    skip_paths: str = key(
+        "/,/health,/health/live,/metrics,/metrics.json,/metrics/prometheus,/docs,/openapi.json",
+        "paths that need no token, with commas; one that ends in / stands for all below it",
+        "JWT_SKIP_PATHS",
+    )
+    roles_claim: str = key("role", "claim with a role; dots lead inside (realm_access.roles)", "JWT_ROLES_CLAIM")
+    roles_array_claim: str = key("roles", "claim with an array of roles; the highest counts", "JWT_ROLES_ARRAY_CLAIM")
+    role_admin: str = key("admin", "role that may do everything", "JWT_ROLE_ADMIN")
+    role_read_write: str = key("read-write", "role that may push, pop, produce and configure", "JWT_ROLE_READ_WRITE")
+    role_read_only: str = key("read-only", "role that may look", "JWT_ROLE_READ_ONLY")
+    cache_size: int = key(10_000, "verified tokens remembered per process, each until it expires")
+    tcp: Literal["token", "open"] = key(
+        "token", "TCP: the first frame must be AUTH with a token; open = anyone who reaches the port is admin"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
     url: Secret = key("", "PostgreSQL 14 or later, several hosts allowed; empty = run the embedded one", "DATABASE_URL")
     host: str = key("", "instead of url: host, or several with commas", "PG_HOST")
@@ -220,6 +250,7 @@ class Config:
     tcp_server: TcpServer = section(TcpServer, "binary protocol")
     http_server: HttpServer = section(HttpServer, "HTTP")
     websocket_server: WebsocketServer = section(WebsocketServer, "WebSocket")
+    auth: Auth = section(Auth, "tokens and roles")
     topics: Topics = section(Topics, "topics")
     queues: Queues = section(Queues, "queues")
     buffer: Buffer = section(Buffer, "QoS 0 and failover files")

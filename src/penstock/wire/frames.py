@@ -27,7 +27,8 @@ All integers are big-endian. A request is `[command u8][length u32][body]`, an a
          0x89           [incarnation 16][first offset u64][next offset u64][bytes u64][segments u32]
     0x0A DELETE_TOPIC   [topic name]
          0x8A           empty
-    0x10 AUTH           reserved; answered UNKNOWN_COMMAND
+    0x10 AUTH           [token], the whole body; with authentication on it comes before everything else
+         0x90           empty
     0x20 GROUP_LEASE    [topic name][group name][member name][max records u32][wait ms u32]
          0xA0           [lease 16][start u64][end u64][expires in ms u32]; start = end: nothing to read now
     0x21 GROUP_COMPLETE [topic name][group name][lease 16]

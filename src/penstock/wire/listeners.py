@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.server import Broker
+from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
 from penstock.wire.http.api import buffers, export, pipelines, queues, system, topics
 from penstock.wire.http.forward import forward_to, owner_settings
+from penstock.wire.http.guard import Guard
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer, tls_context
 from penstock.wire.keepalive import KeepAlive
@@ -63,6 +65,7 @@ class Listeners:
         self._tcp: TcpServer | None = None
         self._websocket: WebsocketServer | None = None
         self._private: HttpServer | None = None  # for the other processes of this broker
+        self._verifier = verifier_of(broker.config.auth, broker.metrics)  # None: authentication is off
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
         self.rendezvous = rendezvous
@@ -89,6 +92,8 @@ class Listeners:
 
     async def start(self) -> None:
         spare_the_collector()
+        if self._verifier:
+            await self._verifier.start()
         broker, config = self._broker, self._broker.config
         if config.http_server.enabled:
             self._http = HttpServer(
@@ -102,7 +107,13 @@ class Listeners:
         if self.rendezvous:
             await self._meet(self.rendezvous)
         if broker.logs and config.tcp_server.enabled:
-            self._tcp = TcpServer(config.tcp_server, broker.logs.topics, broker.logs.groups, broker.metrics)
+            self._tcp = TcpServer(
+                config.tcp_server,
+                broker.logs.topics,
+                broker.logs.groups,
+                broker.metrics,
+                verifier=self._verifier if config.auth.tcp == "token" else None,
+            )
             await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:
             self._websocket = WebsocketServer(
@@ -112,6 +123,7 @@ class Listeners:
                 broker.metrics,
                 keep_alive=self._keep_alive,
                 tls=tls_context(*self._websocket_certificate()),
+                verifier=self._verifier,
             )
             await self._websocket.start()
 
@@ -122,6 +134,8 @@ class Listeners:
         await asyncio.gather(*(server.stop(patience) for server in servers))
         if self._private:
             await self._private.stop(patience)
+        if self._verifier:
+            await self._verifier.stop()
         if self.rendezvous and not self._worker:
             shutil.rmtree(self.rendezvous.directory, ignore_errors=True)
 
@@ -133,12 +147,14 @@ class Listeners:
         return config.http_server.ssl_cert_path, config.http_server.ssl_key_path
 
     def _router(self) -> Router:
+        guard = Guard(self._verifier) if self._verifier else None
         if self._worker:
             assert self.rendezvous is not None
-            rest = Route("*", "/{rest...}", forward_to(self.rendezvous.owner), hidden=True)
-            return Router([*self._queue_routes(), rest])
-        router = Router(self._owner_routes())
-        router.extend(openapi.routes(router))
+            # The owner asks for the token itself: it comes along with the request.
+            rest = Route("*", "/{rest...}", forward_to(self.rendezvous.owner), hidden=True, role=Role.PUBLIC)
+            return Router([*self._queue_routes(), rest], guard)
+        router = Router(self._owner_routes(), guard)
+        router.extend(openapi.routes(router, guard=guard))
         return router
 
     def _owner_routes(self) -> list[Route]:

@@ -14,6 +14,8 @@ is a bug or a broken machine: HTTP 500, TCP INTERNAL, and a text that says nothi
 | INVALID_REQUEST   | 0x06  |
 | PAYLOAD_TOO_LARGE | 0x07  |
 | UNKNOWN_COMMAND   | 0x08  |
+| UNAUTHORIZED      | 0x09  |
+| FORBIDDEN         | 0x0A  |
 """
 
 from enum import IntEnum
@@ -35,6 +37,8 @@ class TcpStatus(IntEnum):
     INVALID_REQUEST = 6
     PAYLOAD_TOO_LARGE = 7
     UNKNOWN_COMMAND = 8
+    UNAUTHORIZED = 9
+    FORBIDDEN = 10
 
 
 class Status(NamedTuple):
@@ -47,8 +51,8 @@ INTERNAL = Status(500, TcpStatus.INTERNAL)
 TABLE: dict[type[BaseException], Status] = {
     errors.ConfigError: Status(400, TcpStatus.INVALID_REQUEST),
     errors.InvalidRequest: Status(400, TcpStatus.INVALID_REQUEST),
-    errors.Unauthorized: Status(401, TcpStatus.INVALID_REQUEST),
-    errors.Forbidden: Status(403, TcpStatus.INVALID_REQUEST),
+    errors.Unauthorized: Status(401, TcpStatus.UNAUTHORIZED),
+    errors.Forbidden: Status(403, TcpStatus.FORBIDDEN),
     errors.NotFound: Status(404, TcpStatus.TOPIC_NOT_FOUND),
     errors.InvalidOffset: Status(400, TcpStatus.INVALID_OFFSET),
     errors.Conflict: Status(409, TcpStatus.INVALID_REQUEST),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 if TYPE_CHECKING:
+    from penstock.wire.auth import Identity
     from penstock.wire.http.routes import Endpoint
 
 CHUNKED = -1
@@ -34,8 +35,8 @@ class Refused(Exception):
 
 class Head:
     __slots__ = (
-        "_by_name", "accepts_gzip", "args", "endpoint", "expects_continue", "headers", "http10",
-        "keep_alive", "length", "method", "params", "path", "plain", "query", "target",
+        "_by_name", "accepts_gzip", "args", "endpoint", "expects_continue", "headers", "http10", "identity",
+        "keep_alive", "length", "method", "params", "path", "plain", "query", "target", "token",
     )  # fmt: skip
 
     def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> None:
@@ -50,6 +51,8 @@ class Head:
         self.args: Any = None  # the decoded query, kept only when its type is frozen
         self.plain = False  # HTTP/1.1, kept alive, not HEAD: the answer's head has no special lines
         self._by_name: dict[str, str] | None = None
+        self.token: str | None = None  # the bearer token, once someone asked for it
+        self.identity: Identity | None = None  # whose it is; None while authentication is off
 
     def header(self, name: str) -> str | None:
         if self._by_name is None:

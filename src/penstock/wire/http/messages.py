@@ -58,6 +58,12 @@ class Request(msgspec.Struct, eq=False):
         """Who sent it: host, or "unix" for a Unix socket."""
         return self.peer.address
 
+    @property
+    def subject(self) -> str | None:
+        """Who asks, by the token's `sub`; None without a token."""
+        identity = self.head.identity
+        return None if identity is None else identity.subject
+
     def header(self, name: str) -> str | None:
         """A header by its lower-case name; several of one name are joined with commas."""
         return self.head.header(name)

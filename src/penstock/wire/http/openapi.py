@@ -12,16 +12,21 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from penstock import __version__
+from penstock.wire.http.guard import Guard, role_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.page import page
 from penstock.wire.http.routes import ANY, Route, Router
 from penstock.wire.status import REASONS
 
 _REF = "#/components/schemas/{name}"
+_TOKEN = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 
 
-def document(routes: Iterable[Route], title: str = "Penstock", version: str = __version__) -> dict[str, Any]:
+def document(
+    routes: Iterable[Route], title: str = "Penstock", version: str = __version__, guard: Guard | None = None
+) -> dict[str, Any]:
+    """`guard` is what asks for tokens, when authentication is on: then operations name what they need."""
     shown = [route for route in routes if not route.hidden and route.method != ANY]
     kinds = [kind for route in shown for kind in (route.query, route.body, route.answer) if _has_schema(kind)]
     types = {id(one): one for kind in kinds for one in _alternatives(kind)}
@@ -34,7 +39,9 @@ def document(routes: Iterable[Route], title: str = "Penstock", version: str = __
     paths: dict[str, dict[str, Any]] = {}
     for route in shown:
         path = route.path.replace("...}", "}")
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas, components)
+        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas, components)
+        if guard is not None and guard.needs_token(route.path):
+            operation |= {"security": [{"token": []}], "x-role": role_of(route).title}
     only_queries = {_name(schemas[id(route.query)]) for route in shown if route.query is not None}
     for name in only_queries - _referenced(paths):
         components.pop(name, None)  # shown as parameters, needed nowhere else
@@ -43,7 +50,7 @@ def document(routes: Iterable[Route], title: str = "Penstock", version: str = __
         "info": {"title": title, "version": version},
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in shown) if tag],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {"token": _TOKEN}},
     }
 
 
@@ -132,13 +139,13 @@ def _problem() -> dict[str, Any]:
     }
 
 
-def routes(router: Router, title: str = "Penstock") -> list[Route]:
+def routes(router: Router, title: str = "Penstock", guard: Guard | None = None) -> list[Route]:
     """`/openapi.json` and `/docs` for everything the router knows by the time someone asks."""
     made: dict[str, Response] = {}
 
     def make() -> dict[str, Response]:
         if not made:
-            described = document(router.routes, title)
+            described = document(router.routes, title, guard=guard)
             made["document"] = Response(200, msgspec.json.encode(described))
             made["page"] = Response(200, page(described).encode(), "text/html; charset=utf-8")
         return made

@@ -225,6 +225,10 @@ class Connection(asyncio.Protocol):
 
     def _begin_body(self, head: Head, data: bytes) -> bytes | None:
         self._flush()
+        refusal = head.endpoint.admit(head) if head.endpoint.admit is not None else None
+        if refusal is not None:
+            self._refuse(Refused(*refusal))
+            return None
         self._state, self._head = BODY, head
         self._body = ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
         if head.expects_continue and not data:

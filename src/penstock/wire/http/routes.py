@@ -11,16 +11,18 @@ Everything is an Endpoint, also "not found" and "method not allowed": the protoc
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.wire.auth import Role
 from penstock.wire.http.head import Head
 from penstock.wire.http.messages import Answer, Handler, Request, Response, error_response
 
 ANY = "*"
+Admit = Callable[[Head], tuple[int, str] | None]  # the status and text of a refusal, from the head alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Route:
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
     hidden: bool = False  # not in the OpenAPI document
+    role: Role | None = None  # what a token must allow; None: read-only for GET, read-write for the rest
 
     @property
     def segments(self) -> list[str]:
@@ -51,12 +54,20 @@ class Route:
         return [name for name in map(_parameter, self.segments) if name]
 
 
+class Protection(Protocol):
+    """What stands in front of routes when authentication is on (`guard.py`)."""
+
+    def protect(self, route: Route, call: Handler) -> tuple[Handler, Admit | None]: ...
+
+
 class Endpoint:
     """A route made ready to be called: decoders built, metric labels at hand."""
 
-    __slots__ = ("_args", "_cache_args", "_data", "call", "decodes", "gzip", "labels", "name", "parameters", "route")
+    __slots__ = (
+        "_args", "_cache_args", "_data", "admit", "call", "decodes", "gzip", "labels", "name", "parameters", "route",
+    )  # fmt: skip
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, guard: Protection | None = None) -> None:
         self.route = route
         self.name = route.path
         self.gzip = route.gzip
@@ -68,6 +79,9 @@ class Endpoint:
         self._data = _body_decoder(route.body, route.body_optional) if route.decode and route.body is not None else None
         self.decodes = self._args is not None or self._data is not None
         self.call: Handler = self._decode_and_call if self.decodes else route.handler
+        self.admit: Admit | None = None  # asked before a long body is received
+        if guard is not None:
+            self.call, self.admit = guard.protect(route, self.call)
 
     def _decode_and_call(self, request: Request) -> Answer | Awaitable[Answer]:
         if self._args is not None:
@@ -162,7 +176,8 @@ class _Node:
 
 
 class Router:
-    def __init__(self, routes: Iterable[Route] = ()) -> None:
+    def __init__(self, routes: Iterable[Route] = (), guard: Protection | None = None) -> None:
+        self._guard = guard
         self._static: dict[str, dict[str, Endpoint]] = {}
         self._root = _Node()
         self._endpoints: list[Endpoint] = []
@@ -186,7 +201,7 @@ class Router:
                 node = node.literal.setdefault(segment, _Node())
         if route.method in node.methods:
             raise ValueError(f"{route.method} {route.path} is routed twice")
-        endpoint = Endpoint(route)
+        endpoint = Endpoint(route, self._guard)
         node.methods[route.method] = endpoint
         self._endpoints.append(endpoint)
         if not route.parameters:

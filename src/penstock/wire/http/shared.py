@@ -74,6 +74,8 @@ def failure(error: BaseException, request: Request | None) -> Response:
     if is_expected(error):
         wait = getattr(error, "retry_after", None)
         headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        if status == 401:
+            headers = (("WWW-Authenticate", "Bearer"),)
         return error_response(status, str(error), headers)
     number = str(uuid7())
     what = f"{request.method} {request.path}" if request is not None else "an answer"

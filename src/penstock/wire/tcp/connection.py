@@ -27,6 +27,7 @@ from penstock.wire.frames import REQUEST, Command
 from penstock.wire.status import TcpStatus, is_expected, status_of
 
 if TYPE_CHECKING:
+    from penstock.wire.auth import Identity
     from penstock.wire.tcp.commands import Commands
     from penstock.wire.tcp.server import TcpServer
 
@@ -69,6 +70,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: "TcpServer", commands: "Commands") -> None:
         self._server = server
         self._commands = commands
+        self.max_frame = commands.first_frame  # grows to the configured limit when we know who it is
+        self.identity: Identity | None = None  # who it is, when commands ask for it
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._partial = b""  # an incomplete small frame
@@ -203,7 +206,7 @@ class Connection(asyncio.Protocol):
         """Run the whole requests at the beginning of `data`, until held; how many bytes that took."""
         at, end = 0, len(data)
         commands = self._commands
-        most = commands.max_frame
+        most = self.max_frame
         while end - at >= REQUEST.size:
             command, length = REQUEST.unpack_from(data, at)
             if length > most:
@@ -238,7 +241,7 @@ class Connection(asyncio.Protocol):
         self._waits = waits
 
     def _refuse(self, command: int, length: int) -> None:
-        most = self._commands.max_frame
+        most = self.max_frame
         error = TooLarge(f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}")
         self.answer(failure(error))
         self.finish()  # we will not read the rest of it, so the next frame cannot be found

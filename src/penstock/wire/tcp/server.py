@@ -7,6 +7,8 @@ from penstock.config.schema import TcpServer as Settings
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from penstock.wire.auth import Verifier
+from penstock.wire.tcp.auth import GuardedCommands
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import Connection
 from penstock.wire.tcp.memory import keep_freed_memory
@@ -15,9 +17,21 @@ log = logging.getLogger("penstock.tcp")
 
 
 class TcpServer:
-    def __init__(self, settings: Settings, topics: TopicStore, groups: Groups, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: TopicStore,
+        groups: Groups,
+        metrics: Metrics,
+        verifier: Verifier | None = None,
+    ) -> None:
+        """`verifier`: connections must begin with AUTH and a token it accepts; None: they need not."""
         self._settings = settings
-        self._commands = Commands(topics, groups, metrics, settings.max_frame)
+        self._commands = (
+            GuardedCommands(verifier, topics, groups, metrics, settings.max_frame)
+            if verifier
+            else Commands(topics, groups, metrics, settings.max_frame)
+        )
         self._connections: set[Connection] = set()
         self._ended = asyncio.Event()  # a connection has ended
         self._server: asyncio.Server | None = None

@@ -7,10 +7,14 @@ import ssl
 from picows import WSListener, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener, ws_create_server
 
 from penstock.config.schema import WebsocketServer as Settings
+from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
+from penstock.wire.auth import Identity, Role, Verifier
+from penstock.wire.auth.verifier import UnknownKey, bearer
 from penstock.wire.feed import Feeds
 from penstock.wire.keepalive import KeepAlive
+from penstock.wire.status import status_of
 from penstock.wire.websocket.session import Session
 
 log = logging.getLogger("penstock.websocket")
@@ -28,6 +32,7 @@ class WebsocketServer:
         *,
         keep_alive: KeepAlive | None = None,
         tls: ssl.SSLContext | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         self.topics = topics
         self.feeds = feeds
@@ -35,6 +40,8 @@ class WebsocketServer:
         self.received = 0
         self._settings = settings
         self._tls = tls
+        self._verifier = verifier
+        self._learning: set[asyncio.Task[Identity]] = set()
         self._keep_alive = keep_alive or KeepAlive()
         self._sessions: dict[Session, object] = {}
         self._ended = asyncio.Event()  # a session has ended
@@ -86,12 +93,35 @@ class WebsocketServer:
             session.abort()
         self._server = None
 
-    def _listener(self, _: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
+    def _listener(self, request: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
         if len(self._sessions) >= self._settings.max_connections:
             self._refused.add()
-            refusal = WSUpgradeResponse.create_error_response(503, b"too many connections")
-            return WSUpgradeResponseWithListener(refusal, None)
-        return Session(self)
+            return _refusal(503, "too many connections")
+        if self._verifier is None:
+            return Session(self)
+        try:
+            return Session(self, self._identify(self._verifier, request))
+        except PenstockError as error:
+            return _refusal(status_of(error).http, str(error))
+
+    def _identify(self, verifier: Verifier, request: WSUpgradeRequest) -> Identity:
+        """Whose token is in the header, or in the query as `access_token`: browsers cannot send headers here."""
+        query = request.path.decode("latin-1").partition("?")[2]
+        token = bearer(request.headers.get("Authorization"), query)
+        try:
+            identity = verifier.identify(token)
+        except UnknownKey:
+            task = asyncio.create_task(verifier.learn(token))
+            self._learning.add(task)
+            task.add_done_callback(self._learned)
+            raise Unavailable("The token's key is being looked up, try again") from None
+        identity.require(Role.READ_ONLY)
+        return identity
+
+    def _learned(self, task: "asyncio.Task[Identity]") -> None:
+        self._learning.discard(task)
+        if not task.cancelled():
+            task.exception()  # the client hears of it when it tries again
 
     def opened(self, session: Session) -> None:
         self._sessions[session] = self._keep_alive.add(session)
@@ -101,3 +131,7 @@ class WebsocketServer:
         stop = self._sessions.pop(session, None)
         if callable(stop):
             stop()
+
+
+def _refusal(status: int, text: str) -> WSUpgradeResponseWithListener:
+    return WSUpgradeResponseWithListener(WSUpgradeResponse.create_error_response(status, text.encode()), None)

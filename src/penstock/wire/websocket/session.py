@@ -7,6 +7,7 @@ does not take what we send: its subscriptions then leave the head of their feeds
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable
 from functools import partial
@@ -16,8 +17,9 @@ import msgspec
 from msgspec import UNSET
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.topics.topic import Appended, Topic
+from penstock.wire.auth import Identity, Role
 from penstock.wire.feed import Chunk, Subscription
 from penstock.wire.records import payload_bytes
 from penstock.wire.status import is_expected
@@ -67,8 +69,9 @@ class _Watch:
 
 
 class Session(WSListener):
-    def __init__(self, server: "WebsocketServer") -> None:
+    def __init__(self, server: "WebsocketServer", identity: Identity | None = None) -> None:
         self._server = server
+        self._identity = identity  # None: authentication is off
         self._loop = asyncio.get_running_loop()
         self._transport: WSTransport | None = None
         self._watches: dict[str, _Watch] = {}
@@ -192,6 +195,8 @@ class Session(WSListener):
 
     def _do(self, request: Request) -> None:
         topics = self._server.topics
+        if self._identity is not None:
+            self._check(self._identity, request)
         match request:
             case Produce():
                 payload = payload_bytes(request.message_payload, request.encoding)
@@ -220,6 +225,18 @@ class Session(WSListener):
                 topic = topics.get(request.topic)
                 following = topic.next_offset if topic is not None else 0
                 self._answer(NextOffset("get_next_offset_response", request.req_id, request.topic, following))
+
+    def _check(self, identity: Identity, request: Request) -> None:
+        if identity.expires <= time.time():
+            self._close_expired()
+            raise Unauthorized("The token has expired")
+        if isinstance(request, Produce | Create):
+            identity.require(Role.READ_WRITE)
+
+    def _close_expired(self) -> None:
+        if self._transport is not None:
+            self._transport.send_close(WSCloseCode.POLICY_VIOLATION, b"the token has expired")
+            self._transport.disconnect()
 
     def _subscribe(self, request: Subscribe) -> None:
         topic = self._server.topics.get(request.topic)
@@ -296,7 +313,10 @@ class Session(WSListener):
             self._fail("subscribe_topic_request", UNSET, error)
 
     def keep_alive(self) -> None:
-        """Called every fifteen seconds: ask for a sign of life, and give up a client that gives none."""
+        """Called every fifteen seconds: ask for a sign of life, and give up a client that gives none, or whose token
+        has expired."""
+        if self._identity is not None and self._identity.expires <= time.time():
+            self._close_expired()
         if self._transport is None or not self._writable:
             return
         self._silent += 1

@@ -7,6 +7,7 @@ import msgspec
 from penstock.buffer import Buffer
 from penstock.buffer.status import BufferStatus
 from penstock.errors import InvalidRequest
+from penstock.wire.auth import Role
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 
@@ -106,7 +107,8 @@ def routes(buffer: Buffer) -> list[Route]:
 
     about: dict[str, Any] = {"tag": "buffer"}
     path = "/api/v1/system/maintenance"
-    change: dict[str, Any] = {"body": Switch, "decode": False, **about}
+    admin: dict[str, Any] = {"role": Role.ADMIN, **about}
+    change: dict[str, Any] = {"body": Switch, "decode": False, **admin}
     return [
         Route(
             "GET",
@@ -116,7 +118,7 @@ def routes(buffer: Buffer) -> list[Route]:
             summary="What is buffered on disk, and how its replay goes",
             **about,
         ),
-        Route("GET", path, lambda _: answer(), answer=MaintenanceAnswer, summary="Maintenance modes", **about),
+        Route("GET", path, lambda _: answer(), answer=MaintenanceAnswer, summary="Maintenance modes", **admin),
         Route("POST", path, switch, answer=MaintenanceAnswer, summary="Send pushes to the buffer, or not", **change),
         Route(
             "GET",
@@ -124,17 +126,17 @@ def routes(buffer: Buffer) -> list[Route]:
             lambda _: pop_answer(),
             answer=PopMaintenanceAnswer,
             summary="Pop maintenance",
-            **about,
+            **admin,
         ),
         Route("POST", f"{path}/pop", switch_pop, answer=PopMaintenanceAnswer, summary="Stop pops, or not", **change),
-        Route("POST", "/api/v1/buffers/replay", replay, answer=BufferStatus, summary="Replay now", **about),
+        Route("POST", "/api/v1/buffers/replay", replay, answer=BufferStatus, summary="Replay now", **admin),
         Route(
             "POST",
             "/api/v1/buffers/retry-failed",
             retry_failed,
             answer=Retried,
             summary="Try the events in failed/ again now",
-            **about,
+            **admin,
         ),
     ]
 

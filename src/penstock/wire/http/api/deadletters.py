@@ -7,6 +7,7 @@ import msgspec
 from penstock.errors import NotFound
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
+from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
@@ -53,7 +54,7 @@ def routes(queues: Queues) -> list[Route]:
     return [
         Route("GET", path, page, query=Page, summary="Dead letters, the newest first", **about),
         Route("POST", f"{path}/requeue", requeue, query=Filter, summary="Deliver those that match again", **about),
-        Route("DELETE", path, purge, query=Filter, summary="Delete those that match", **about),
+        Route("DELETE", path, purge, query=Filter, summary="Delete those that match", role=Role.ADMIN, **about),
     ]
 
 

@@ -23,6 +23,7 @@ from msgspec.json import Decoder
 from penstock.errors import InvalidRequest
 from penstock.export.manager import Exports
 from penstock.export.routes import Route as ExportRoute
+from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route
 
@@ -130,6 +131,7 @@ def routes(exports: Exports) -> list[Route]:
         return json_response(Letters(len(found), shown))
 
     status, path, tag = dict[str, Any], "/api/v1/routes/{name}", "export"
+    admin: dict[str, Any] = {"tag": tag, "role": Role.ADMIN}
     return [
         Route("GET", "/api/v1/routes", everything, answer=Routes, summary="All routes with their status", tag=tag),
         Route(
@@ -140,10 +142,10 @@ def routes(exports: Exports) -> list[Route]:
             answer=status,
             status=201,
             summary="Make a route",
-            tag=tag,
+            **admin,
         ),
         Route("GET", path, one, answer=status, summary="A route's status", tag=tag),
-        Route("DELETE", path, delete, query=DeleteQuery, status=204, summary="Stop and remove a route", tag=tag),
+        Route("DELETE", path, delete, query=DeleteQuery, status=204, summary="Stop and remove a route", **admin),
         Route(
             "POST",
             f"{path}/push",
@@ -154,19 +156,19 @@ def routes(exports: Exports) -> list[Route]:
             tag=tag,
         ),
         Route(
-            "POST", f"{path}/pause", action(lambda route: route.pause()), answer=status, summary="Stop sending", tag=tag
+            "POST", f"{path}/pause", action(lambda route: route.pause()), answer=status, summary="Stop sending", **admin
         ),
-        Route("POST", f"{path}/resume", action(lambda route: route.resume()), answer=status, summary="Go on", tag=tag),
+        Route("POST", f"{path}/resume", action(lambda route: route.resume()), answer=status, summary="Go on", **admin),
         Route(
             "POST",
             f"{path}/drain",
             action(lambda route: route.drain()),
             answer=status,
             summary="Take nothing new, deliver what there is",
-            tag=tag,
+            **admin,
         ),
-        Route("POST", f"{path}/purge", purge, answer=Count, summary="Drop what is queued", tag=tag),
-        Route("POST", f"{path}/replay", replay, answer=Count, summary="Queue the dead letters again", tag=tag),
+        Route("POST", f"{path}/purge", purge, answer=Count, summary="Drop what is queued", **admin),
+        Route("POST", f"{path}/replay", replay, answer=Count, summary="Queue the dead letters again", **admin),
         Route(
             "GET", f"{path}/deadletters", letters, query=LettersQuery, answer=Letters, summary="Dead letters", tag=tag
         ),

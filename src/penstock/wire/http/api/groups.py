@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.queues.engine import Queues
+from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
@@ -104,8 +105,15 @@ def routes(queues: Queues) -> list[Route]:
         route("GET", "", list_all, "Every group of every queue", rows),
         route("GET", "/lagging", lagging, "Partitions that are far behind", rows, query=LaggingQuery),
         route("GET", "/{group}", describe, "A group's partitions", query=DescribeQuery),
-        route("DELETE", "/{group}", delete, "Forget a group", query=DeleteQuery),
-        route("DELETE", "/{group}/queues/{queue}", delete, "Forget a group of one queue", query=DeleteQuery),
+        route("DELETE", "/{group}", delete, "Forget a group", query=DeleteQuery, role=Role.ADMIN),
+        route(
+            "DELETE",
+            "/{group}/queues/{queue}",
+            delete,
+            "Forget a group of one queue",
+            query=DeleteQuery,
+            role=Role.ADMIN,
+        ),
         route(
             "POST",
             "/{group}/subscription",

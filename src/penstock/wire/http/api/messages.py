@@ -15,6 +15,7 @@ from penstock.buffer.maintenance import PopGate
 from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
 from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
+from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
 from penstock.wire.http.messages import EMPTY, Answer, Request, Response, error_response, json_response
 from penstock.wire.http.routes import Route
@@ -218,8 +219,8 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
     async def push(request: Request) -> Response:
         body = read_push(request.body)
         if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
-            return await push_later(pushes, body)
-        return push_answer(await store(items_of(body.items)))
+            return await push_later(pushes, body, request.subject)
+        return push_answer(await store(items_of(body.items, request.subject)))
 
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
@@ -279,6 +280,7 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
         "query": PopQuery,
         "answer": PopAnswer,
         "tag": "queues",
+        "role": Role.READ_WRITE,
         "gzip": False,
         "may_be_empty": True,
     }
@@ -349,7 +351,8 @@ def _canceller() -> Callable[[], None]:
     return cancel
 
 
-def items_of(items: Sequence[PushItem]) -> list[Item]:
+def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
+    """`producer` is who the token says, whatever the body says."""
     return [
         Item(
             item.queue,
@@ -357,16 +360,17 @@ def items_of(items: Sequence[PushItem]) -> list[Item]:
             DEFAULT_PARTITION if item.partition is None else item.partition,
             item.transaction_id,
             item.trace_id,
+            producer,
         )
         for item in items
     ]
 
 
-async def push_later(pushes: Pushes, body: PushBody) -> Response:
+async def push_later(pushes: Pushes, body: PushBody, producer: str | None = None) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
     if (body.buffer_ms is not None and body.buffer_ms < 0) or (body.buffer_max is not None and body.buffer_max < 1):
         raise InvalidRequest("bufferMs must not be negative and bufferMax must be at least 1")
-    results = await pushes.push(items_of(body.items), body.buffer_ms, body.buffer_max)
+    results = await pushes.push(items_of(body.items, producer), body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
         return push_answer(results)  # there was no room on the disk, so it went to the database at once
     return json_response(Later(True, True, pushes.healthy), 201)

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.pipelines import Pipelines
 from penstock.topics.store import TopicStore
+from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route
 
@@ -74,7 +75,15 @@ def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
             summary="A pipeline reports; the answer says whether to stop",
             tag=TAG,
         ),
-        Route("POST", f"{one}/stop", stop, answer=known, summary="Ask a pipeline to stop after its batch", tag=TAG),
+        Route(
+            "POST",
+            f"{one}/stop",
+            stop,
+            answer=known,
+            summary="Ask a pipeline to stop after its batch",
+            tag=TAG,
+            role=Role.ADMIN,
+        ),
         Route(
             "PUT",
             "/topics/{topic}/archived",
@@ -84,5 +93,5 @@ def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
             summary="Records before this offset are archived: retention may delete them, and only them",
             tag=TAG,
         ),
-        Route("DELETE", one, forget, status=204, summary="Forget a pipeline's report", tag=TAG),
+        Route("DELETE", one, forget, status=204, summary="Forget a pipeline's report", tag=TAG, role=Role.ADMIN),
     ]

@@ -11,6 +11,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
+from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
@@ -222,12 +223,19 @@ def routes(queues: Queues) -> list[Route]:
         ),
         route("GET", "resources/queues", list_queues, "All queues", query=QueuesQuery),
         route("GET", "resources/queues/{queue}", one, "A queue and its partitions", query=PageQuery),
-        route("DELETE", "resources/queues/{queue}", delete, "Delete a queue with everything in it"),
+        route("DELETE", "resources/queues/{queue}", delete, "Delete a queue with everything in it", role=Role.ADMIN),
         route("GET", "resources/partitions", partitions, "Partitions", query=PartitionsQuery),
         route("GET", "resources/namespaces", namespaces, "Namespaces"),
         route("GET", "resources/tasks", tasks, "Tasks"),
         route("GET", "resources/overview", overview, "Sums over all queues"),
-        route("DELETE", "queues/{queue}/clear", clear, "Delete the messages, keep the queue", query=ClearQuery),
+        route(
+            "DELETE",
+            "queues/{queue}/clear",
+            clear,
+            "Delete the messages, keep the queue",
+            query=ClearQuery,
+            role=Role.ADMIN,
+        ),
         route("GET", "status", status_all, "What is going on", query=RangeQuery),
         route("GET", "status/queues", status_queues, "Queues, page by page", query=StatusQueuesQuery),
         route("GET", "status/queues/{queue}", status_one, "A queue with options and partitions", query=PageQuery),
@@ -240,7 +248,7 @@ def routes(queues: Queues) -> list[Route]:
             answer=list[dict[str, Any]],
         ),
         route("GET", "status/analytics", analytics, "Messages pushed over time", query=RangeQuery),
-        route("POST", "stats/refresh", refresh, "Fold the counters now (they are exact without it)"),
+        route("POST", "stats/refresh", refresh, "Fold the counters now (they are exact without it)", role=Role.ADMIN),
     ]
 
 

@@ -31,6 +31,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.names import check_name
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
+from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
 from penstock.wire.http.messages import EMPTY, Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import Route
@@ -312,7 +313,14 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
         route("GET", "/topics", api.names, answer=list[str], summary="List the topics"),
         route("POST", "/topics/{topic}", api.create, answer=Created, status=201, summary="Create a topic"),
         route("GET", "/topics/{topic}", api.details, answer=dict[str, Any], summary="Describe a topic"),
-        route("DELETE", "/topics/{topic}", api.delete, answer=Created, summary="Delete a topic and its records"),
+        route(
+            "DELETE",
+            "/topics/{topic}",
+            api.delete,
+            answer=Created,
+            summary="Delete a topic and its records",
+            role=Role.ADMIN,
+        ),
         route(
             "POST",
             "/topics/{topic}/produce",
@@ -352,7 +360,14 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
         ),
         route("GET", "/topics/{topic}/groups", api.groups, answer=list[dict[str, Any]], summary="The topic's groups"),
         route("GET", GROUP, api.group, answer=dict[str, Any], summary="A group's position, lag and leases"),
-        route("DELETE", GROUP, api.delete_group, answer=dict[str, str], summary="Forget a group on this topic"),
+        route(
+            "DELETE",
+            GROUP,
+            api.delete_group,
+            answer=dict[str, str],
+            summary="Forget a group on this topic",
+            role=Role.ADMIN,
+        ),
         route("POST", f"{GROUP}/commit", api.commit, body=Commit, answer=Committed, summary="Set a group's position"),
         route("POST", f"{GROUP}/lease", api.lease, body=Lease, answer=Leased, summary="Take a range of records"),
         route("POST", f"{GROUP}/complete", api.complete, body=LeaseId, answer=Committed, summary="A range is done"),

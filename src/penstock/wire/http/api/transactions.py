@@ -77,7 +77,7 @@ def routes(queues: Queues) -> list[Route]:
             raise InvalidRequest("operations array cannot be empty")
         operations: list[Item | Ack] = []
         for index, operation in enumerate(body.operations):
-            operations += _operations(index, operation)
+            operations += _operations(index, operation, request.subject)
         if not operations:
             raise InvalidRequest("operations array cannot be empty")
         done = await queues.transaction(operations, body.required_leases)
@@ -99,15 +99,16 @@ def routes(queues: Queues) -> list[Route]:
     ]
 
 
-def _operations(index: int, operation: Operation) -> list[Any]:
+def _operations(index: int, operation: Operation, producer: str | None) -> list[Any]:
     if operation.type == "push":
         if operation.items is not None:
-            return items_of(operation.items)
+            return items_of(operation.items, producer)
         if operation.queue is None:
             raise InvalidRequest(f"operations[{index}]: a push names a queue")
         payload = next((raw for raw in (operation.payload, operation.data) if raw is not ABSENT), _EMPTY)
         partition = DEFAULT_PARTITION if operation.partition is None else operation.partition
-        return [Item(operation.queue, bytes(payload), partition, operation.transaction_id, operation.trace_id)]
+        ids = operation.transaction_id, operation.trace_id
+        return [Item(operation.queue, bytes(payload), partition, *ids, producer)]
     if operation.type == "ack":
         if not operation.transaction_id or not operation.partition_id:
             raise InvalidRequest(f"operations[{index}]: an ack needs transactionId and partitionId")

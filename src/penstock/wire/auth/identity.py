@@ -1,0 +1,71 @@
+"""What a verified token says: who it is, what they may do, and until when."""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from penstock.config.schema import Auth as Settings
+from penstock.errors import Forbidden
+
+
+class Role(IntEnum):
+    """Levels, each of which includes those below it. `PUBLIC` needs no token."""
+
+    PUBLIC = 0
+    READ_ONLY = 1
+    READ_WRITE = 2
+    ADMIN = 3
+
+    @property
+    def title(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    subject: str | None  # the token's `sub`: what is stored as `producerSub`
+    role: Role  # PUBLIC: the token is good and allows nothing
+    expires: float = math.inf  # seconds since 1970, the clock skew we allow included
+
+    def require(self, role: Role) -> None:
+        if self.role < role:
+            has = f"has {self.role.title}" if self.role else "names no role we know"
+            raise Forbidden(f"This needs the role {role.title}; the token {has}")
+
+
+def identity_of(claims: dict[str, Any], settings: Settings) -> Identity:
+    expires = claims.get("exp")
+    return Identity(
+        subject=claims.get("sub"),
+        role=_role(claims, settings),
+        expires=math.inf if expires is None else float(expires) + settings.clock_skew,
+    )
+
+
+def _role(claims: dict[str, Any], settings: Settings) -> Role:
+    """The highest of the roles in both claims."""
+    levels = {
+        settings.role_read_only: Role.READ_ONLY,
+        settings.role_read_write: Role.READ_WRITE,
+        settings.role_admin: Role.ADMIN,
+    }
+    found = Role.PUBLIC
+    for name in (settings.roles_claim, settings.roles_array_claim):
+        value = _claim(claims, name)
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str) and word:
+                found = max(found, levels.get(word, Role.PUBLIC))
+    return found
+
+
+def _claim(claims: dict[str, Any], name: str) -> Any:
+    """By its name, or by a path of names with dots between them (`realm_access.roles`)."""
+    if name in claims:
+        return claims[name]
+    value: Any = claims
+    for word in name.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(word)
+    return value

@@ -1,0 +1,207 @@
+"""The keys that verify tokens: a shared secret, a public key, or the keys an identity provider publishes.
+
+A key is usable with exactly one algorithm, the one its kind is for, whatever a token's header says: a token signed with
+HS256 and the text of a public key as the secret finds no key, and neither does `none`.
+
+A set that is fetched (JWKS) is fetched again every `jwks_refresh`, and when a token names a key that is not in it, but
+then at most every `PAUSE` seconds: tokens made up by strangers do not turn into requests to the provider. When fetching
+fails the old keys stay.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from penstock.config.schema import Auth as Settings
+from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.net import HttpClient
+
+log = logging.getLogger("penstock.auth")
+
+PAUSE = 10.0  # seconds between two fetches because of unknown keys
+RETRY = 30.0  # seconds until a fetch that failed is tried again
+LEAST_SECRET = 32  # bytes: HS256 asks for as many as its hash has
+LEAST_RSA = 2048  # bits
+LARGEST_SET = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    algorithm: str
+    material: Any
+    id: str | None = None
+
+
+class Keys:
+    """Those configured and those fetched. `changed` is called when a fetch brought other keys than before."""
+
+    def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
+        self._settings = settings
+        self._changed = changed
+        self._fixed = _configured(settings)
+        self._fetched: list[Key] = []
+        self._raw = b""
+        self._fetching: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._last = -PAUSE
+        self._ever = False
+        if not self._fixed and not settings.jwks_url:
+            raise ConfigError(
+                "auth.enabled needs a key to verify tokens: auth.secret, auth.public_key or auth.jwks_url"
+            )
+
+    @property
+    def algorithms(self) -> set[str]:
+        return {key.algorithm for key in self._all()}
+
+    def find(self, algorithm: str, key_id: str | None) -> list[Key]:
+        """The keys a token with this header may be signed with."""
+        fitting = [key for key in self._all() if key.algorithm == algorithm]
+        if key_id is None:
+            return fitting
+        return [key for key in fitting if key.id == key_id] or [key for key in fitting if key.id is None]
+
+    def may_learn(self) -> bool:
+        """Whether asking the provider now could bring a key we do not have."""
+        if not self._settings.jwks_url:
+            return False
+        return self._fetching is not None or time.monotonic() - self._last >= PAUSE
+
+    async def start(self) -> None:
+        if self._settings.jwks_url:
+            await self.refresh()
+            self._refreshing = asyncio.create_task(self._keep_fresh())
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._refreshing, self._fetching) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Fetch now, or wait for the fetch that is under way."""
+        if self._fetching is None:
+            self._last = time.monotonic()
+            self._fetching = asyncio.create_task(self._fetch())
+            self._fetching.add_done_callback(self._fetched_now)
+        await asyncio.shield(self._fetching)
+
+    def require_some(self) -> None:
+        if not self._fixed and not self._ever:
+            raise Unavailable("The keys that verify tokens could not be fetched yet", retry_after=PAUSE)
+
+    def _all(self) -> list[Key]:
+        return self._fixed + self._fetched
+
+    def _fetched_now(self, _: "asyncio.Task[None]") -> None:
+        self._fetching = None
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            interval = max(1.0, self._settings.jwks_refresh)
+            await asyncio.sleep(interval if self._ever else min(RETRY, interval))
+            await self.refresh()
+
+    async def _fetch(self) -> None:
+        try:
+            raw = await _read(self._settings.jwks_url)
+            keys = key_set(raw, self._settings.algorithm)
+        except (PenstockError, TimeoutError, OSError, ValueError) as error:
+            log.error("the keys at %s could not be read, %s: %s", self._settings.jwks_url, self._kept(), error)
+            return
+        self._ever = True
+        if raw != self._raw:
+            self._raw, self._fetched = raw, keys
+            self._changed()
+            log.info("%d keys that verify tokens read from %s", len(keys), self._settings.jwks_url)
+
+    def _kept(self) -> str:
+        return f"{len(self._fetched)} keys are kept" if self._ever else "no token is accepted until they are"
+
+
+def _configured(settings: Settings) -> list[Key]:
+    found = []
+    if settings.secret and _wanted("HS256", settings.algorithm):
+        secret = settings.secret.encode()
+        if len(secret) < LEAST_SECRET:
+            raise ConfigError(f"auth.secret must have at least {LEAST_SECRET} bytes: a shorter one can be guessed")
+        found.append(Key("HS256", secret))
+    if settings.public_key:
+        key = _public_key(settings.public_key)
+        if not _wanted(key.algorithm, settings.algorithm):
+            raise ConfigError(f"auth.public_key is a key for {key.algorithm}, auth.algorithm says {settings.algorithm}")
+        found.append(key)
+    return found
+
+
+def _wanted(algorithm: str, configured: str) -> bool:
+    return configured in ("auto", algorithm.lower())
+
+
+def _public_key(text: str) -> Key:
+    """From PEM text (with real or written-out line ends), or from the file it names."""
+    try:
+        pem = text.replace("\\n", "\n") if "-----BEGIN" in text else Path(text).read_text(encoding="ascii")
+        return _key_for(load_pem_public_key(pem.encode()), None)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"auth.public_key is neither a public key (PEM) nor a file with one: {error}") from None
+
+
+def _key_for(material: Any, key_id: str | None) -> Key:
+    if isinstance(material, RSAPublicKey):
+        if material.key_size < LEAST_RSA:
+            raise ValueError(f"an RSA key of {material.key_size} bits is too short, {LEAST_RSA} is the least")
+        return Key("RS256", material, key_id)
+    if isinstance(material, Ed25519PublicKey):
+        return Key("EdDSA", material, key_id)
+    if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
+        return Key("ES256", material, key_id)
+    raise ValueError("only RSA, Ed25519 and P-256 keys are known")
+
+
+def key_set(raw: bytes, algorithm: str = "auto") -> list[Key]:
+    """The keys of a JWKS document that can verify signatures we know; others in it are passed over."""
+    document = json.loads(raw)
+    entries = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("not a key set: there is no array `keys`")
+    found = []
+    for entry in entries:
+        try:
+            if entry.get("use", "sig") != "sig" or entry.get("kty") == "oct":
+                continue
+            key = _key_for(jwt.PyJWK(entry).key, entry.get("kid"))
+        except (jwt.PyJWTError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
+            log.info("a key of the set is passed over: %s", error)
+            continue
+        if entry.get("alg", key.algorithm) == key.algorithm and _wanted(key.algorithm, algorithm):
+            found.append(key)
+    return found
+
+
+async def _read(url: str) -> bytes:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        path = Path(parts.path if parts.scheme == "file" else url)
+        return await asyncio.to_thread(path.read_bytes)
+    client = HttpClient(urlunsplit((parts.scheme, parts.netloc, "", "", "")), pool_size=1, max_answer=LARGEST_SET)
+    try:
+        answer = await client.request("GET", urlunsplit(("", "", parts.path or "/", parts.query, "")), timeout=10.0)
+    finally:
+        await client.close()
+    if answer.status != 200:
+        raise ValueError(f"answered {answer.status}")
+    return answer.body

@@ -1,0 +1,151 @@
+"""Turns tokens into identities, and remembers them: a known token costs a dictionary lookup, not a signature.
+
+What is remembered is bounded (`cache_size`, the oldest go first) and never outlives the token's `exp`. When the key
+set changes everything is forgotten, so a key that was withdrawn verifies nothing from then on. What was refused is not
+remembered: it may be good once its key is known or its `nbf` has come.
+"""
+
+import logging
+import math
+import time
+from typing import Any
+from urllib.parse import parse_qs
+
+import jwt
+
+from penstock.config.schema import Auth as Settings
+from penstock.errors import Unauthorized
+from penstock.metrics import Metrics
+from penstock.wire.auth.identity import Identity, identity_of
+from penstock.wire.auth.keys import Keys
+
+log = logging.getLogger("penstock.auth")
+
+MISSING = "Authentication required: send the header Authorization: Bearer <token>"
+LONGEST = 16 << 10
+
+
+class UnknownKey(Exception):
+    """The token names a key we may learn of by asking: call `learn`, then try again."""
+
+
+class Verifier:
+    """Verifies the tokens of one process."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.keys = Keys(settings, self._forget)
+        self.known: dict[str, Identity] = {}  # never holds the empty token
+        self._refused = metrics.counter("penstock_auth_refused_total", "Requests refused by authentication", "reason")
+        metrics.gauge("penstock_auth_known_tokens", "Tokens remembered as verified", read=lambda: len(self.known))
+        self._decoder = jwt.PyJWT()
+        self._checks: dict[str, Any] = {
+            "leeway": settings.clock_skew,
+            "audience": settings.audience or None,
+            "issuer": settings.issuer or None,
+            "options": {
+                "require": ["exp"] if settings.require_exp else [],
+                "verify_aud": bool(settings.audience),
+                "verify_iss": bool(settings.issuer),
+            },
+        }
+
+    async def start(self) -> None:
+        await self.keys.start()
+
+    async def stop(self) -> None:
+        await self.keys.stop()
+
+    def identify(self, token: str) -> Identity:
+        """Whose token this is; raises `Unauthorized`, or `UnknownKey` when a key set has to be asked first."""
+        identity = self.known.get(token)
+        if identity is not None:
+            if identity.expires > time.time():
+                return identity
+            del self.known[token]
+        if not token:
+            raise self._no("missing", MISSING)
+        return self._remember(token, self._verify(token, may_ask=True))
+
+    async def learn(self, token: str) -> Identity:
+        """After `UnknownKey`: fetch the keys, and this time the answer is final."""
+        await self.keys.refresh()
+        self.keys.require_some()
+        return self._remember(token, self._verify(token, may_ask=False))
+
+    def count(self, reason: str) -> None:
+        self._refused.add(1, reason)
+
+    def _verify(self, token: str, may_ask: bool) -> Identity:
+        if len(token) > LONGEST:
+            raise self._no("invalid", f"The token is longer than {LONGEST} bytes")
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
+            raise self._no("invalid", "The token is not a JWT") from None
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        keys = self.keys.find(algorithm, key_id) if isinstance(algorithm, str) else []
+        if not keys:
+            if may_ask and algorithm in ("RS256", "ES256", "EdDSA") and self.keys.may_learn():
+                raise UnknownKey
+            self.keys.require_some()
+            if algorithm not in self.keys.algorithms:
+                raise self._no("invalid", f"The token's algorithm {str(algorithm)[:20]!r} is not accepted")
+            raise self._no("invalid", "The token is signed with a key that is not known here")
+        return identity_of(self._claims(token, str(algorithm), [key.material for key in keys]), self.settings)
+
+    def _claims(self, token: str, algorithm: str, materials: list[Any]) -> dict[str, Any]:
+        for place, material in enumerate(materials, 1):
+            try:
+                return self._decoder.decode(token, material, algorithms=[algorithm], **self._checks)
+            except jwt.InvalidSignatureError:
+                if place == len(materials):
+                    raise self._no("invalid", "The token's signature is wrong") from None
+            except jwt.ExpiredSignatureError:
+                raise self._no("expired", "The token has expired") from None
+            except jwt.ImmatureSignatureError:
+                raise self._no("invalid", "The token is not valid yet") from None
+            except jwt.InvalidAudienceError:
+                raise self._no("invalid", "The token is for another audience") from None
+            except jwt.InvalidIssuerError:
+                raise self._no("invalid", "The token is from another issuer") from None
+            except jwt.MissingRequiredClaimError as error:
+                raise self._no("invalid", f"The token lacks the claim {error.claim!r}") from None
+            except jwt.PyJWTError:
+                raise self._no("invalid", "The token cannot be verified") from None
+        raise AssertionError("there is always a key")
+
+    def _remember(self, token: str, identity: Identity) -> Identity:
+        known = self.known
+        if len(known) >= max(1, self.settings.cache_size):
+            now = time.time()
+            for old in [each for each, about in known.items() if about.expires <= now] or [next(iter(known))]:
+                del known[old]
+        known[token] = identity
+        return identity
+
+    def _forget(self) -> None:
+        self.known.clear()
+
+    def _no(self, reason: str, text: str) -> Unauthorized:
+        self.count(reason)
+        return Unauthorized(text)
+
+
+def verifier_of(settings: Settings, metrics: Metrics) -> Verifier | None:
+    """None when authentication is off: then nothing of it is on any path."""
+    return Verifier(settings, metrics) if settings.enabled else None
+
+
+def seconds_left(identity: Identity) -> float:
+    return max(0.0, identity.expires - time.time()) if identity.expires != math.inf else math.inf
+
+
+def bearer(header: str | None, query: str = "") -> str:
+    """The token in a header `Authorization`, with or without the word Bearer, or else in a query string."""
+    if header:
+        scheme, _, rest = header.strip().partition(" ")
+        if not rest:
+            return scheme
+        return rest.strip() if scheme.lower() == "bearer" else ""
+    return (parse_qs(query).get("access_token") or [""])[0] if query else ""

@@ -1,0 +1,133 @@
+"""The guard in front of HTTP routes when authentication is on.
+
+It wraps an endpoint before anything of a request is decoded. With authentication off there is no guard, and endpoints
+are what they were. A request with a token we know costs a dictionary lookup and two comparisons: the head, which is
+cached by its bytes, keeps the token that was in it.
+
+Which role a route needs is said by the route; by default looking (GET) needs read-only, everything else read-write.
+Paths in `skip_paths` need nothing, and neither do answers that say nothing (404, 405, preflight).
+
+Server-sent events end when their token does. A browser's EventSource cannot send headers, so that route alone also
+takes the token as the query parameter `access_token`.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable
+
+from penstock.errors import Forbidden, PenstockError
+from penstock.wire.auth import Identity, Role, Verifier
+from penstock.wire.auth.verifier import UnknownKey, bearer, seconds_left
+from penstock.wire.http.head import Head
+from penstock.wire.http.messages import Answer, Handler, Request, Stream, StreamResponse
+from penstock.wire.http.routes import Admit, Route
+from penstock.wire.status import status_of
+
+EVENTS = "text/event-stream"
+
+
+class Guard:
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        words = [word.strip() for word in verifier.settings.skip_paths.split(",")]
+        self._open = frozenset(word for word in words if word)
+        self._below = tuple(word for word in words if len(word) > 1 and word.endswith("/"))
+
+    def needs_token(self, path: str) -> bool:
+        return path not in self._open and not (self._below and path.startswith(self._below))
+
+    def protect(self, route: Route, call: Handler) -> tuple[Handler, Admit | None]:
+        """`call` behind the guard, and what judges a request by its head alone; (call, None) when it is public."""
+        role = role_of(route)
+        if role is Role.PUBLIC or (not route.parameters and not self.needs_token(route.path)):
+            return call, None
+        verifier, known, look = self._verifier, self._verifier.known, self._look
+        events = route.answer_type == EVENTS
+
+        def guarded(request: Request) -> Answer | Awaitable[Answer]:
+            head = request.head
+            token = head.token
+            if token is None:
+                token = head.token = token_of(head, in_query=events)
+            identity = known.get(token)
+            if identity is None or identity.expires <= time.time() or identity.role < role:
+                return look(request, token, role, call)
+            head.identity = identity
+            return call(request)
+
+        def admit(head: Head) -> tuple[int, str] | None:
+            try:
+                if self.needs_token(head.path):
+                    verifier.identify(token_of(head, in_query=events)).require(role)
+            except UnknownKey:
+                pass  # the whole request will find out
+            except PenstockError as error:
+                return status_of(error).http, str(error)
+            return None
+
+        return (_ending(guarded) if events else guarded), admit
+
+    def _look(self, request: Request, token: str, role: Role, call: Handler) -> Answer | Awaitable[Answer]:
+        """A token seen for the first time, one that has expired or allows too little, or none."""
+        if not self.needs_token(request.head.path):
+            return call(request)
+        try:
+            identity = self._verifier.identify(token)
+        except UnknownKey:
+            return self._learn(request, token, role, call)
+        self._let_in(request, identity, role)
+        return call(request)
+
+    async def _learn(self, request: Request, token: str, role: Role, call: Handler) -> Answer:
+        self._let_in(request, await self._verifier.learn(token), role)
+        answer = call(request)
+        return answer if isinstance(answer, Answer) else await answer
+
+    def _let_in(self, request: Request, identity: Identity, role: Role) -> None:
+        try:
+            identity.require(role)
+        except Forbidden:
+            self._verifier.count("role")
+            raise
+        request.head.identity = identity
+
+
+def role_of(route: Route) -> Role:
+    if route.role is not None:
+        return route.role
+    return Role.READ_ONLY if route.method in ("GET", "HEAD") else Role.READ_WRITE
+
+
+def token_of(head: Head, *, in_query: bool = False) -> str:
+    """The bearer token of a request, "" without one. The word `Bearer` may be missing."""
+    return bearer(head.header("authorization"), head.query if in_query else "")
+
+
+def _ending(handler: Handler) -> Handler:
+    """Streams of this handler end when the token they were asked for with does."""
+
+    def limit(request: Request, answer: Answer) -> Answer:
+        identity = request.head.identity
+        if identity is None or not isinstance(answer, StreamResponse):
+            return answer
+        run, left = answer.run, seconds_left(identity)
+
+        async def until_expiry(stream: Stream) -> None:
+            try:
+                async with asyncio.timeout(None if left == math.inf else left):
+                    await run(stream)
+            except TimeoutError:
+                pass  # the client asks again and is told that its token has expired
+
+        answer.run = until_expiry
+        return answer
+
+    async def later(request: Request, answer: Awaitable[Answer]) -> Answer:
+        return limit(request, await answer)
+
+    def limited(request: Request) -> Answer | Awaitable[Answer]:
+        answer = handler(request)
+        return limit(request, answer) if isinstance(answer, Answer) else later(request, answer)
+
+    return limited
