@@ -12,6 +12,7 @@ from queen import Queen
 
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
+from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("compat")
@@ -592,3 +593,27 @@ def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# -- authentication ---------------------------------------------------------------------------------------------------
+
+
+def test_the_clients_bearer_token_lets_it_in_and_names_the_producer(postgres, tmp_path, queue):
+    env = {"JWT_ENABLED": "true", "JWT_SECRET": SECRET}
+    with BrokerProcess(tmp_path, database_url=fresh_database(postgres), env=env) as guarded:
+
+        async def body(queen: Queen) -> None:
+            await queen.queue(queue).create()
+            await queen.queue(queue).partition("p").push([{"data": {"n": 1}}])
+            [message] = await drained(queen, queue, 1)
+            assert (message["data"], message["producerSub"]) == ({"n": 1}, "alice")
+            with pytest.raises(Exception, match="needs the role admin"):
+                await queen.queue(queue).delete()
+
+        with_queen(guarded, body, bearer_token=token("read-write", "alice"))
+
+        async def refused(queen: Queen) -> None:
+            with pytest.raises(Exception, match="Authentication required"):
+                await queen.queue(queue).create()
+
+        with_queen(guarded, refused)

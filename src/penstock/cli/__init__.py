@@ -17,6 +17,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Token = Annotated[
+    str, typer.Option("--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one.")
+]
 GROUPS = ("serve", "config", "queue", "topic", "buffer", "export", "pipeline")
 
 

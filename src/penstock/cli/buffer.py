@@ -25,7 +25,7 @@ from rich.table import Table
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import app
+from penstock.cli import Token, app
 from penstock.config import schema
 from penstock.database import Database
 from penstock.errors import NotFound, PenstockError, Unavailable
@@ -76,12 +76,12 @@ class Found:
 
 
 @commands.command()
-def status(url: Url = LOCAL, json: Json = False) -> None:
+def status(url: Url = LOCAL, token: Token = "", json: Json = False) -> None:
     """Show what is buffered and how the replay goes.
 
     Example: `penstock buffer status --json | jq .pending`
     """
-    report = _run(_ask(url, "GET", "/api/v1/status/buffers"))
+    report = _run(_ask(url, token, "GET", "/api/v1/status/buffers"))
     if json:
         sys.stdout.buffer.write(report + b"\n")
         return
@@ -174,21 +174,23 @@ def inspect(
 
 
 @commands.command()
-def replay(url: Url = LOCAL, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
+def replay(url: Url = LOCAL, token: Token = "", directory: Directory = None, database_url: DatabaseUrl = "") -> None:
     """Put what is buffered into the database now, and show how far it is.
 
     With a running broker: `penstock buffer replay`
 
     Without one: `penstock buffer replay --dir /backup/buffers --database-url postgresql://me@db/app`
     """
-    left = _run(_replay_here(_directory(directory), database_url) if database_url else _replay_there(url))
+    left = _run(_replay_here(_directory(directory), database_url) if database_url else _replay_there(url, token))
     if left:
         typer.echo(f"penstock: {left:,} events are left", err=True)
         raise typer.Exit(1)
 
 
 @commands.command("retry-failed")
-def retry_failed(url: Url = LOCAL, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
+def retry_failed(
+    url: Url = LOCAL, token: Token = "", directory: Directory = None, database_url: DatabaseUrl = ""
+) -> None:
     """Try the events that the database refused once more.
 
     Example: `penstock buffer retry-failed`
@@ -196,7 +198,7 @@ def retry_failed(url: Url = LOCAL, directory: Directory = None, database_url: Da
     if database_url:
         left = _run(_replay_here(_directory(directory), database_url, failed=True))
     else:
-        left = msgspec.json.decode(_run(_ask(url, "POST", "/api/v1/buffers/retry-failed")))["failed"]
+        left = msgspec.json.decode(_run(_ask(url, token, "POST", "/api/v1/buffers/retry-failed")))["failed"]
     typer.echo(f"{left:,} events are left in failed/", err=True)
     raise typer.Exit(1 if left else 0)
 
@@ -277,8 +279,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         raise typer.Exit(130) from None
 
 
-async def _ask(url: str, method: str, path: str) -> bytes:
-    client = HttpClient(url, pool_size=1, connect_timeout=2.0)
+async def _ask(url: str, token: str, method: str, path: str) -> bytes:
+    client = HttpClient(
+        url, headers=[("Authorization", f"Bearer {token}")] if token else (), pool_size=1, connect_timeout=2.0
+    )
     try:
         answer = await client.request(method, path, timeout=30.0)
     except (OSError, TimeoutError) as error:
@@ -301,11 +305,11 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-async def _replay_there(url: str) -> int:
+async def _replay_there(url: str, token: str) -> int:
     """Ask the broker and watch."""
 
     async def look(method: str, path: str) -> BufferStatus:
-        return msgspec.json.decode(await _ask(url, method, path), type=BufferStatus)
+        return msgspec.json.decode(await _ask(url, token, method, path), type=BufferStatus)
 
     report = await look("POST", "/api/v1/buffers/replay")
     with _bar() as bar:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock.cli import app
+from penstock.cli import Token, app
 from penstock.config import load
 from penstock.config.values import format_duration, format_size
 from penstock.errors import PenstockError
@@ -36,7 +36,6 @@ commands = typer.Typer(
 app.add_typer(commands, name="export")
 
 Url = Annotated[str, typer.Option("--url", "-u", envvar="PENSTOCK_URL", help="Address of the broker.")]
-Token = Annotated[str, typer.Option("--token", envvar="PENSTOCK_TOKEN", help="Bearer token.")]
 Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 Name = Annotated[str, typer.Argument(metavar="ROUTE")]
 ConfigFile = Annotated[

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from penstock.cli import app
+from penstock.cli import Token, app
 from penstock.errors import NotFound, PenstockError, Unavailable
 
 commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
@@ -243,13 +243,13 @@ def recover(
     tasks: Annotated[int, typer.Option(min=1, help="Partitions are dealt out to so many tasks.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, push nothing.")] = False,
     url: Url = LOCAL_URL,
+    token: Token = "",
     master: Master = LOCAL,
 ) -> None:
     """Push the events of buffer files, each once, in order per partition. The files stay."""
     with _reporting():
         from penstock.pipeline.jobs.recover import recover as job
 
-        token = os.environ.get("PENSTOCK_TOKEN")
         done = job(_session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token)
     typer.echo(json.dumps(dataclasses.asdict(done)))
     if done.rejected or done.unreadable:
@@ -257,10 +257,10 @@ def recover(
 
 
 @commands.command("list")
-def list_pipelines(url: Url = LOCAL_URL, as_json: Json = False) -> None:
+def list_pipelines(url: Url = LOCAL_URL, token: Token = "", as_json: Json = False) -> None:
     """What runs, how far behind it is, and what went wrong last."""
     with _reporting():
-        found = _ask(url, "GET", "")["pipelines"]
+        found = _ask(url, token, "GET", "")["pipelines"]
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -273,17 +273,17 @@ def list_pipelines(url: Url = LOCAL_URL, as_json: Json = False) -> None:
 
 
 @commands.command()
-def status(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL) -> None:
+def status(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL, token: Token = "") -> None:
     """One pipeline's last report, as JSON."""
     with _reporting():
-        typer.echo(json.dumps(_ask(url, "GET", f"/{quote(name, safe='')}"), indent=2))
+        typer.echo(json.dumps(_ask(url, token, "GET", f"/{quote(name, safe='')}"), indent=2))
 
 
 @commands.command()
-def stop(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL) -> None:
+def stop(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL, token: Token = "") -> None:
     """Ask a running pipeline, wherever it runs, to stop after its batch."""
     with _reporting():
-        found = _ask(url, "POST", f"/{quote(name, safe='')}/stop")
+        found = _ask(url, token, "POST", f"/{quote(name, safe='')}/stop")
     typer.echo(f"{name} on {found['host']} is {found['state']} and will stop after its batch")
 
 
@@ -297,9 +297,9 @@ def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def _ask(url: str, method: str, path: str) -> Any:
+def _ask(url: str, token: str, method: str, path: str) -> Any:
     target = f"{url.rstrip('/')}/api/v1/pipelines{path}"
-    headers = {"Authorization": f"Bearer {os.environ['PENSTOCK_TOKEN']}"} if "PENSTOCK_TOKEN" in os.environ else {}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with urllib.request.urlopen(
             urllib.request.Request(target, method=method, headers=headers), timeout=10

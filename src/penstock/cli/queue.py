@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli import app
+from penstock.cli import Token, app
 from penstock.client import Address, Client, Message
 from penstock.client.messages import AckRefused
 from penstock.errors import PenstockError
@@ -58,6 +58,7 @@ def push(
     batch: Annotated[int, typer.Option(min=1, help="Lines per request.")] = 500,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")] = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Store messages; prints one JSON line per message with what became of it.
 
@@ -81,7 +82,7 @@ def push(
                 for result in results:
                     _line({"status": result.status, "transactionId": result.transaction_id, "id": result.message_id})
 
-    _run(url, work)
+    _run(url, token, work)
 
 
 @commands.command()
@@ -93,6 +94,7 @@ def pop(
     ack: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed.")] = False,
     data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Take messages and print them, one JSON line each.
 
@@ -116,7 +118,7 @@ def pop(
             if not follow:
                 return
 
-    _run(url, work)
+    _run(url, token, work)
 
 
 @commands.command("ack")
@@ -124,6 +126,7 @@ def ack_command(
     status: Annotated[str, typer.Option("--status", "-s", help="completed, failed, retry or dlq.")] = "completed",
     error: Annotated[str | None, typer.Option("--error", "-e", help="What went wrong.")] = None,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Answer messages read from standard input, as `penstock queue pop` printed them.
 
@@ -146,19 +149,19 @@ def ack_command(
         for result in results:
             _line(result)
 
-    _run(url, work)
+    _run(url, token, work)
 
 
 # -- queues -----------------------------------------------------------------------------------------------------------
 
 
 @commands.command("list")
-def list_command(as_json: Json = False, url: Url = LOCAL) -> None:
+def list_command(as_json: Json = False, url: Url = LOCAL, token: Token = "") -> None:
     """List the queues with their counts.
 
     Example: `penstock queue list --json | jq -r '.[] | select(.messages.pending > 1000) | .name'`
     """
-    found = _run(url, lambda client: client.queues())
+    found = _run(url, token, lambda client: client.queues())
     _show(
         found,
         as_json,
@@ -176,12 +179,14 @@ def list_command(as_json: Json = False, url: Url = LOCAL) -> None:
 
 
 @commands.command()
-def describe(queue: Annotated[str, typer.Argument(help="Queue.")], as_json: Json = False, url: Url = LOCAL) -> None:
+def describe(
+    queue: Annotated[str, typer.Argument(help="Queue.")], as_json: Json = False, url: Url = LOCAL, token: Token = ""
+) -> None:
     """Show a queue's options, counts and partitions.
 
     Example: `penstock queue describe orders`
     """
-    found = _run(url, lambda client: client.describe(queue))
+    found = _run(url, token, lambda client: client.describe(queue))
     if as_json or not sys.stdout.isatty():
         _line(found)
         return
@@ -210,6 +215,7 @@ def configure(
     namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
     task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Create a queue or replace its options; options not named go back to their defaults.
 
@@ -224,7 +230,7 @@ def configure(
             values[name] = json.loads(value)
         except ValueError:
             values[name] = value
-    _line(_run(url, lambda client: client.configure(queue, namespace=namespace, task=task, **values)))
+    _line(_run(url, token, lambda client: client.configure(queue, namespace=namespace, task=task, **values)))
 
 
 @commands.command()
@@ -233,6 +239,7 @@ def delete(
     yes: Yes = False,
     keep: Annotated[bool, typer.Option("--keep", help="Delete the messages, keep the queue.")] = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Delete a queue with its messages, groups and dead letters.
 
@@ -240,8 +247,8 @@ def delete(
     """
     _confirm(f"Delete {'the messages of ' if keep else ''}queue {queue} for good?", yes)
     if keep:
-        _line(_run(url, lambda client: client.clear(queue)))
-    elif not _run(url, lambda client: client.delete_queue(queue)):
+        _line(_run(url, token, lambda client: client.clear(queue)))
+    elif not _run(url, token, lambda client: client.delete_queue(queue)):
         typer.echo(f"there was no queue {queue}", err=True)
 
 
@@ -253,6 +260,7 @@ def groups(
     group: Annotated[str | None, typer.Argument(help="One group, with its partitions; default: all groups.")] = None,
     as_json: Json = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Show consumer groups and how far behind they are.
 
@@ -260,7 +268,7 @@ def groups(
     """
     if group is None:
         _show(
-            _run(url, lambda client: client.groups()),
+            _run(url, token, lambda client: client.groups()),
             as_json,
             ("group", "queue", "partitions", "with lag", "behind (messages)", "behind (s)", "state"),
             lambda row: (
@@ -274,7 +282,7 @@ def groups(
             ),
         )
         return
-    found = _run(url, lambda client: client.group(group))
+    found = _run(url, token, lambda client: client.group(group))
     rows = [{"queue": queue, **row} for queue, about in found.items() for row in about["partitions"]]
     _show(
         rows,
@@ -298,6 +306,7 @@ def seek(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be delivered again.")] = False,
     yes: Yes = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Move a group to another place in its queue.
 
@@ -308,7 +317,7 @@ def seek(
     where = Address.parse(address)
     if where.group is None:
         _usage("name the group as well: queue@group")
-    preview = _run(url, lambda client: client.seek(where.queue, where.group or "", to, dry_run=True))
+    preview = _run(url, token, lambda client: client.seek(where.queue, where.group or "", to, dry_run=True))
     if dry_run:
         _line(preview)
         return
@@ -316,7 +325,7 @@ def seek(
     _confirm(
         f"{again:,} messages of {where.queue} would be delivered again to {where.group}, {skipped:,} skipped. Go?", yes
     )
-    _line(_run(url, lambda client: client.seek(where.queue, where.group or "", to)))
+    _line(_run(url, token, lambda client: client.seek(where.queue, where.group or "", to)))
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------
@@ -336,6 +345,7 @@ def dlq_list(
     offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
     as_json: Json = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """List dead letters, the newest first.
 
@@ -343,6 +353,7 @@ def dlq_list(
     """
     page = _run(
         url,
+        token,
         lambda client: client.dead_letters(
             queue, consumer_group=group, partition=partition, limit=limit, offset=offset
         ),
@@ -376,13 +387,14 @@ def dlq_requeue(
     id: Id = None,
     yes: Yes = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Deliver dead letters again to the groups they failed in.
 
     Example: `penstock queue dlq requeue orders --group billing`
     """
-    _confirm(f"Deliver {_matching(url, queue, group, partition, id)} again?", yes)
-    _line(_run(url, lambda client: client.requeue(queue, consumer_group=group, partition=partition, id=id)))
+    _confirm(f"Deliver {_matching(url, token, queue, group, partition, id)} again?", yes)
+    _line(_run(url, token, lambda client: client.requeue(queue, consumer_group=group, partition=partition, id=id)))
 
 
 @dead_letters.command("purge")
@@ -393,28 +405,31 @@ def dlq_purge(
     id: Id = None,
     yes: Yes = False,
     url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Delete dead letters for good.
 
     Example: `penstock queue dlq purge orders --group billing --yes`
     """
-    _confirm(f"Delete {_matching(url, queue, group, partition, id)} for good?", yes)
-    _line(_run(url, lambda client: client.purge(queue, consumer_group=group, partition=partition, id=id)))
+    _confirm(f"Delete {_matching(url, token, queue, group, partition, id)} for good?", yes)
+    _line(_run(url, token, lambda client: client.purge(queue, consumer_group=group, partition=partition, id=id)))
 
 
-def _matching(url: str, queue: str | None, group: str | None, partition: str | None, id: str | None) -> str:
+def _matching(url: str, token: str, queue: str | None, group: str | None, partition: str | None, id: str | None) -> str:
     if id:
         return f"dead letter {id}"
-    page = _run(url, lambda client: client.dead_letters(queue, consumer_group=group, partition=partition, limit=1))
+    page = _run(
+        url, token, lambda client: client.dead_letters(queue, consumer_group=group, partition=partition, limit=1)
+    )
     return f"{page['total']} dead letters of {queue or 'all queues'}"
 
 
 # -- what they share --------------------------------------------------------------------------------------------------
 
 
-def _run(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
+def _run(url: str, token: str, work: Callable[[Client], Awaitable[T]]) -> T:
     async def with_client() -> T:
-        async with Client(url, patience=5.0) as client:
+        async with Client(url, token=token, patience=5.0) as client:
             return await work(client)
 
     try:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli import app
+from penstock.cli import Token, app
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.errors import PenstockError
@@ -44,10 +44,10 @@ DEFAULT_BROKER = "127.0.0.1:12345"
 
 
 @contextmanager
-def _session(broker: str) -> Iterator[SyncTopicClient]:
+def _session(broker: str, token: str) -> Iterator[SyncTopicClient]:
     """A client, and every way a command may end."""
     try:
-        with SyncTopicClient(broker, timeout=10.0) as client:
+        with SyncTopicClient(broker, timeout=10.0, token=token) as client:
             yield client
             sys.stdout.flush()
     except PenstockError as error:
@@ -66,23 +66,25 @@ def _print_json(value: Any) -> None:
 
 
 @commands.command()
-def create(topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")], broker: Broker = DEFAULT_BROKER) -> None:
+def create(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")], broker: Broker = DEFAULT_BROKER, token: Token = ""
+) -> None:
     """Create topics; fine if they exist.
 
     Example: `penstock topic create orders payments`
     """
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         for topic in topics:
             client.create(topic)
 
 
 @commands.command("list")
-def list_topics(broker: Broker = DEFAULT_BROKER, json: Json = False) -> None:
+def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False) -> None:
     """List the topics, one per line.
 
     Example: `penstock topic list | xargs -n1 penstock topic describe`
     """
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         names = client.names()
         if json:
             _print_json(names)
@@ -91,12 +93,12 @@ def list_topics(broker: Broker = DEFAULT_BROKER, json: Json = False) -> None:
 
 
 @commands.command()
-def describe(topic: Name, broker: Broker = DEFAULT_BROKER, json: Json = False) -> None:
+def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False) -> None:
     """Show a topic's offsets, size and segments.
 
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         info = client.info(topic)
         found = {
             "topic": topic,
@@ -120,13 +122,14 @@ def describe(topic: Name, broker: Broker = DEFAULT_BROKER, json: Json = False) -
 def delete(
     topic: Name,
     broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a topic and its records for good.
 
     Example: `penstock topic delete old-orders --yes`
     """
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         if not yes:
             info = client.info(topic)
             if not sys.stdin.isatty():
@@ -141,6 +144,7 @@ def produce(
     topic: Name,
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Default: standard input.")] = None,
     broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
     delimiter: Annotated[
         str, typer.Option("--delimiter", "-D", help=r"What ends a record: \n, \t, \0, or text.")
     ] = r"\n",
@@ -160,7 +164,7 @@ def produce(
     if not end:
         typer.echo("penstock: the delimiter is empty; --whole makes each input one record", err=True)
         raise typer.Exit(2)
-    with _session(broker) as client, _progress(quiet, _size_of(files), f"to {topic}") as advance:
+    with _session(broker, token) as client, _progress(quiet, _size_of(files), f"to {topic}") as advance:
         records = 0
         with client.producer(topic, linger=linger) as producer:
             for source in _sources(files):
@@ -174,6 +178,7 @@ def produce(
 def consume(
     topic: Name,
     broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
     offset: Annotated[
         str,
         typer.Option(
@@ -205,7 +210,7 @@ def consume(
     `penstock topic consume orders -g billing | ./charge`
     """
     render = _as_json if json else _renderer(format)
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         _write(client, topic, _start(client, topic, offset), not exit_at_end, count, render, group, quiet)
 
 
@@ -213,6 +218,7 @@ def consume(
 def tail(
     topic: Name,
     broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
     count: Annotated[
         int, typer.Option("--count", "-n", min=0, help="How many of the last records to begin with.")
     ] = 10,
@@ -225,7 +231,7 @@ def tail(
     Example: `penstock topic tail logs -n 100 | grep -i error`
     """
     render = _as_json if json else _renderer(format)
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         _write(client, topic, _start(client, topic, f"-{count}"), follow, None, render, None, quiet=True)
 
 
@@ -237,6 +243,7 @@ def verify(
     ] = Path("penstock-data"),
     live: Annotated[bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")] = False,
     broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -260,7 +267,7 @@ def verify(
         typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
         raise typer.Exit(1)
     sound = True
-    with _session(broker) as client, _progress(quiet, None, "checking") as advance:
+    with _session(broker, token) as client, _progress(quiet, None, "checking") as advance:
         for name in topics or found:
             end = client.info(name).next_offset if live else None
             done = 0

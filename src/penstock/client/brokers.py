@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.client.connection import Backoff
+from penstock.client.connection import Backoff, Token
 from penstock.errors import (
     Conflict,
     Forbidden,
@@ -51,14 +51,15 @@ class Brokers:
         self,
         urls: Sequence[str],
         *,
-        token: str | None = None,
+        token: Token | None = None,
         timeout: float = 30.0,
         patience: float = 30.0,
         pool_size: int = 64,
     ) -> None:
         if not urls:
             raise InvalidRequest("at least one broker URL is needed")
-        headers = [("Authorization", f"Bearer {token}")] if token else []
+        self._token = token if callable(token) else None
+        headers = [("Authorization", f"Bearer {token}")] if token and not callable(token) else []
         self.urls = list(urls)
         self.timeout, self.patience = timeout, patience
         self._clients = [HttpClient(url, headers=headers, pool_size=pool_size) for url in urls]
@@ -89,7 +90,7 @@ class Brokers:
             place = self._current
             try:
                 answer = await self._clients[place].request(
-                    method, target, body, _JSON if body else (), timeout or self.timeout, idempotent=again
+                    method, target, body, self._headers(body), timeout or self.timeout, idempotent=again
                 )
                 if answer.status < 500:
                     return answer
@@ -108,6 +109,10 @@ class Brokers:
             if clock() + wait >= give_up:
                 raise failure
             await asyncio.sleep(wait)
+
+    def _headers(self, body: bytes) -> tuple[tuple[str, str], ...]:
+        headers = _JSON if body else ()
+        return (*headers, ("Authorization", f"Bearer {self._token()}")) if self._token else headers
 
     async def json(self, method: str, target: str, value: Any = None, *, again: bool = True, **limits: Any) -> Any:
         """Ask with a JSON body, answer with decoded JSON (None when there is no body)."""

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import Item, PushBuffer
+from penstock.client.connection import Token
 from penstock.client.consumer import Consumer, Handler
 from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
@@ -27,6 +28,7 @@ DEFAULT_URL = "http://127.0.0.1:6632"
 class Client(QueueClient):
     """Talks to one broker, or to several on one database; with no URL, to PENSTOCK_URL or the local one.
 
+    `token` (default: PENSTOCK_TOKEN) is sent to brokers that ask for one; a function is asked before each request.
     `timeout` limits one request, `patience` how long a request is tried again while no broker answers.
     """
 
@@ -34,13 +36,15 @@ class Client(QueueClient):
         self,
         urls: str | Sequence[str] | None = None,
         *,
-        token: str | None = None,
+        token: Token | None = None,
         timeout: float = 30.0,
         patience: float = 30.0,
         pool_size: int = 64,
     ) -> None:
         if urls is None:
             urls = os.environ.get("PENSTOCK_URL") or DEFAULT_URL
+        if token is None:
+            token = os.environ.get("PENSTOCK_TOKEN")
         if isinstance(urls, str):
             urls = [url.strip() for url in urls.split(",") if url.strip()]
         super().__init__(Brokers(urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size))

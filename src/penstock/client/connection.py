@@ -15,19 +15,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import (
+    Forbidden,
     InvalidOffset,
     InvalidRequest,
     NotFound,
     PenstockError,
     TooLarge,
+    Unauthorized,
     Unavailable,
 )
 from penstock.wire import frames
-from penstock.wire.frames import ANSWER, Bytes
+from penstock.wire.frames import ANSWER, Bytes, Command
 from penstock.wire.status import TcpStatus
 
 BUFFER = 256 << 10
 Address = tuple[str, int]
+Token = str | Callable[[], str]  # a function is asked whenever a token is needed: for tokens that are renewed
 
 
 class ConnectionLost(Unavailable):
@@ -43,6 +46,8 @@ _ERRORS: dict[int, Callable[[str], PenstockError]] = {
     TcpStatus.INVALID_REQUEST: InvalidRequest,
     TcpStatus.PAYLOAD_TOO_LARGE: TooLarge,
     TcpStatus.UNKNOWN_COMMAND: InvalidRequest,
+    TcpStatus.UNAUTHORIZED: Unauthorized,
+    TcpStatus.FORBIDDEN: Forbidden,
 }
 
 
@@ -90,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_filled = 0
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
+        self.renews = False  # a token that has expired on the way is a reason to connect anew, not an answer
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -191,7 +197,11 @@ class Connection(asyncio.BufferedProtocol):
         if future.done():
             return
         if command == frames.ERROR or status != TcpStatus.SUCCESS:
-            future.set_exception(error_of(status, frames.read_error(body)))
+            error = error_of(status, frames.read_error(body))
+            if self.renews and isinstance(error, Unauthorized):
+                self.close()  # the next connection begins with a new token
+                error = ConnectionLost(str(error))
+            future.set_exception(error)
         else:
             future.set_result(body)
 
@@ -215,6 +225,10 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
     return found
 
 
+def token_text(token: Token | None) -> str:
+    return (token if isinstance(token, str) else token()) if token else ""
+
+
 class Backoff:
     """Delays that double from `first` to `most` less a random share, so that clients do not return in step."""
 
@@ -230,9 +244,13 @@ class Backoff:
 
 
 class Link:
-    """Keeps one connection to the first of several addresses that answers, made when needed and made anew when lost."""
+    """Keeps one connection to the first of several addresses that answers, made when needed and made anew when lost.
 
-    def __init__(self, addresses: Sequence[Address], connect_timeout: float = 5.0) -> None:
+    With a token (or a function that gives one, asked at each connection) every connection begins with AUTH.
+    """
+
+    def __init__(self, addresses: Sequence[Address], connect_timeout: float = 5.0, token: Token | None = None) -> None:
+        self._token = token
         self._addresses = list(addresses)
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
@@ -260,7 +278,8 @@ class Link:
                 try:
                     async with asyncio.timeout(self._connect_timeout):
                         _, connection = await loop.create_connection(Connection, host, port)
-                except (OSError, TimeoutError) as error:
+                        await self._authenticate(connection)
+                except (OSError, TimeoutError, ConnectionLost) as error:
                     failures.append(f"{host}:{port}: {error or 'no answer'}")
                     continue
                 # The one that answered goes first next time: reconnecting does not begin with the dead one.
@@ -270,6 +289,16 @@ class Link:
             if loop.time() + delay > deadline:
                 raise Unavailable(f"no broker answers ({'; '.join(failures)})")
             await asyncio.sleep(delay)
+
+    async def _authenticate(self, connection: Connection) -> None:
+        token = token_text(self._token)
+        if token:
+            try:
+                await connection.request(frames.request(Command.AUTH, token.encode()))
+                connection.renews = callable(self._token)
+            except BaseException:
+                connection.close()
+                raise
 
     def close(self) -> None:
         self._closed = True

@@ -235,6 +235,8 @@ class Producer:
                     self._give_up(error)
                 else:
                     await asyncio.sleep(min(backoff.delay(), max(0.0, oldest.deadline - self._loop.time())))
+            except PenstockError as error:  # the broker does not let us in (a wrong token): waiting changes nothing
+                self._fail_all(error)
 
     def _give_up(self, error: PenstockError) -> None:
         """Fail the oldest batch and all behind it that the broker may have."""

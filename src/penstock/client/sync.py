@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from penstock.client import topics
-from penstock.client.connection import Address
+from penstock.client.connection import Address, Token
 from penstock.client.decode import Batch, Record
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader, Start
@@ -174,11 +174,12 @@ class SyncTopicClient(Facade):
         *,
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
+        token: Token | None = None,
     ) -> None:
         self._portal = Portal()
         try:
             self._client = self._portal.make(
-                lambda: topics.TopicClient(addresses, timeout=timeout, connect_timeout=connect_timeout)
+                lambda: topics.TopicClient(addresses, timeout=timeout, connect_timeout=connect_timeout, token=token)
             )
         except BaseException:
             self._portal.close()

@@ -17,7 +17,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.client.connection import Address, Link, parse_addresses
+from penstock.client.connection import Address, Link, Token, parse_addresses
 from penstock.client.decode import Record
 from penstock.client.producer import Producer
 from penstock.client.reader import Reader, Start, ask
@@ -35,7 +35,10 @@ class TopicClient:
         *,
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
+        token: Token | None = None,
     ) -> None:
+        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one."""
+        self._token = token if token is not None else os.environ.get("PENSTOCK_TOKEN")
         self._addresses = parse_addresses(addresses)
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._link = self._new_link()
@@ -44,7 +47,7 @@ class TopicClient:
         self._order: dict[str, asyncio.Lock] = {}
 
     def _new_link(self) -> Link:
-        return Link(self._addresses, self._connect_timeout)
+        return Link(self._addresses, self._connect_timeout, self._token)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ have. What a Python step makes of its columns cannot be known here, so nothing i
 
 import importlib
 import json
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ from sqlglot.optimizer.qualify import qualify
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
+from penstock.pipeline.options import bearer
 from penstock.pipeline.spec import Pipeline, Sink, Source, Step
 
 Columns = dict[str, str]
@@ -129,7 +131,7 @@ def resolve_route(pipeline: Pipeline) -> Sink:
         return sink
     target = f"{pipeline.url.rstrip('/')}/api/v1/routes/{quote(sink.route, safe='')}"
     try:
-        with urllib.request.urlopen(target, timeout=5) as answer:
+        with urllib.request.urlopen(urllib.request.Request(target, headers=bearer()), timeout=5) as answer:
             found = json.loads(answer.read()).get("source")  # the word "push" when there is none
     except urllib.error.HTTPError as error:
         raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})") from None
@@ -150,7 +152,7 @@ def _check_broker(pipeline: Pipeline) -> None:
     topics = [part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")]
     if not topics or any("directory" in source.options for source in pipeline.views.values()):
         return
-    with TopicLink(pipeline.broker, patience=3.0) as link:
+    with TopicLink(pipeline.broker, patience=3.0, token=os.environ.get("PENSTOCK_TOKEN")) as link:
         for topic in topics:
             try:
                 link.info(topic)

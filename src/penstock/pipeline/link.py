@@ -22,9 +22,10 @@ ANSWER_TIMEOUT = 30.0
 class TopicLink:
     """One connection to the first of the addresses that answers. Close it, or use it as a context manager."""
 
-    def __init__(self, addresses: str, patience: float = 60.0) -> None:
+    def __init__(self, addresses: str, patience: float = 60.0, token: str | None = None) -> None:
         self._addresses = parse_addresses(addresses)
         self._patience = patience
+        self._token = token
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> "TopicLink":
@@ -96,6 +97,12 @@ class TopicLink:
                 continue
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             found.settimeout(ANSWER_TIMEOUT)
+            if self._token:
+                try:
+                    _exchange(found, [frames.request(Command.AUTH, self._token.encode())])
+                except BaseException:
+                    found.close()
+                    raise
             self._socket = found
             return found
         raise failure or ConnectionError("no address")

@@ -1,6 +1,7 @@
 """Options of sources and sinks: read once, checked at once, with errors that name the option and what it may be."""
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +30,10 @@ class Options:
         if not value:
             raise InvalidRequest(f"the option {name!r} is missing: {why}")
         return value
+
+    def token(self) -> str | None:
+        """For brokers that ask for one. Read on the driver, so executors need no environment of their own."""
+        return self.text("token") or os.environ.get("PENSTOCK_TOKEN") or None
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         value = self._given.get(name.lower())
@@ -86,3 +91,9 @@ class Options:
                 f"the option {name!r} is milliseconds since 1970 or a time such as 2026-01-31T12:00:00Z, not {value!r}"
             ) from None
         return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1000)
+
+
+def bearer() -> dict[str, str]:
+    """The header for requests over HTTP that are not made for one source or sink."""
+    token = os.environ.get("PENSTOCK_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}

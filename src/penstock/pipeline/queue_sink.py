@@ -148,7 +148,7 @@ class _QueueWriter:
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._url = options.require("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
-        self._token = options.text("token")
+        self._token = options.token()
         self._app = options.text("appId")
         self._queue = options.text("queue")
         self._patience = options.seconds("brokerTimeout", 60.0)

@@ -116,6 +116,7 @@ class _TopicWriter:
         self._app = options.text("appId")
         self._topic = options.text("topic")
         self._patience = options.seconds("brokerTimeout", 60.0)
+        self._token = options.token()
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         if types.get("payload") not in ("binary", "string"):
             raise InvalidRequest(
@@ -129,7 +130,7 @@ class _TopicWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         writer = current_writer(self._app, self.streaming) if self._app else None
-        with TopicLink(self._broker, self._patience) as link:
+        with TopicLink(self._broker, self._patience, self._token) as link:
             appender = _Appender(link, writer)
             for batch in ordered(iterator, self._options):
                 payloads = batch.column("payload").cast(pa.binary())

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import Options, bearer
 from penstock.pipeline.queue_source import QueueOptions
 from penstock.pipeline.topic_source import REMEDY, DataLoss
 from penstock.pipeline.topics import Topics
@@ -175,6 +175,6 @@ def read_archive(spark: Any, target: str, *, topic: str | None = None, queue: st
 def _tell_broker(url: str, topic: str, offset: int) -> None:
     target = f"{url.rstrip('/')}/topics/{quote(topic, safe='')}/archived"
     body = json.dumps({"offset": offset}).encode()
-    request = urllib.request.Request(target, body, {"Content-Type": "application/json"}, method="PUT")
+    request = urllib.request.Request(target, body, {"Content-Type": "application/json", **bearer()}, method="PUT")
     with urllib.request.urlopen(request, timeout=10):
         pass

@@ -1,0 +1,395 @@
+"""A real broker of two processes with authentication on: every way in, with real tokens."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from penstock import Client, SyncClient, errors
+from penstock.cli.queue import commands as queue_commands
+from penstock.cli.topic import commands as topic_commands
+from penstock.client import TopicClient
+from penstock.pipeline.link import TopicLink
+from penstock.wire import frames
+from penstock.wire.frames import Command
+from penstock.wire.status import TcpStatus
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
+from tests.support.tokens import (
+    AUDIENCE,
+    ISSUER,
+    SECRET,
+    Provider,
+    bearer,
+    claims_of,
+    jwk,
+    private_key,
+    provider,
+    signed,
+    token,
+)
+from tests.support.wait import until
+
+pytestmark = pytest.mark.xdist_group("auth")
+
+ENV = {
+    "JWT_ENABLED": "true",
+    "JWT_SECRET": SECRET,
+    "JWT_ISSUER": ISSUER,
+    "JWT_AUDIENCE": AUDIENCE,
+    "JWT_CLOCK_SKEW": "0",
+}
+READ_ONLY, READ_WRITE, ADMIN = (token(role, role) for role in ("read-only", "read-write", "admin"))
+LEVELS = {"read-only": READ_ONLY, "read-write": READ_WRITE, "admin": ADMIN}
+PUBLIC = {"/", "/health", "/health/live", "/metrics", "/metrics.json", "/metrics/prometheus"}
+
+NEEDED = {  # by the contract, and ours where it is silent
+    "read-only": """GET /api/v1/status
+        GET /api/v1/dlq
+        GET /topics/topic/stream""",
+    "read-write": """POST /api/v1/push
+        GET /api/v1/pop/queue/queue
+        POST /api/v1/ack/batch
+        POST /api/v1/lease/lease/extend
+        POST /api/v1/transaction
+        POST /api/v1/configure
+        POST /api/v1/traces
+        POST /api/v1/consumer-groups/group/queues/queue/seek
+        POST /api/v1/consumer-groups/group/subscription
+        DELETE /api/v1/messages/partition/transaction
+        POST /topics/topic/produce""",
+    "admin": """DELETE /api/v1/resources/queues/queue
+        DELETE /api/v1/consumer-groups/group
+        GET /api/v1/system/maintenance
+        POST /api/v1/system/maintenance/pop
+        POST /api/v1/stats/refresh
+        DELETE /api/v1/dlq
+        DELETE /topics/topic
+        POST /api/v1/routes""",
+}
+
+
+@pytest.fixture(scope="module")
+def idp() -> Iterator[Provider]:
+    with provider(jwk("EdDSA", "one")) as source:
+        yield source
+
+
+@pytest.fixture(scope="module")
+def broker(postgres, tmp_path_factory, idp) -> Iterator[BrokerProcess]:
+    env = {**ENV, "JWT_JWKS_URL": idp.url}
+    directory = tmp_path_factory.mktemp("auth")
+    with BrokerProcess(directory, database_url=fresh_database(postgres), env=env, workers=2) as process:
+        yield process
+        process.stop()
+        assert SECRET not in process.log
+
+
+def ask(broker: BrokerProcess, method: str, path: str, given: str | None = None, **more: Any) -> httpx.Response:
+    return httpx.request(method, broker.url + path, headers=bearer(given) if given else {}, **more)
+
+
+def on_every_process(broker: BrokerProcess, method: str, path: str, given: str | None, **more: Any) -> set[int]:
+    """The statuses of many requests, each on a connection of its own: the kernel spreads them over the processes."""
+    with httpx.Client(headers={"Connection": "close", **(bearer(given) if given else {})}) as client:
+        return {client.request(method, broker.url + path, **more).status_code for _ in range(12)}
+
+
+def test_without_a_good_token_it_is_401_with_the_reason(broker):
+    missing = ask(broker, "GET", "/api/v1/resources/queues")
+    assert missing.status_code == 401
+    assert missing.json() == {"error": "Authentication required: send the header Authorization: Bearer <token>"}
+    assert missing.headers["www-authenticate"] == "Bearer"
+    for bad, text in (
+        (token(lifetime=-1), "The token has expired"),
+        (signed(claims_of(), "k" * 40, "HS256"), "The token's signature is wrong"),
+        (signed(claims_of(), None, "none"), "The token's algorithm 'none' is not accepted"),
+        (token(aud="other"), "The token is for another audience"),
+        (token(iss="other"), "The token is from another issuer"),
+        ("nonsense", "The token is not a JWT"),
+    ):
+        answer = ask(broker, "POST", "/api/v1/push", bad, json={"items": []})
+        assert (answer.status_code, answer.json()["error"]) == (401, text)
+    basic = httpx.get(f"{broker.url}/topics", auth=("admin", "admin"))
+    assert basic.status_code == 401
+    assert httpx.get(f"{broker.url}/topics", headers={"Authorization": READ_ONLY}).status_code == 200  # a bare token
+
+
+def test_every_route_asks_for_the_role_the_document_names_in_every_process(broker):
+    operations = [
+        (method.upper(), path.replace("{", "").replace("}", ""), about)
+        for path, methods in ask(broker, "GET", "/openapi.json").json()["paths"].items()
+        for method, about in methods.items()
+    ]
+    assert len(operations) > 70
+    assert {path for _, path, about in operations if "security" not in about} == PUBLIC
+    order = list(LEVELS)
+    with httpx.Client(base_url=broker.url) as one, httpx.Client(base_url=broker.url) as two:
+        for method, path, about in operations:
+            if "security" not in about:
+                assert one.request(method, path).status_code == 200
+                continue
+            for client in (one, two):
+                assert client.request(method, path).status_code == 401, path
+                for role in order[: order.index(about["x-role"])]:
+                    answer = client.request(method, path, headers=bearer(LEVELS[role]))
+                    assert (answer.status_code, answer.json()) == (
+                        403,
+                        {"error": f"This needs the role {about['x-role']}; the token has {role}"},
+                    ), path
+    roles = {(method, path): about.get("x-role") for method, path, about in operations}
+    for role, asked in NEEDED.items():
+        for each in asked.split("\n"):
+            method, path = each.split()
+            assert roles[method, path] == role, each
+
+
+def test_workers_and_the_owner_behind_them_agree(broker):
+    for path in ("/api/v1/resources/queues", "/topics", "/api/v1/routes"):
+        assert on_every_process(broker, "GET", path, None) == {401}
+        assert on_every_process(broker, "GET", path, READ_ONLY) == {200}
+    assert on_every_process(broker, "POST", "/topics/t/produce", READ_ONLY, json={"payload": "x"}) == {403}
+    assert on_every_process(broker, "POST", "/topics/t/produce", READ_WRITE, json={"payload": "x"}) == {201}
+    assert on_every_process(broker, "GET", "/nowhere", None) == {404}
+    assert on_every_process(broker, "GET", "/internal/metrics", ADMIN) == {404}  # between the processes only
+    preflight = httpx.options(f"{broker.url}/api/v1/push")
+    assert preflight.status_code == 204
+    assert "Authorization" in preflight.headers["access-control-allow-headers"]
+
+
+def test_the_producer_is_who_the_token_says_and_not_who_the_body_says(broker):
+    def popped(queue: str) -> dict[Any, str | None]:
+        answer = ask(broker, "GET", f"/api/v1/pop/queue/{queue}?batch=50&autoAck=true&wait=true&timeout=5000", ADMIN)
+        return {message["data"]: message["producerSub"] for message in answer.json()["messages"]}
+
+    lie = {"queue": "who", "producerSub": "mallory", "producer": "mallory"}
+    for number, name in enumerate(["alice", "bob"]):
+        items = [{**lie, "payload": number}]
+        on_every_process(broker, "POST", "/api/v1/push", token("read-write", name), json={"items": items})
+    flat = {"type": "push", **lie, "payload": 2}
+    listed = {"type": "push", "items": [{**lie, "payload": 3}]}
+    body = {"operations": [flat, listed], "producerSub": "mallory"}
+    assert ask(broker, "POST", "/api/v1/transaction", token("admin", "carol"), json=body).status_code == 200
+    nameless = [{**lie, "payload": 4}]
+    assert ask(broker, "POST", "/api/v1/push", token(subject=None), json={"items": nameless}).status_code == 201
+    found: dict[Any, str | None] = {}
+    while len(found) < 5:
+        found |= popped("who")
+    assert found == {0: "alice", 1: "bob", 2: "carol", 3: "carol", 4: None}
+    later = {"items": [{**lie, "queue": "later", "payload": 1}], "bufferMs": 10}
+    assert ask(broker, "POST", "/api/v1/push", token(subject="dora"), json=later).json()["qos0"] is True
+    assert popped("later") == {1: "dora"}
+    listing = ask(broker, "GET", "/api/v1/messages?queue=later", READ_ONLY).json()["messages"]
+    assert [message["producerSub"] for message in listing] == ["dora"]
+
+
+def test_a_push_in_maintenance_keeps_its_producer(broker):
+    switch = "/api/v1/system/maintenance"
+    assert ask(broker, "POST", switch, ADMIN, json={"enabled": True}).status_code == 200
+    items = [{"queue": "kept", "payload": 1}]
+    pushed = ask(broker, "POST", "/api/v1/push", token("read-write", "erin"), json={"items": items})
+    ask(broker, "POST", switch, ADMIN, json={"enabled": False})
+    assert pushed.json()[0]["status"] in ("buffered", "queued")  # a worker hears of the switch a moment later
+    answer = ask(broker, "GET", "/api/v1/pop/queue/kept?wait=true&timeout=10000", READ_WRITE)
+    assert answer.json()["messages"][0]["producerSub"] == "erin"
+
+
+def test_published_keys_are_believed_and_others_are_not(broker, idp):
+    published = signed(claims_of("read-only"), private_key("EdDSA"), "EdDSA", kid="one")
+    assert on_every_process(broker, "GET", "/topics", published) == {200}
+    assert on_every_process(broker, "GET", "/api/v1/resources/queues", published) == {200}
+    unknown = signed(claims_of(), private_key("EdDSA", 5), "EdDSA", kid="unpublished")
+    answer = ask(broker, "GET", "/topics", unknown)
+    assert (answer.status_code, answer.json()["error"]) == (
+        401,
+        "The token is signed with a key that is not known here",
+    )
+
+
+def test_a_stranger_cannot_make_the_broker_take_a_large_body(broker):
+    host, _, port = broker.url.rpartition("//")[2].rpartition(":")
+    head = "POST /api/v1/push HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n{}\r\n"
+    for extra, status in (("", b"401"), (f"Authorization: Bearer {READ_ONLY}\r\n", b"403")):
+        with socket.create_connection((host, int(port)), 10) as connection:
+            connection.sendall(head.format(extra).encode() + b"{")
+            assert connection.recv(1000).split(b" ")[1] == status  # with nearly all of the body missing
+
+
+def test_events_take_the_token_in_the_query_and_end_with_it(broker):
+    ask(broker, "POST", "/topics/events/produce", READ_WRITE, json={"payload": "x"})
+    assert ask(broker, "GET", "/topics/events/stream").status_code == 401
+    assert (
+        ask(broker, "GET", f"/topics?access_token={READ_ONLY}").status_code == 401
+    )  # only where there is no other way
+    began, short = time.monotonic(), token("read-only", lifetime=1.5)
+    with httpx.stream("GET", f"{broker.url}/topics/events/stream?offset=0&access_token={short}", timeout=20) as stream:
+        assert stream.status_code == 200
+        lines = list(stream.iter_lines())  # to its end
+    assert any(line.startswith("data:") for line in lines)
+    assert time.monotonic() - began < 10
+    assert ask(broker, "GET", f"/topics/events/stream?access_token={short}").status_code == 401
+
+
+def test_a_websocket_needs_a_token_and_its_role(broker):
+    async def body() -> None:
+        for address, headers in ((broker.websocket, {}), (broker.websocket, bearer(token(lifetime=-1)))):
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(address, additional_headers=headers)
+            assert caught.value.response.status_code == 401
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(broker.websocket, additional_headers=bearer(token("nobody")))
+        assert caught.value.response.status_code == 403
+        produce = json.dumps({"command": "produce_request", "topic": "ws", "message_payload": "x"})
+        listing = json.dumps({"command": "list_topics_request"})
+        async with connect(f"{broker.websocket}/?access_token={READ_ONLY}") as reader:
+            await reader.send(produce)
+            answer = json.loads(await reader.recv())
+            assert answer["command"] == "error_response"
+            assert answer["error_message"] == "This needs the role read-write; the token has read-only"
+            await reader.send(listing)
+            assert json.loads(await reader.recv())["success"] is True
+        brief = token("read-write", lifetime=1.0)
+        async with connect(broker.websocket, additional_headers=bearer(brief)) as writer:
+            await writer.send(produce)
+            assert json.loads(await writer.recv())["success"] is True
+            with pytest.raises(ConnectionClosed) as closed:
+                async with asyncio.timeout(20):
+                    while True:
+                        await writer.send(listing)
+                        await writer.recv()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "the token has expired")
+
+    asyncio.run(body())
+
+
+def exchange(connection: socket.socket, frame: bytes) -> tuple[int, int, bytes]:
+    connection.sendall(frame)
+    with connection.makefile("rb") as stream:
+        command, status, length = frames.ANSWER.unpack(stream.read(frames.ANSWER.size))
+        return command, status, stream.read(length)
+
+
+def test_over_tcp_a_connection_says_who_it_is_before_anything_else(broker):
+    listing = frames.request(Command.LIST_TOPICS)
+    produce = frames.request(Command.PRODUCE, frames.name("tcp"), frames.U32.pack(1), b"x")
+    with socket.create_connection(broker.tcp, 10) as connection:
+        for frame in (listing, produce):
+            command, status, text = exchange(connection, frame)
+            assert (command, status) == (frames.ERROR, TcpStatus.UNAUTHORIZED)
+            assert text[4:] == b"Authentication required: begin with AUTH and a token"
+        bad = exchange(connection, frames.request(Command.AUTH, token(lifetime=-1).encode()))
+        assert bad[:2] == (frames.ERROR, TcpStatus.UNAUTHORIZED)
+        assert exchange(connection, frames.request(Command.AUTH, READ_ONLY.encode())) == (0x90, 0, b"")
+        assert exchange(connection, listing)[:2] == (0x85, 0)
+        assert exchange(connection, produce)[:2] == (frames.ERROR, TcpStatus.FORBIDDEN)
+        assert exchange(connection, frames.request(Command.AUTH, READ_WRITE.encode()))[1] == 0
+        assert exchange(connection, produce)[:2] == (0x81, 0)
+        delete = frames.request(Command.DELETE_TOPIC, frames.name("tcp"))
+        assert exchange(connection, delete)[:2] == (frames.ERROR, TcpStatus.FORBIDDEN)
+        assert exchange(connection, frames.request(Command.AUTH, b"nonsense"))[1] == TcpStatus.UNAUTHORIZED
+        assert exchange(connection, listing)[1] == TcpStatus.UNAUTHORIZED  # not who it was before
+        assert exchange(connection, frames.request(Command.AUTH, token(lifetime=0.5).encode()))[1] == 0
+        deadline = time.monotonic() + 10
+        while exchange(connection, listing)[1] != TcpStatus.UNAUTHORIZED:
+            assert time.monotonic() < deadline
+    with socket.create_connection(broker.tcp, 10) as connection:  # a stranger's large frame is not even received
+        answer = exchange(connection, frames.REQUEST.pack(Command.PRODUCE, 1 << 20))
+        assert answer[:2] == (frames.ERROR, TcpStatus.PAYLOAD_TOO_LARGE)
+        assert connection.recv(1) == b""
+
+
+def test_the_clients_send_their_token(broker, monkeypatch):
+    address = "{}:{}".format(*broker.tcp)
+
+    async def body() -> None:
+        async with Client(broker.url, token=READ_WRITE) as client:
+            await client.push("by-client", {"n": 1})
+            [message] = await client.pop("by-client", wait=5.0)
+            assert message.data == {"n": 1}
+            with pytest.raises(errors.Forbidden, match="needs the role admin"):
+                await client.delete_queue("by-client")
+        given = iter([READ_WRITE, ADMIN])
+        async with Client(broker.url, token=lambda: next(given)) as client:  # asked before each request
+            await client.push("by-client", {"n": 2})
+            assert await client.delete_queue("by-client")
+        async with Client(broker.url) as client:
+            with pytest.raises(errors.Unauthorized, match="Authentication required"):
+                await client.queues()
+        async with TopicClient(address, token=READ_WRITE) as topics:
+            async with topics.producer("by-client") as producer:
+                assert await (await producer.send(b"one")) == 0
+            async for record in topics.reader("by-client", "earliest", follow=False):
+                assert bytes(record.payload) == b"one"
+            with pytest.raises(errors.Forbidden):
+                await topics.delete("by-client")
+        async with asyncio.timeout(20):
+            given_out: list[str] = []
+
+            def renewed() -> str:
+                given_out.append(READ_WRITE if given_out else token("read-write", lifetime=0.6))
+                return given_out[-1]
+
+            async with TopicClient(address, token=renewed) as topics:
+                producer = topics.producer("by-client")
+                ends = time.monotonic() + 1.5
+                while time.monotonic() < ends:  # the first token expires, the connection is made anew with the next
+                    await (await producer.send(b"more"))
+                await producer.close()
+            assert len(given_out) == 2
+            for wrong in ("nonsense", None):
+                async with TopicClient(address, token=wrong) as topics:
+                    with pytest.raises(errors.Unauthorized):
+                        await topics.names()
+                    producer = topics.producer("by-client")
+                    with pytest.raises(errors.Unauthorized):
+                        await (await producer.send(b"two"))
+
+    asyncio.run(body())
+    with TopicLink(address, patience=5.0, token=READ_ONLY) as link:
+        assert "by-client" in link.names()
+    with TopicLink(address, patience=5.0, token="nonsense") as link, pytest.raises(errors.Unauthorized):
+        link.names()
+    monkeypatch.setenv("PENSTOCK_TOKEN", ADMIN)
+    with SyncClient(broker.url) as client:
+        assert client.push("by-client", 1).status == "queued"
+
+
+def test_a_route_to_another_broker_sends_its_token(broker):
+    def route(name: str, given: str) -> None:
+        destination = {"type": "broker", "url": broker.url, "topic": name, "token": given}
+        made = ask(broker, "POST", "/api/v1/routes", ADMIN, json={"name": name, "destination": destination})
+        assert made.status_code == 201, made.text
+        assert given not in made.text
+        ask(broker, "POST", f"/api/v1/routes/{name}/push", READ_WRITE, json={"records": [{"n": 1}]})
+
+    def status(path: str) -> Any:
+        return ask(broker, "GET", path, READ_ONLY).json()
+
+    route("mirrored", READ_WRITE)
+    until(lambda: status("/topics/mirrored/next_offset").get("next_offset") == 1)
+    route("refused", READ_ONLY)
+    until(lambda: "403" in str(status("/api/v1/routes/refused")))
+
+
+def test_commands_take_a_token_as_an_option_or_from_the_environment(broker):
+    def run(commands: Any, *words: str, code: int = 0, **env: str) -> str:
+        done = CliRunner(env=env).invoke(commands, list(words))
+        assert done.exit_code == code, done.output
+        return done.output
+
+    where = {"PENSTOCK_URL": broker.url, "PENSTOCK_BROKER": "{}:{}".format(*broker.tcp)}
+    assert "Authentication required" in run(queue_commands, "push", "cli", "1", code=1, **where)
+    assert "queued" in run(queue_commands, "push", "cli", "1", "--token", READ_WRITE, **where)
+    assert "cli" in run(queue_commands, "list", "--json", PENSTOCK_TOKEN=READ_ONLY, **where)
+    assert "Authentication required" in run(topic_commands, "list", code=1, **where)
+    run(topic_commands, "create", "cli", "--token", READ_WRITE, **where)
+    assert "cli" in run(topic_commands, "list", PENSTOCK_TOKEN=READ_ONLY, **where)
