@@ -57,6 +57,7 @@ def test_requests_have_exactly_these_bytes(frame: bytes, expected: str) -> None:
         (frames.answer(Command.NEXT_OFFSET, frames.U64.pack(4)), "83 00 00000008 0000000000000004"),
         (frames.answer(Command.CREATE_TOPIC), "84 00 00000000"),
         (frames.names(["a", "bc"]), "85 00 0000000b 00000002 0001 61 0002 6263"),
+        (frames.answer(Command.AUTH), "90 00 00000000"),
         (frames.failure(TcpStatus.TOPIC_NOT_FOUND, "no"), "ff 01 00000006 00000002 6e6f"),
     ],
 )
@@ -74,9 +75,9 @@ def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:
     ]
     assert [status.name for status in TcpStatus] == [
         "SUCCESS", "TOPIC_NOT_FOUND", "INVALID_OFFSET", "SERIALIZATION", "PRODUCE_FAILED", "INTERNAL",
-        "INVALID_REQUEST", "PAYLOAD_TOO_LARGE", "UNKNOWN_COMMAND",
+        "INVALID_REQUEST", "PAYLOAD_TOO_LARGE", "UNKNOWN_COMMAND", "UNAUTHORIZED", "FORBIDDEN",
     ]  # fmt: skip
-    assert [*TcpStatus] == [*range(9)]
+    assert [*TcpStatus] == [*range(11)]  # the last two are ours
 
 
 @given(st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1))

@@ -28,6 +28,8 @@ def test_the_status_bytes_are_those_of_the_protocol() -> None:
         "INVALID_REQUEST": 6,
         "PAYLOAD_TOO_LARGE": 7,
         "UNKNOWN_COMMAND": 8,
+        "UNAUTHORIZED": 9,
+        "FORBIDDEN": 10,
     }
 
 

@@ -108,7 +108,6 @@ def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
         (AT, named("none") + struct.pack(">q", 0), NO_TOPIC),
         (INFO, named("none"), NO_TOPIC),
         (DELETE, named("none"), NO_TOPIC),
-        (0x10, b"", UNKNOWN),
         (0x00, b"", UNKNOWN),
         (0x81, b"xyz", UNKNOWN),
     ],
@@ -122,6 +121,14 @@ def test_a_bad_request_is_answered_and_the_connection_stays_usable(
         assert (answered, found) == (ERROR, status)
         (length,) = struct.unpack_from(">I", message)
         assert length == len(message) - 4 > 0
+        assert await wire.ask(PRODUCE, produce_body("a", b"fine")) == (0x81, OK, u64(0))
+
+    over_tcp(tmp_path, body)
+
+
+def test_a_token_is_welcome_where_none_is_asked_for(tmp_path: Path) -> None:
+    async def body(_: Served, wire: Wire) -> None:
+        assert await wire.ask(0x10, b"any.old.token") == (0x90, OK, b"")
         assert await wire.ask(PRODUCE, produce_body("a", b"fine")) == (0x81, OK, u64(0))
 
     over_tcp(tmp_path, body)
