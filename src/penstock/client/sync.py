@@ -6,11 +6,11 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import uvloop
 
@@ -22,7 +22,11 @@ from penstock.client.reader import Reader, Start
 from penstock.wire.frames import Bytes, Info
 
 T = TypeVar("T")
+P = ParamSpec("P")
 CANCEL_PATIENCE = 5.0  # seconds an interrupted call may take to end
+LOOK = (
+    0.25  # seconds; a signal that arrives just before the main thread begins to wait does not wake it: it has to look
+)
 
 
 class Portal:
@@ -33,14 +37,17 @@ class Portal:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end in the portal's thread. Ctrl-C here cancels it there, and waits until it has ended: what the
-        caller does next (closing an iterator, say) must not meet it still running."""
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` to its end in the portal's thread. Ctrl-C here cancels it there, and waits until it has ended:
+        what the caller does next (closing an iterator, say) must not meet it still running."""
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
+        async def run() -> T:
+            return await function(*args, **kwargs)
+
         def begin() -> None:
-            tasks.append(self._loop.create_task(coroutine))
+            tasks.append(self._loop.create_task(run()))
             tasks[0].add_done_callback(settle)
 
         def settle(task: asyncio.Task[T]) -> None:
@@ -56,7 +63,12 @@ class Portal:
 
         try:
             self._loop.call_soon_threadsafe(begin)
-            return outcome.result()
+            while True:
+                try:
+                    return outcome.result(LOOK)
+                except TimeoutError:
+                    if outcome.done():  # the call's own
+                        return outcome.result()
         except BaseException:
             if not outcome.done():
                 self._loop.call_soon_threadsafe(cancel)
@@ -69,31 +81,31 @@ class Portal:
         async def in_loop() -> T:
             return build()
 
-        return self.call(in_loop())
+        return self.call(in_loop)
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
         """The async iterator's items; closed when this generator is."""
         try:
             while True:
                 try:
-                    yield self.call(_awaited(source.__anext__()))
+                    yield self.call(source.__anext__)
                 except StopAsyncIteration:
                     return
         finally:
             close = getattr(source, "aclose", None)
-            if close is not None:
-                self.call(_awaited(close()))
+            if close is not None and self._thread.is_alive():  # it may be collected after the portal was closed
+                self.call(close)
 
     def close(self) -> None:
         if not self._thread.is_alive():
             return
-        self.call(_cancel_rest())
+        self.call(_cancel_rest)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _awaited(awaitable: Awaitable[T]) -> T:
+async def _result(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
@@ -126,21 +138,21 @@ class SyncProducer(Facade):
         self._portal, self._producer = portal, producer
 
     def send(self, payload: Bytes) -> Delivery:
-        return self._portal.call(self._producer.send(payload))
+        return self._portal.call(self._producer.send, payload)
 
     def send_many(self, payloads: Iterable[Bytes]) -> None:
         """Much cheaper than many `send`s: one crossing between the threads for all of them."""
-        self._portal.call(self._producer.send_many(payloads))
+        self._portal.call(self._producer.send_many, payloads)
 
     def offset(self, delivery: Delivery) -> int:
         """Wait until the record is stored."""
-        return self._portal.call(_awaited(delivery))
+        return self._portal.call(_result, delivery)
 
     def flush(self) -> None:
-        self._portal.call(self._producer.flush())
+        self._portal.call(self._producer.flush)
 
     def close(self) -> None:
-        self._portal.call(self._producer.close())
+        self._portal.call(self._producer.close)
 
 
 class SyncReader(Facade):
@@ -159,10 +171,10 @@ class SyncReader(Facade):
         return self._portal.iterate(self._reader.batches())
 
     def complete(self) -> None:
-        self._portal.call(self._reader.complete())
+        self._portal.call(self._reader.complete)
 
     def close(self) -> None:
-        self._portal.call(self._reader.close())
+        self._portal.call(self._reader.close)
 
 
 class SyncTopicClient(Facade):
@@ -186,38 +198,38 @@ class SyncTopicClient(Facade):
             raise
 
     def close(self) -> None:
-        self._portal.call(self._client.close())
+        self._portal.call(self._client.close)
         self._portal.close()
 
     def create(self, topic: str) -> None:
-        self._portal.call(self._client.create(topic))
+        self._portal.call(self._client.create, topic)
 
     def delete(self, topic: str) -> None:
-        self._portal.call(self._client.delete(topic))
+        self._portal.call(self._client.delete, topic)
 
     def names(self) -> list[str]:
-        return self._portal.call(self._client.names())
+        return self._portal.call(self._client.names)
 
     def info(self, topic: str) -> Info:
-        return self._portal.call(self._client.info(topic))
+        return self._portal.call(self._client.info, topic)
 
     def next_offset(self, topic: str) -> int:
-        return self._portal.call(self._client.next_offset(topic))
+        return self._portal.call(self._client.next_offset, topic)
 
     def offset_at(self, topic: str, at: datetime) -> int:
-        return self._portal.call(self._client.offset_at(topic, at))
+        return self._portal.call(self._client.offset_at, topic, at)
 
     def produce(self, topic: str, *payloads: Bytes) -> int:
-        return self._portal.call(self._client.produce(topic, *payloads))
+        return self._portal.call(self._client.produce, topic, *payloads)
 
     def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
-        return self._portal.call(self._client.consume(topic, start, max_records))
+        return self._portal.call(self._client.consume, topic, start, max_records)
 
     def commit(self, topic: str, group: str, offset: int) -> None:
-        self._portal.call(self._client.commit(topic, group, offset))
+        self._portal.call(self._client.commit, topic, group, offset)
 
     def committed(self, topic: str, group: str) -> tuple[int, int]:
-        return self._portal.call(self._client.committed(topic, group))
+        return self._portal.call(self._client.committed, topic, group)
 
     def producer(self, topic: str, **options: Any) -> SyncProducer:
         return SyncProducer(self._portal, self._portal.make(lambda: self._client.producer(topic, **options)))

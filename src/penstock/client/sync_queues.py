@@ -25,14 +25,14 @@ class SyncPushBuffer(Facade):
         return self._buffer.refused
 
     def push(self, address: str | Address, payload: Any, **options: Any) -> str:
-        return self._portal.call(self._buffer.push(address, payload, **options))
+        return self._portal.call(self._buffer.push, address, payload, **options)
 
     def flush(self, timeout: float | None = None) -> None:
-        self._portal.call(self._buffer.flush(timeout))
+        self._portal.call(self._buffer.flush, timeout)
 
     def close(self) -> None:
         """Send what is left; raises when something could not be sent in time."""
-        self._portal.call(self._buffer.__aexit__(None, None, None))
+        self._portal.call(self._buffer.__aexit__, None, None, None)
 
 
 class SyncClient(Facade):
@@ -52,61 +52,61 @@ class SyncClient(Facade):
         if self._closed:
             return []
         self._closed = True
-        left = self._portal.call(self._client.close(timeout))
+        left = self._portal.call(self._client.close, timeout)
         self._portal.close()
         return left
 
     def push(self, address: str | Address, payload: Any, **options: Any) -> Pushed:
-        return self._portal.call(self._client.push(address, payload, **options))
+        return self._portal.call(self._client.push, address, payload, **options)
 
     def push_many(self, address: str | Address, payloads: Iterable[Any], **options: Any) -> list[Pushed]:
-        return self._portal.call(self._client.push_many(address, payloads, **options))
+        return self._portal.call(self._client.push_many, address, payloads, **options)
 
     def pop(self, address: str | Address | None = None, **options: Any) -> list[Message]:
-        return self._portal.call(self._client.pop(address, **options))
+        return self._portal.call(self._client.pop, address, **options)
 
     def take(self, address: str | Address, **options: Any) -> Iterator[Message]:
         return self._portal.iterate(self._client.take(address, **options))
 
     def ack(self, message: Message | Sequence[Message], status: bool | str = True, **options: Any) -> list[Acked]:
-        return self._portal.call(self._client.ack(message, status, **options))
+        return self._portal.call(self._client.ack, message, status, **options)
 
     def extend(self, message: Message, seconds: int = 60) -> bool:
-        return self._portal.call(self._client.extend(message, seconds))
+        return self._portal.call(self._client.extend, message, seconds)
 
     def trace(self, message: Message, data: Any, **options: Any) -> str:
-        return self._portal.call(self._client.trace(message, data, **options))
+        return self._portal.call(self._client.trace, message, data, **options)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """`with client.transaction() as tx`: leaving the block commits, an exception in it discards."""
         transaction = self._client.transaction()
         yield transaction
-        self._portal.call(transaction.commit())
+        self._portal.call(transaction.commit)
 
     def buffer(self, **options: Any) -> SyncPushBuffer:
         return SyncPushBuffer(self._portal, self._portal.make(lambda: self._client.buffer(**options)))
 
     def configure(self, queue: str, **options: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.configure(queue, **options))
+        return self._portal.call(self._client.configure, queue, **options)
 
     def queues(self) -> list[dict[str, Any]]:
-        return self._portal.call(self._client.queues())
+        return self._portal.call(self._client.queues)
 
     def describe(self, queue: str) -> dict[str, Any]:
-        return self._portal.call(self._client.describe(queue))
+        return self._portal.call(self._client.describe, queue)
 
     def delete_queue(self, queue: str) -> bool:
-        return self._portal.call(self._client.delete_queue(queue))
+        return self._portal.call(self._client.delete_queue, queue)
 
     def groups(self) -> list[dict[str, Any]]:
-        return self._portal.call(self._client.groups())
+        return self._portal.call(self._client.groups)
 
     def seek(self, queue: str, group: str, to: Any, *, dry_run: bool = False) -> dict[str, Any]:
-        return self._portal.call(self._client.seek(queue, group, to, dry_run=dry_run))
+        return self._portal.call(self._client.seek, queue, group, to, dry_run=dry_run)
 
     def dead_letters(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.dead_letters(queue, **filters))
+        return self._portal.call(self._client.dead_letters, queue, **filters)
 
     def requeue(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.requeue(queue, **filters))
+        return self._portal.call(self._client.requeue, queue, **filters)
