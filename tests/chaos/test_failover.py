@@ -11,25 +11,11 @@ import pytest
 
 from penstock.errors import StorageFull, Unavailable
 from penstock.queues.types import PopRequest
-from tests.conftest import fresh_database, running_postgres
 from tests.support.buffers import Producers, crash, delivered, freeze, items, names, real, thaw
 from tests.support.http import run
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("failover")  # they share a server, one after the other
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running_postgres() as server:
-        yield server
-
-
-@pytest.fixture
-def url(server):
-    server.start()
-    yield fresh_database(server)
-    server.start()
 
 
 def fsync_latency(directory: Path, share: float = 0.99) -> float:

@@ -15,7 +15,6 @@ from penstock.config.schema import Queues as QueueSettings
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from tests.conftest import fresh_database, running_postgres
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers, delivered, names
 from tests.support.http import run
@@ -24,19 +23,6 @@ from tests.support.wait import eventually, until
 pytestmark = pytest.mark.xdist_group("failover_broker")  # they share a server, one after the other
 
 SETTINGS = {"database__acquire_timeout": 0.5, "buffer__events_per_file": 50, "buffer__free_space_reserve": 0}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running_postgres() as server:
-        yield server
-
-
-@pytest.fixture
-def url(server):
-    server.start()
-    yield fresh_database(server)
-    server.start()
 
 
 def pusher(client: Client):

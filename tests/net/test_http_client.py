@@ -2,19 +2,16 @@
 
 import asyncio
 import contextlib
-import datetime
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.net import HttpClient
+from tests.support.certificates import certificate
 from tests.support.wait import eventually
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -338,29 +335,6 @@ def test_the_prefix_credentials_and_standard_headers_are_sent():
             await client.close()
 
     asyncio.run(body())
-
-
-def certificate(directory: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    certificate_path, key_path = directory / "cert.pem", directory / "key.pem"
-    certificate_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certificate_path, key_path
 
 
 def test_tls_verifies_the_server(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import datetime
 import json
 import os
 import ssl
@@ -13,14 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.wire.http.server import tls_context
+from tests.support.certificates import certificate
 from tests.support.http import run
 from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
@@ -308,28 +304,11 @@ def test_stopping_answers_what_is_under_way_and_says_goodbye(tmp_path: Path) -> 
 
 
 def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (tmp_path / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    cert, key = certificate(tmp_path)
 
     async def test() -> None:
-        tls = tls_context(tmp_path / "cert.pem", tmp_path / "key.pem")
-        trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        tls = tls_context(cert, key)
+        trust = ssl.create_default_context(cafile=str(cert))
         async with serving(tmp_path / "data", tls=tls) as served:
             url = f"wss://localhost:{served.websocket.port}"
             async with connect(url, ssl=trust, host="127.0.0.1", server_hostname="localhost") as socket:

@@ -1,16 +1,11 @@
 """gzip, static files, TLS."""
 
 import asyncio
-import datetime
 import gzip
 import ssl
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.errors import ConfigError
@@ -18,6 +13,7 @@ from penstock.wire.http.messages import Response, Stream, StreamResponse, json_r
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
 from penstock.wire.http.static import file_route, static_routes
+from tests.support.certificates import certificate
 from tests.support.http import Wire, get, post, request, run, serving, talking
 
 LARGE = json_response([{"number": number, "text": "the same"} for number in range(5000)])
@@ -123,30 +119,6 @@ def test_nothing_outside_the_directory_is_served(scratch: Path, name: str) -> No
             assert b"error" in reply.body
 
     run(body)
-
-
-def certificate(directory: Path, name: str = "localhost") -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
-    cert_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return cert_path, key_path
 
 
 def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: Path) -> None:
