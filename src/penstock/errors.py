@@ -53,6 +53,13 @@ class Unavailable(PenstockError):
         self.retry_after = retry_after
 
 
+class ConnectionLost(Unavailable):
+    """One connection to the database was lost; the database itself answers."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=0.1)
+
+
 class StorageFull(PenstockError):
     """The disk (or the byte cap on it) is full; nothing was accepted."""
 

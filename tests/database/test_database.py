@@ -10,7 +10,7 @@ import pytest
 from penstock.config import schema
 from penstock.database import Database
 from penstock.database.database import url_of
-from penstock.errors import Unavailable
+from penstock.errors import ConnectionLost, Unavailable
 from penstock.metrics import Metrics
 from tests.support.wait import eventually
 
@@ -54,6 +54,18 @@ def test_a_killed_connection_is_not_taken_for_a_dead_server(database_url):
                     await database.fetch("SELECT pg_terminate_backend(pg_backend_pid())")
                 assert database.healthy
                 assert await database.fetch("SELECT 1")
+
+    asyncio.run(body())
+
+
+def test_a_read_whose_connection_is_lost_is_asked_again_on_another(database_url):
+    async def body():
+        async with started(database_url) as database:
+            pid = (await database.fetch("SELECT pg_backend_pid()"))[0][0]
+            suicide = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_terminate_backend($1) END, 1 AS answer"
+            assert (await database.read(suicide, pid))[0]["answer"] == 1
+            with pytest.raises(ConnectionLost):
+                await database.read("SELECT pg_terminate_backend(pg_backend_pid())")
 
     asyncio.run(body())
 

@@ -27,7 +27,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import ConnectionLost, PenstockError, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -48,6 +48,7 @@ UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no
 PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_INTERVAL = 0.25
 LISTEN_CHECK = 15.0
+READS = 4  # how often a read is tried when its connection is lost
 
 
 class Database:
@@ -124,6 +125,15 @@ class Database:
             rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
             return rows
 
+    async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        """`fetch` for what may run twice: when only its connection was lost, it is asked again on another."""
+        for _ in range(READS - 1):
+            try:
+                return await self.fetch(sql, *args)
+            except ConnectionLost:
+                continue
+        return await self.fetch(sql, *args)
+
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
         """An asyncpg connection from the pool. Session state must not be changed on it (SET LOCAL is fine)."""
@@ -176,7 +186,7 @@ class Database:
         if not self.healthy:  # decided already: this call was cut off, and asking again would take its time
             return Unavailable("the database is down")
         if await self.probe():
-            return Unavailable(f"a database connection was lost ({type(error).__name__})", retry_after=0.1)
+            return ConnectionLost(f"a database connection was lost ({type(error).__name__})")
         self._went_down()
         return Unavailable("the database is down")
 

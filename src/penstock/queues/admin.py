@@ -89,7 +89,7 @@ class Admin:
             )
             return int(rows[0][0])
         deleted, after = 0, "0"
-        now = (await self._database.fetch("SELECT clock_timestamp()"))[0][0]
+        now = (await self._database.read("SELECT clock_timestamp()"))[0][0]
         while True:
             row = (
                 await self._database.fetch(
@@ -106,7 +106,7 @@ class Admin:
                 return deleted
 
     async def partitions(self, queue: str | None = None, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT p.id, p.name, q.name AS queue, p.created_at, last.seq, last.created_at AS newest,
                       first.seq AS first, first.created_at AS oldest, p.holes
                  FROM partitions p JOIN queues q ON q.id = p.queue_id AND q.deleted_at IS NULL

@@ -36,7 +36,7 @@ class Catalog:
 
     async def load_installation(self) -> None:
         if self.installation < 0:
-            self.installation = (await self._database.fetch("SELECT id FROM installation"))[0]["id"]
+            self.installation = (await self._database.read("SELECT id FROM installation"))[0]["id"]
 
     def partition_uuid(self, partition: int) -> str:
         return self._prefix(partition) + "000000000000"
@@ -62,7 +62,7 @@ class Catalog:
         known = self._queues.get(name)
         if known is None:
             generation = self._generation
-            rows = await self._database.fetch("SELECT * FROM queues WHERE name = $1 AND deleted_at IS NULL", name)
+            rows = await self._database.read("SELECT * FROM queues WHERE name = $1 AND deleted_at IS NULL", name)
             if not rows:
                 return None
             known = info_of(rows[0])
@@ -72,7 +72,7 @@ class Catalog:
 
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
         """The queues of a namespace and/or task, the most important first."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT * FROM queues WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
                   AND ($2::text IS NULL OR task = $2) ORDER BY priority DESC, id""",
             namespace,
@@ -88,7 +88,7 @@ class Catalog:
         if len(self.partitions) + len(missing) > MOST_PARTITIONS:
             self.partitions.clear()
             missing = list(dict.fromkeys(wanted))
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             "SELECT * FROM queue_ensure($1, $2)", [queue for queue, _ in missing], [name for _, name in missing]
         )
         for row in rows:
@@ -98,7 +98,7 @@ class Catalog:
         """The number of an existing partition."""
         known = self.partitions.get((queue, name))
         if known is None:
-            rows = await self._database.fetch(
+            rows = await self._database.read(
                 """SELECT p.id FROM queues q JOIN partitions p ON p.queue_id = q.id
                     WHERE q.name = $1 AND q.deleted_at IS NULL AND p.name = $2""",
                 queue,

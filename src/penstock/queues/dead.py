@@ -47,13 +47,13 @@ class DeadLetters:
     async def listing(self, which: Which, limit: int = 100, offset: int = 0) -> dict[str, Any]:
         """The newest failure first, in the contract's shape; payloads are bytes under `data`."""
         await self._catalog.load_installation()
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             f"SELECT d.*, q.name AS queue, p.name AS partition, g.name AS group_name {SOURCE} ORDER BY d.id DESC LIMIT $7 OFFSET $8",
             *which.args(),
             limit,
             offset,
         )
-        total = await self._database.fetch(
+        total = await self._database.read(
             f"SELECT count(*) FROM (SELECT 1 {SOURCE} LIMIT {MOST_COUNTED}) x", *which.args()
         )
         return {

@@ -76,12 +76,12 @@ class Groups:
 
     async def listing(self, group: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
         """One entry per (group, queue) in the contract's shape, with the exact `totalLag`."""
-        rows = await self._database.fetch(LISTING, group, queue)
+        rows = await self._database.read(LISTING, group, queue)
         return [_entry(row) for row in rows]
 
     async def lag(self, queue: str, group: str) -> int:
         """Messages of the queue that the group has not settled."""
-        rows = await self._database.fetch(LISTING, group, queue)
+        rows = await self._database.read(LISTING, group, queue)
         if not rows:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return int(rows[0]["lag"])
@@ -89,7 +89,7 @@ class Groups:
     async def lagging(self, min_lag_seconds: float = 3600) -> list[dict[str, Any]]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
         await self._catalog.load_installation()
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             f"""SELECT * FROM ({PARTITIONS} AND c.due_at IS NOT NULL) x
                  WHERE x.oldest IS NOT NULL AND x.now - x.oldest > make_interval(secs => $3) ORDER BY x.oldest""",
             None,
@@ -117,7 +117,7 @@ class Groups:
 
     async def describe(self, group: str, limit: int = 10_000, offset: int = 0) -> dict[str, Any]:
         """Per queue, its partitions as the group sees them."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             PARTITIONS + " ORDER BY q.name, p.id LIMIT $3 OFFSET $4", group, None, limit, offset
         )
         found: dict[str, Any] = {}
@@ -190,7 +190,7 @@ class Groups:
         self, group: str, queue: str, *, partition: str | None = None, moment: datetime | None = None, to: str = "end"
     ) -> dict[str, Any]:
         """Move a group to after `moment`, or `to` the "end" or the "beginning". Its leases there are dropped."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
                 WHERE g.name = $1 AND q.name = $2""",
             group,
@@ -209,7 +209,7 @@ class Groups:
         else:
             after = 0
             while True:
-                step = await self._database.fetch(
+                step = await self._database.read(
                     "SELECT id FROM partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3",
                     queue_id,
                     after,
@@ -236,7 +236,7 @@ class Groups:
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
     ) -> dict[str, Any]:
         """What `seek` would do: how many settled messages come again, how many open ones are skipped."""
-        rows = await self._database.fetch(PREVIEW, group, queue, "time" if moment is not None else to, moment)
+        rows = await self._database.read(PREVIEW, group, queue, "time" if moment is not None else to, moment)
         if rows[0]["partitions"] is None:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return {

@@ -59,11 +59,11 @@ class Messages:
         number = None
         if partition is not None and queue is not None:
             number = await self._catalog.partition(queue, partition) or 0
-        now = (await self._database.fetch("SELECT clock_timestamp()"))[0][0]
+        now = (await self._database.read("SELECT clock_timestamp()"))[0][0]
         until = until or now + timedelta(minutes=1)
         since = since or now - timedelta(hours=1)
         entries: list[dict[str, Any]] = []
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             LIST, queue, number, namespace, task, since, until, 10_000 if status else limit, offset, QUEUE_MODE
         )
         for row in rows:
@@ -78,7 +78,7 @@ class Messages:
 
     async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
         row = await self._find(partition_id, transaction_id)
-        stored = await self._database.fetch(
+        stored = await self._database.read(
             """SELECT m.*, p.name AS partition, q.name AS queue, q.id AS qid FROM messages m
                  JOIN partitions p ON p.id = m.partition_id JOIN queues q ON q.id = m.queue_id
                 WHERE m.partition_id = $1 AND m.seq = $2""",
@@ -88,8 +88,8 @@ class Messages:
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
-        info = (await self._database.fetch("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
-        groups = await self._database.fetch(
+        info = (await self._database.read("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
+        groups = await self._database.read(
             """SELECT g.name, c.position >= $2 OR c.settled @> $2 AS consumed, c.leased @> $2 AND c.next_expiry > clock_timestamp() AS leased,
                       c.next_expiry, a.attempts, a.error AS attempt_error, d.error, d.attempts AS dead_attempts
                  FROM groups g
@@ -194,7 +194,7 @@ class Messages:
         number = row["partition_id"]
         if group != QUEUE_MODE and not await self._groups(row, group):
             raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
-        info = (await self._database.fetch("SELECT queue_id FROM partitions WHERE id = $1", number))[0]
+        info = (await self._database.read("SELECT queue_id FROM partitions WHERE id = $1", number))[0]
         await self._database.fetch("SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number)
         rows = await self._database.fetch(
             "SELECT dead[1] AS dead FROM queue_ack(ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[$3::text], ARRAY[NULL::uuid], ARRAY[$4::text], ARRAY[$5::text])",
@@ -208,7 +208,7 @@ class Messages:
         return bool(rows[0]["dead"])
 
     async def _groups(self, row: Any, group: str | None) -> Iterable[Any]:
-        found: Iterable[Any] = await self._database.fetch(
+        found: Iterable[Any] = await self._database.read(
             """SELECT g.id, g.name FROM groups g JOIN partitions p ON p.queue_id = g.queue_id
                 WHERE p.id = $1 AND ($2::text IS NULL OR g.name = $2) ORDER BY g.id""",
             row["partition_id"],
@@ -219,7 +219,7 @@ class Messages:
     async def _find(self, partition_id: str, transaction_id: str) -> Any:
         await self._catalog.load_installation()
         partition = self._catalog.partition_id(partition_id)
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT m.partition_id, m.seq, q.name AS queue FROM messages m JOIN queues q ON q.id = m.queue_id
                 WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
                   AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",

@@ -185,7 +185,7 @@ class Popper:
                 info = await self._catalog.queue(queue)
                 if info is None:
                     return []
-            rows = await self._database.fetch(
+            rows = await self._database.read(
                 "SELECT queue_subscribe($1, $2, $3, $4, $5)", info.id, group, number, *start
             )
             group_id = rows[0][0]

@@ -48,8 +48,8 @@ class Status:
         self, namespace: str | None = None, task: str | None = None, queue: str | None = None
     ) -> list[dict[str, Any]]:
         """Every queue with its message counts; pending is what queue mode (else the slowest group) has not settled."""
-        rows = await self._database.fetch(QUEUES, QUEUE_MODE, queue, namespace, task)
-        counts = await self._database.fetch(
+        rows = await self._database.read(QUEUES, QUEUE_MODE, queue, namespace, task)
+        counts = await self._database.read(
             """SELECT q.id, (SELECT count(*) FROM (SELECT 1 FROM partitions p WHERE p.queue_id = q.id LIMIT 100000) x) AS n
                  FROM queues q WHERE q.id = ANY ($1)""",
             [row["id"] for row in rows],
@@ -75,7 +75,7 @@ class Status:
         if not found:
             raise NotFound("Queue not found")
         await self._catalog.load_installation()
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT p.id, p.name, p.created_at, p.holes, first.seq AS first, first.created_at AS oldest, last.seq AS last,
                       last.created_at AS newest, coalesce(view.position, 0) AS position, coalesce(view.consumed, 0) AS consumed,
                       coalesce(view.batches, 0) AS batches, view.consumed_at, coalesce(view.open, 0) AS open,
@@ -127,7 +127,7 @@ class Status:
         """Sums over all queues."""
         queues = await self.queues()
         messages = {name: sum(queue["messages"][name] for queue in queues) for name in counts_names()}
-        rates = await self._database.fetch(
+        rates = await self._database.read(
             """SELECT coalesce(sum(pushed), 0)::float8 / 300 AS pushed, coalesce(sum(done), 0)::float8 / 300 AS done FROM (
                  SELECT pushed, done FROM history WHERE minute > clock_timestamp() - interval '5 minutes'
                  UNION ALL SELECT pushed, done FROM tally_log) x"""
@@ -145,7 +145,7 @@ class Status:
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
     ) -> list[dict[str, Any]]:
         """Messages pushed, settled, failed and given up per time bucket."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT to_timestamp(floor(extract(epoch FROM minute) / $3) * $3) AS bucket, sum(pushed)::bigint AS pushed,
                       sum(done)::bigint AS done, sum(failed)::bigint AS failed, sum(dead)::bigint AS dead
                  FROM (SELECT minute, queue_id, pushed, done, failed, dead FROM history WHERE minute BETWEEN $1 AND $2
@@ -160,7 +160,7 @@ class Status:
         return [dict(row) for row in rows]
 
     async def leases(self) -> dict[str, Any]:
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT count(DISTINCT lease_id) AS active, count(*) AS partitions,
                       coalesce(sum((SELECT sum(upper(r) - lower(r)) FROM unnest(taken) r)), 0)::bigint AS taken,
                       coalesce(sum((SELECT sum(upper(r) - lower(r)) FROM unnest(taken - open) r)), 0)::bigint AS acked
@@ -176,18 +176,18 @@ class Status:
 
     async def postgres(self) -> dict[str, Any]:
         """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
-        database = await self._database.fetch(
+        database = await self._database.read(
             """SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS size,
                       d.numbackends AS sessions, d.xact_commit AS commits, d.xact_rollback AS rollbacks, d.deadlocks
                  FROM pg_stat_database d WHERE d.datname = current_database()"""
         )
-        holder = await self._database.fetch(
+        holder = await self._database.read(
             """SELECT pid, application_name AS application, state, age(backend_xmin)::bigint AS xmin_age,
                       extract(epoch FROM clock_timestamp() - xact_start)::float8 AS transaction_seconds
                  FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
                 ORDER BY age(backend_xmin) DESC LIMIT 1"""
         )
-        tables = await self._database.fetch(
+        tables = await self._database.read(
             """SELECT relname AS table, n_live_tup AS live, n_dead_tup AS dead, last_autovacuum AS "lastAutovacuum",
                       pg_total_relation_size(relid) AS bytes
                  FROM pg_stat_user_tables WHERE schemaname = current_schema() ORDER BY relname"""
@@ -200,7 +200,7 @@ class Status:
 
     async def refresh(self) -> dict[str, Any]:
         """Fold the counters' log now; they are exact without it."""
-        rows = await self._database.fetch("SELECT queue_rollup() AS folded")
+        rows = await self._database.read("SELECT queue_rollup() AS folded")
         return {"folded": rows[0]["folded"], "skipped": rows[0]["folded"] is None}
 
 
