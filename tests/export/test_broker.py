@@ -1,19 +1,38 @@
-"""The whole broker: a route made over its API exports a topic, through kill -9 and a stop."""
+"""The whole broker, killed with kill -9: a route made over its API exports a topic; another broker mirrors to it."""
 
 import asyncio
+import base64
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from penstock.database.embedded import EmbeddedPostgres
 from penstock.net import HttpClient
-from tests.export.making import http_route
+from tests.conftest import fresh_database
+from tests.export.lossy import LossyProxy
+from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.broker import BrokerProcess
+from tests.support.topics import everything, running
 from tests.support.wait import eventually
 
+pytestmark = pytest.mark.xdist_group("export-broker")  # they share a broker, one after the other
 
-def test_a_broker_exports_a_topic_through_kills_and_restarts(scratch: Path, database_url: str):
-    async def ask(broker: BrokerProcess, method: str, target: str, body: Any = None) -> Any:
+
+@pytest.fixture(scope="module")
+def broker(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    made = BrokerProcess(tmp_path_factory.mktemp("broker"), database_url=fresh_database(postgres))
+    made.start()
+    yield made
+    assert made.stop() == 0, made.log
+
+
+def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProcess):
+    async def ask(method: str, target: str, body: Any = None) -> Any:
         client = HttpClient(broker.url)
         data = b"" if body is None else json.dumps(body).encode()
         answer = await client.request(method, target, data, [("Content-Type", "application/json")])
@@ -21,33 +40,87 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(scratch: Path, data
         assert answer.status < 300, answer
         return json.loads(answer.body) if answer.body else None
 
-    async def produce(broker: BrokerProcess, start: int) -> None:
+    async def produce(start: int) -> None:
         payloads = [record(number).decode() for number in range(start, start + 500)]
-        await ask(broker, "POST", "/topics/orders/produce", {"payloads": payloads})
+        await ask("POST", "/topics/orders/produce", {"payloads": payloads})
 
     async def body() -> None:
-        broker = BrokerProcess(scratch, database_url=database_url)
         async with ScriptedDestination() as destination:
+            route = http_route(destination.url, batch={"records": 20}) | {"source": {"topic": "orders"}}
+            await ask("POST", "/api/v1/routes", {"name": "out", **route})
+            await produce(0)
+            await eventually(lambda: len(destination.ids) > 100)
+            await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.start)
-            try:
-                route = http_route(destination.url, batch={"records": 20}) | {"source": {"topic": "orders"}}
-                await ask(broker, "POST", "/api/v1/routes", {"name": "out", **route})
-                await produce(broker, 0)
-                await eventually(lambda: len(destination.ids) > 100)
+            await produce(500)
+            await eventually(lambda: len(set(destination.ids)) == 1000, 20)
+            status = await ask("GET", "/api/v1/routes/out")
+            assert status["lag"] == 0
+            assert len(destination.ids) - 1000 <= 20, "at most the one batch its worker held at the kill"
+            keys: dict[int, set[str]] = {}
+            for received in destination.ledger:
+                for each in received.ids:
+                    keys.setdefault(each, set()).add(received.key)
+            assert all(len(found) == 1 for found in keys.values())
+            await ask("DELETE", "/api/v1/routes/out")
+
+    asyncio.run(body())
+
+
+async def contents(broker: BrokerProcess, topic: str) -> list[bytes]:
+    client, found = HttpClient(broker.url), []
+    while True:
+        answer = await client.request("GET", f"/topics/{topic}/consume?offset={len(found)}&max_messages=1000")
+        page = json.loads(answer.body)
+        if not page:
+            await client.close()
+            return found
+        for message in page:
+            text = message["payload"]
+            found.append(base64.b64decode(text) if message.get("encoding") == "base64" else text.encode())
+
+
+def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every_record_once(
+    tmp_path: Path, broker: BrokerProcess
+):
+    def mirror(url: str, workers: int) -> dict[str, Any]:
+        return {
+            "source": {"topic": f"by{workers}"},
+            "destination": {"type": "broker", "url": url, "timeout": "5s"},
+            "batch": {"records": 10, "linger": 0},
+            "queue": {
+                "workers": workers,
+                "retry_interval": "5ms",
+                "max_retry_delay": "50ms",
+                "circuit_breaker": {"threshold": 5, "reset_timeout": "200ms"},
+            },
+        }
+
+    async def body() -> None:
+        async with LossyProxy(broker) as proxy, running(tmp_path / "data") as topics:
+            sources = {workers: await topics.create(f"by{workers}") for workers in (1, 4)}
+            specs = {f"to{workers}": mirror(proxy.url, workers) for workers in sources}
+            async with exports(tmp_path / "x", specs, topics=topics) as routes:
+
+                async def append(start: int) -> None:
+                    same = [b"the same in every batch"] * 10
+                    for number in range(start, start + 300, 10):
+                        for topic in sources.values():
+                            await topic.append([record(each) for each in range(number, number + 9)] + [b"\xff"])
+                            await topic.append(same)
+
+                def arrived(count: int) -> bool:
+                    return all(routes.get(name).queue.fast.state.delivered >= count for name in specs)
+
+                await append(0)
+                await eventually(lambda: arrived(100), 20)
                 await asyncio.to_thread(broker.kill)
+                await append(300)
                 await asyncio.to_thread(broker.start)
-                await produce(broker, 500)
-                await eventually(lambda: len(set(destination.ids)) == 1000, 20)
-                status = await ask(broker, "GET", "/api/v1/routes/out")
-                assert status["lag"] == 0
-                assert len(destination.ids) - 1000 <= 20, "at most the one batch its worker held at the kill"
-                keys: dict[int, set[str]] = {}
-                for received in destination.ledger:
-                    for each in received.ids:
-                        keys.setdefault(each, set()).add(received.key)
-                assert all(len(found) == 1 for found in keys.values())
-            finally:
-                code = await asyncio.to_thread(broker.stop)
-            assert code == 0, broker.log
+                await eventually(lambda: arrived(1200), 30)
+            assert proxy.lost > 10, "answers were lost on the way"
+            expected = {workers: [payload for _, payload in everything(t)] for workers, t in sources.items()}
+            assert await contents(broker, "by1") == expected[1], "byte for byte, in order, each once"
+            assert Counter(await contents(broker, "by4")) == Counter(expected[4])
 
     asyncio.run(body())

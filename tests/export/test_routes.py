@@ -150,8 +150,10 @@ def test_a_cut_batch_does_not_repeat_what_went_through_and_keeps_its_keys(tmp_pa
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("status", [401, 403, 301])
-def test_a_refusal_pauses_the_route_and_says_so_until_somebody_resumes_it(tmp_path: Path, status: int):
+@pytest.mark.parametrize("status", [401, 403, 301, 404, 405])
+def test_a_refusal_or_a_wrong_address_pauses_the_route_and_says_so_until_somebody_resumes_it(
+    tmp_path: Path, status: int
+):
     async def body() -> None:
         answer = status
         async with ScriptedDestination(lambda ids, number: answer) as destination:
@@ -162,6 +164,7 @@ def test_a_refusal_pauses_the_route_and_says_so_until_somebody_resumes_it(tmp_pa
                 await eventually(lambda: route.paused)
                 assert str(status) in route.paused
                 assert route.status()["state"] == "paused"
+                assert route.dead_letters.count == 0
                 await route.push([record(2)])
                 assert destination.requests == 1, "nothing is sent while paused"
             async with exports(tmp_path, spec) as running:  # it stays paused over a restart

@@ -87,8 +87,8 @@ class Delivery:
         except Retry as error:
             await self._failed(block, permit, error)
         except Denied as error:
-            self._metrics.add("queue_retry_failure_total", 1, "auth")
-            self._queue.give_back(block)
+            self._metrics.add("queue_retry_failure_total", 1, error.kind)
+            self._queue.give_back(block, attempted=False)  # it says nothing about the batch
             permit.release()
             self._pause(str(error))
         except (StorageFull, StorageFailed) as error:  # the dead letters could not be written

@@ -33,7 +33,11 @@ class TooBig(Exception):
 
 
 class Denied(Exception):
-    pass
+    """`kind` is the label of the metric: auth, address."""
+
+    def __init__(self, text: str, kind: str = "auth") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@
     ca: /path/to/ca.pem                          trust this instead of the system's
 
 Every request carries `Idempotency-Key: <route>-<sequence>` (and the range of records when a batch was cut), the same
-at every attempt. 2xx is success; 401 and 403, and redirects, pause the route; 413 asks for smaller batches; 408, 425,
-429 and 5xx are tried again (Retry-After is honoured); any other 4xx means the data is bad.
+at every attempt. 2xx is success; 401 and 403, redirects, and what says that the address or the format is wrong (404,
+405, 410, 415) pause the route; 413 asks for smaller batches; 408, 425, 429 and 5xx are tried again (Retry-After is
+honoured); any other 4xx means the data is bad.
 """
 
 import email.utils
@@ -29,6 +30,12 @@ from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS
 from penstock.net import HttpClient
 
 CONTENT_TYPES = {"ndjson": "application/x-ndjson", "json": "application/json", "raw": "application/octet-stream"}
+WRONG = {
+    404: "nothing is at this address",
+    405: "the address does not take this method",
+    410: "the address is gone",
+    415: "the address does not take this format or compression",
+}
 AGAIN = {408: "timeout", 425: "server_error", 429: "rate_limit"}
 
 
@@ -105,8 +112,11 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
         text += f": {body[:200].decode(errors='replace')}"
     if status in (401, 403):
         raise Denied(text)
+    if status in WRONG:
+        raise Denied(f"{text} ({WRONG[status]}: correct it, then resume the route; nothing was dropped)", "address")
     if 300 <= status < 400:
-        raise Denied(f"{text} (redirects are not followed: change the address to {headers.get('location', '...')})")
+        there = headers.get("location", "...")
+        raise Denied(f"{text} (redirects are not followed: change the address to {there})", "address")
     if status == 413:
         raise TooBig(text)
     if status in AGAIN or status >= 500 or status < 200:
