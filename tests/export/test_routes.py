@@ -31,6 +31,11 @@ async def delivered(route: Any, timeout: float = 20) -> None:
     await eventually(lambda: route.queue.fast.count == 0, timeout)
 
 
+async def slowly(status: int) -> int:
+    await asyncio.sleep(0.03)
+    return status
+
+
 FAULTS = {
     "refused connections": None,
     "500": lambda ids, number: 500 if number <= 3 else 200,
@@ -39,6 +44,7 @@ FAULTS = {
     "resets": lambda ids, number: RESET if number <= 3 else 200,
     "lost answers": lambda ids, number: TAKE_AND_RESET if number <= 3 else 200,
     "hangs": lambda ids, number: HANG if number <= 2 else 200,
+    "slowness": lambda ids, number: slowly(200),
 }
 
 
@@ -341,6 +347,72 @@ def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_delete
                 assert running.names() == []
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go_when_idle(tmp_path: Path, split: bool):
+    """Fake time, real requests: each takes half a second."""
+
+    async def body() -> None:
+        clock = FakeClock()
+        under_way, most, answer = 0, 0, 200
+
+        async def slow() -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await clock.sleep(0.5)
+            under_way -= 1
+            return answer
+
+        async with ScriptedDestination(lambda ids, number: slow()) as destination:
+            spec = http_route(
+                destination.url,
+                target={"timeout": "1m"},
+                workers=1,
+                adaptive_workers={"enabled": True, "min_workers": 1, "max_workers": 8},
+                pipeline_split={"enabled": split, "preparer_count": 1, "sender_count": 1, "channel_size": 1},
+                max_concurrent_sends=1,
+                meta_sync_interval="10s",
+                circuit_breaker={"enabled": False},
+                retry_interval="1s",
+            )
+            async with exports(tmp_path, {"r": spec}, clock=clock) as running:
+                route = running.get("r")
+                workers = route.workers
+
+                async def pass_time(seconds: float) -> None:
+                    for _ in range(round(seconds / 0.25)):
+                        await clock.advance(0.25)
+                        waiting = min(workers.total, route.queue.fast.count) if not route.backoff.remaining else 0
+                        await eventually(lambda waiting=waiting: under_way >= waiting or not route.queue.fast.count)
+
+                assert workers.total == 1
+                await route.push([record(number) for number in range(3000)])
+                await pass_time(6)
+                assert workers.total == 8
+                assert most == 8
+                answer = 429
+                await eventually_later(clock, lambda: workers.target <= 4)
+                answer = 200
+                await eventually_later(clock, lambda: route.queue.fast.count == 0)
+                await eventually_later(clock, lambda: workers.total == 1)
+                assert sorted(set(destination.ids)) == list(range(3000))
+                assert route.gauges()["queue_workers_total"] == 1
+                await route.push([record(3000)])
+                await eventually_later(clock, lambda: 3000 in destination.ids)
+
+    asyncio.run(body())
+
+
+async def eventually_later(clock: FakeClock, condition: Any) -> None:
+    """Let fake time pass until the condition holds."""
+    for _ in range(2000):
+        if condition():
+            return
+        await clock.advance(0.25)
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came")
 
 
 def test_draining_takes_nothing_new_and_delivers_the_rest(tmp_path: Path):

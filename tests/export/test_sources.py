@@ -81,6 +81,31 @@ def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its
     asyncio.run(body())
 
 
+def test_a_drained_route_leaves_the_rest_in_the_topic_also_over_a_restart_until_it_is_resumed(tmp_path: Path):
+    async def body() -> None:
+        async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
+            topic = await topics.create("orders")
+            spec = {"r": from_topic(destination.url)}
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                route = routes.get("r")
+                await topic.append([record(number) for number in range(50)])
+                await eventually(lambda: route.queue.fast.state.accepted == 50)
+                await route.drain()
+                await topic.append([record(number) for number in range(50, 100)])
+                await eventually(lambda: route.state == "drained")
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                route = routes.get("r")
+                assert route.state == "drained"
+                assert route.status()["lag"] == 100, "it reads nothing"
+                await asyncio.sleep(0.05)
+                assert destination.ids == list(range(50))
+                await route.resume()
+                await eventually(lambda: len(destination.ids) == 100)
+                assert destination.ids == list(range(100))
+
+    asyncio.run(body())
+
+
 def test_what_ages_out_of_a_topic_before_it_is_read_is_counted(tmp_path: Path):
     async def body() -> None:
         async with running(tmp_path / "data", segment_bytes=500, retention_bytes=1000) as topics:

@@ -1,7 +1,7 @@
 """A route: source, send queue, workers and destination of one name, put together and kept running.
 
-Its directory holds the queue, the dead letters, and `route.json`: whether it is paused and why, the incarnations of the
-topic it reads, and its definition when it was made over the API rather than by the configuration.
+Its directory holds the queue, the dead letters, and `route.json`: whether it is paused and why, whether it drains, the
+incarnations of the topic it reads, and its definition when it was made over the API rather than by the configuration.
 """
 
 import asyncio
@@ -59,7 +59,8 @@ class Route:
         self.name, self.spec, self.directory = spec.name, spec, directory
         self.definition = definition  # kept in route.json when it came over the API
         self.paused: str | None = None  # why, while it is
-        self.draining = False
+        self.draining = False  # on somebody's order: takes nothing new
+        self._stopping = False
         self._around, self._metrics = around, metrics
         settings = spec.queue
         self.destination = destination or make_destination(spec, around.topics, around.queues)
@@ -121,7 +122,8 @@ class Route:
             self.workers.resumed.clear()
         self.workers.start()
         self._source = self._make_source()
-        self._read()
+        if not self.draining:
+            self._read()
 
     def _make_source(self) -> Source | None:
         source, around = self.spec.source, self._around
@@ -168,7 +170,7 @@ class Route:
             self._around.clock.call_later(5.0, self._read_again)
 
     def _read_again(self) -> None:
-        if not self.draining:
+        if not (self.draining or self._stopping):
             self._read()
 
     async def _stop_reading(self) -> None:
@@ -179,7 +181,7 @@ class Route:
 
     async def stop(self, deadline: float | None = None) -> None:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
-        self.draining = True
+        self._stopping = True
         await self._stop_reading()
         await self.workers.stop(self._around.clock.monotonic() if deadline is None else deadline)
         await self.destination.stop()
@@ -194,8 +196,9 @@ class Route:
     # What people do with it
 
     async def push(self, records: list[bytes]) -> Pushed:
-        if self.draining:
-            raise Unavailable(f"route {self.name} is draining and takes nothing new")
+        if self.draining or self._stopping:
+            doing = "stopping" if self._stopping else "draining"
+            raise Unavailable(f"route {self.name} is {doing} and takes nothing new")
         blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
         return await self.queue.push(blocks)
 
@@ -267,13 +270,18 @@ class Route:
             return
         try:
             found = json.loads(self._around.fs.read(path))
-            self.paused = found.get("paused")
+            self.paused, self.draining = found.get("paused"), found.get("draining") is True
             self._incarnations = list(found.get("incarnations", []))
         except (ValueError, AttributeError) as error:
             log.error("route %s: %s is damaged and ignored: %s", self.name, path, error)
 
     async def _save(self) -> None:
-        state = {"paused": self.paused, "incarnations": self._incarnations, "definition": self.definition}
+        state = {
+            "paused": self.paused,
+            "draining": self.draining,
+            "incarnations": self._incarnations,
+            "definition": self.definition,
+        }
         data = json.dumps(state, indent=2).encode()
         try:
             await self._in_pool(self._around.fs.make_dir, self.directory)

@@ -87,10 +87,16 @@ class Workers:
         self._fill()
 
     def _fill(self) -> None:
-        """Have a worker for every number below the target; those above it leave by themselves."""
+        """Have a worker for every number below the target."""
         for number in range(self.target):
             if number not in self._tasks:
                 self._tasks[number] = asyncio.create_task(self._run(number))
+
+    def _dismiss(self) -> None:
+        """Send those home who are above the target and have nothing in hand; the others leave when they are done."""
+        for number, task in list(self._tasks.items()):
+            if number >= self.target and task not in self._sending:
+                task.cancel()
 
     async def stop(self, deadline: float) -> None:
         """Let what is being sent finish until `deadline` (monotonic), then return everything to the queue."""
@@ -193,4 +199,4 @@ class Workers:
                 throttled=throttled,
             )
             self._fill()
-            self._queue.wake()
+            self._dismiss()
