@@ -86,6 +86,11 @@ def test_a_route_is_made_pushed_to_watched_and_deleted_over_http(serving: Servin
     assert ask(url, "POST", "/nowhere/push", {"records": [1]})[0] == 404
     until(lambda: ask(url, "GET", "/made")[1]["queue"]["accounting"]["delivered"] == 5)
     assert sorted(serving.destination.ids) == [1, 2, 3, 4, 5]
+    shown = ask(url, "GET", "/made")[1]
+    assert {"name", "state", "source", "destination", "queue", "breaker", "workers", "deadLetters"} <= set(shown)
+    depth, ages = {"batches", "records", "bytes", "diskBytes"}, {"oldestAgeSeconds", "timeToFullSeconds"}
+    rates = {"batchesInPerSecond", "batchesOutPerSecond", "drainEtaSeconds"}
+    assert depth | ages | rates <= set(shown["queue"])
     assert [route["name"] for route in ask(url, "GET", "")[1]["routes"]] == ["made", "r"]
     assert ask(url, "POST", "/made/pause")[1]["state"] == "paused"
     ask(url, "POST", "/made/push", {"records": [{"id": 6}]})
@@ -124,9 +129,12 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "accepted 2 = delivered 0" in shown
     assert json.loads(cli("status", "r", "--json", *url))["queue"]["records"] == 2
     assert "paused" in cli("status", "--watch", "--interval", "0.01", "--count", "2", *url)
+    assert "in use" in cli("repair", "r", "--data-dir", str(serving.directory), code=1), "not under a running broker"
     assert "2 records dropped" in cli("purge", "r", "--yes", *url)
     cli("resume", "r", *url)
     assert "0 records queued again" in cli("replay", "r", *url)
+    cli("drain", "r", *url)
+    assert "drained" in cli("status", "r", *url)
     assert "no route named x" in cli("pause", "x", *url, code=1)
     assert "cannot connect" in cli("list", "--url", "http://127.0.0.1:1", code=1)
 

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import Locked
+from penstock.export import store
 from penstock.export.block import Block
 from penstock.export.chunkfile import Chunk, ChunkReader
 from penstock.export.journal import DAMAGED, OLDEST, PURGED
 from penstock.export.store import checksum
+from penstock.storage.fs import DiskFile
 from tests.export.making import FakeClock, balanced, block, number_of, opened, taken
 from tests.support.wait import eventually
 
@@ -382,6 +385,67 @@ def test_under_never_a_kill_loses_memory_and_the_books_say_so(tmp_path: Path):
         await again.close()
 
     asyncio.run(body())
+
+
+def test_memory_is_written_out_when_it_has_waited_for_stale_flush(tmp_path: Path):
+    async def body() -> None:
+        clock = FakeClock()
+        queue = await opened(tmp_path, clock=clock, stale_flush=30, **NEVER)
+        await queue.put([block(1)])
+        clock.now += 29
+        await queue.tick()
+        assert not chunk_files(tmp_path)
+        clock.now += 2
+        await queue.tick()
+        assert len(chunk_files(tmp_path)) == 1
+        queue.abandon()
+        again = await opened(tmp_path, **NEVER)
+        assert await taken(again) == [1]
+        await again.close()
+
+    asyncio.run(body())
+
+
+def test_pushes_that_come_together_share_a_write_and_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
+    for name in ("append", "sync"):
+        original = getattr(DiskFile, name)
+
+        def count(self: DiskFile, *arguments: Any, name: str = name, original: Any = original) -> Any:
+            if len(self.path.name) == 16:
+                calls.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(DiskFile, name, count)
+
+    async def body() -> None:
+        queue = await opened(tmp_path)
+        await asyncio.gather(*(queue.put([block(number)]) for number in range(200)))
+        assert calls.count("sync") <= 3
+        assert calls.count("append") <= 3
+        assert sorted(await taken(queue)) == list(range(200))
+        await queue.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("policy", [{}, NEVER], ids=["always", "never"])
+def test_large_blocks_are_compressed_outside_the_event_loop(
+    tmp_path: Path, policy: dict, monkeypatch: pytest.MonkeyPatch
+):
+    where: set[threading.Thread] = set()
+    original = store.compress
+    monkeypatch.setattr(store, "compress", lambda *a: where.add(threading.current_thread()) or original(*a))
+
+    async def body() -> None:
+        queue = await opened(tmp_path, compression=1, inmemory_blocks=2, **policy)
+        await queue.put([block(number, size=200_000) for number in range(10)])
+        await eventually(lambda: queue.disk_bytes > 0 and queue.memory_blocks <= 2)
+        await queue.close()
+
+    asyncio.run(body())
+    assert where
+    assert threading.main_thread() not in where
 
 
 @pytest.mark.parametrize("policy", [{}, NEVER], ids=["always", "never"])

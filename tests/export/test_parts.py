@@ -2,10 +2,12 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.config import build
+from penstock.cli.serve import parse_settings
+from penstock.config import build, load
 from penstock.config.schema import CircuitBreaker, SendQueue
 from penstock.errors import ConfigError
 from penstock.export.backoff import Backoff
@@ -182,6 +184,56 @@ def test_the_seeds_block_loads_as_it_stands_and_routes_override_it():
     assert pushed.queue.circuit_breaker.reset_timeout == 30.0
     assert (pushed.queue.compression, pushed.queue.full_behavior) == ("zstd", "drop_oldest")
     assert parse_route("r", web | {"source": {"topic": "t"}}, defaults).queue.full_behavior == "block"
+
+
+SEED_FLAGS = {  # the seed's command line: our key, a value as one writes it, what it means
+    "-queue-enabled": ("enabled", "false", False),
+    "-queue-type": ("type", "memory", "memory"),
+    "-queue-path": ("path", "./elsewhere", Path("elsewhere")),
+    "-queue-max-size": ("max_size", "20000", 20_000),
+    "-queue-max-bytes": ("max_bytes", "2Gi", 2 << 30),
+    "-queue-full-behavior": ("full_behavior", "block", "block"),
+    "-queue-always-queue": ("always_queue", "true", True),
+    "-queue-workers": ("workers", "7", 7),
+    "-queue-inmemory-blocks": ("inmemory_blocks", "99", 99),
+    "-queue-chunk-size": ("chunk_size", "512Mi", 512 << 20),
+    "-queue-meta-sync": ("meta_sync_interval", "2s", 2.0),
+    "-queue-stale-flush": ("stale_flush", "5m", 300.0),
+    "-queue-write-buffer-size": ("write_buffer_size", "128Ki", 128 << 10),
+    "-queue-compression": ("compression", "none", "none"),
+    "-queue-retry-interval": ("retry_interval", "1s", 1.0),
+    "-queue-max-retry-delay": ("max_retry_delay", "10m", 600.0),
+    "-queue-backoff-enabled": ("backoff.enabled", "false", False),
+    "-queue-backoff-multiplier": ("backoff.multiplier", "3.5", 3.5),
+    "-queue-circuit-breaker-enabled": ("circuit_breaker.enabled", "false", False),
+    "-queue-circuit-breaker-threshold": ("circuit_breaker.threshold", "9", 9),
+    "-queue-circuit-breaker-reset-timeout": ("circuit_breaker.reset_timeout", "30s", 30.0),
+    "-queue-memory-percent": ("memory_percent", "0.10", 0.1),
+    "-memory-limit-ratio": ("memory_limit_ratio", "0.5", 0.5),
+    "-queue-adaptive-enabled": ("adaptive_enabled", "false", False),
+    "-queue-target-utilization": ("target_utilization", "0.7", 0.7),
+    "pipeline_split.enabled": ("pipeline_split.enabled", "true", True),
+    "pipeline_split.preparer_count": ("pipeline_split.preparer_count", "3", 3),
+    "pipeline_split.sender_count": ("pipeline_split.sender_count", "4", 4),
+    "pipeline_split.channel_size": ("pipeline_split.channel_size", "5", 5),
+    "max_concurrent_sends": ("max_concurrent_sends", "6", 6),
+    "global_send_limit": ("global_send_limit", "8", 8),
+    "adaptive_workers.enabled": ("adaptive_workers.enabled", "true", True),
+    "adaptive_workers.min_workers": ("adaptive_workers.min_workers", "2", 2),
+    "adaptive_workers.max_workers": ("adaptive_workers.max_workers", "32", 32),
+}
+
+
+def test_every_flag_of_the_seed_is_reachable_and_reaches_the_routes():
+    pairs = [f"exporter.queue.{key}={written}" for key, written, _ in SEED_FLAGS.values()]
+    config = load(environ={}, flags=parse_settings(pairs)).config
+    web = {"destination": {"type": "http", "url": "http://x/"}}
+    route = parse_route("r", web, config.exporter.queue).queue
+    for flag, (key, _, meant) in SEED_FLAGS.items():
+        found: Any = route
+        for word in key.split("."):
+            found = getattr(found, word)
+        assert found == meant, flag
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
+from penstock.config import Config
+from penstock.config.schema import Exporter, SendQueue
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.export.manager import Exports
 from penstock.metrics import Metrics
-from tests.export.making import FakeClock, exports, http_route, kill
+from tests.export.making import POOL, FakeClock, exports, http_route, kill
 from tests.export.scripted import HANG, RESET, TAKE_AND_RESET, ScriptedDestination, record
 from tests.support.wait import eventually
 
@@ -276,6 +279,100 @@ def test_an_open_breaker_burns_no_time(tmp_path: Path):
             await asyncio.sleep(2)
             share = (time.process_time() - used) / (time.monotonic() - began)
             assert share < 0.02, f"{share:.1%} of a core while nothing can be sent"
+
+    asyncio.run(body())
+
+
+def test_a_large_backlog_is_taken_and_drained_with_flat_memory(tmp_path: Path, soak: bool):
+    """64 MiB, or 1 GiB in its long form, through a whole route, every byte of it from disk."""
+    process = psutil.Process()
+
+    async def body() -> None:
+        size = (1 << 30) if soak else (64 << 20)
+        seen, most = 0, 0
+
+        def count(ids: list[int], number: int) -> int:
+            nonlocal seen, most
+            destination.ledger.clear()
+            destination.keys.clear()
+            assert ids == [seen]
+            seen += 1
+            if not seen % 50:
+                most = max(most, process.memory_info().rss)
+            return 200
+
+        async with ScriptedDestination(count) as destination:
+            spec = http_route(
+                destination.url,
+                max_bytes=4 * size,
+                max_size=10_000_000,
+                inmemory_blocks=16,
+                compression="none",
+                chunk_size=8 << 20,
+                fsync="interval",
+                meta_sync_interval="100ms",
+            )
+            async with exports(tmp_path, {"r": spec}) as running:
+                route = running.get("r")
+                await route.pause()
+                await route.push([record(0, pad=64 << 10)])
+                start = process.memory_info().rss
+                for number in range(1, size >> 16):
+                    await route.push([record(number, pad=64 << 10)])
+                    if not number % 50:
+                        most = max(most, process.memory_info().rss)
+                assert route.queue.fast.disk_bytes > size
+                assert route.queue.fast.memory_blocks <= 16
+                await route.resume()
+                await delivered(route, 600 if soak else 60)
+                assert seen == size >> 16
+                assert_balanced(route)
+        grown = most - start
+        assert grown < 32 << 20, f"{grown >> 20} MiB more for a backlog of {size >> 20} MiB"
+
+    asyncio.run(body())
+
+
+def test_all_routes_together_keep_to_the_global_send_limit(tmp_path: Path):
+    async def body() -> None:
+        under_way, most = 0, 0
+
+        async def slow() -> int:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.005)
+            under_way -= 1
+            return 200
+
+        async with ScriptedDestination(lambda ids, number: slow()) as destination:
+            routes = {name: http_route(destination.url, workers=8, batch={"records": 1}) for name in "ab"}
+            defaults = Exporter(queue=SendQueue(global_send_limit=3))
+            config = Config(data_directory=tmp_path, routes=routes, exporter=defaults)
+            running = Exports(config, pool=POOL, metrics=Metrics())
+            await running.start()
+            for name in routes:
+                await running.get(name).push([record(number) for number in range(30)])
+            for name in routes:
+                await delivered(running.get(name))
+            await running.stop()
+            assert most == 3
+
+    asyncio.run(body())
+
+
+def test_the_channel_between_preparers_and_senders_is_bounded(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: HANG) as destination:
+            split = {"enabled": True, "preparer_count": 1, "sender_count": 1, "channel_size": 2}
+            spec = http_route(destination.url, pipeline_split=split, max_concurrent_sends=1, target={"timeout": "1m"})
+            async with exports(tmp_path, {"r": spec}, shutdown_timeout=0.1) as running:
+                route = running.get("r")
+                await route.push([record(number) for number in range(500)])
+                await eventually(lambda: destination.requests == 1 and route.workers.preparing == 1)
+                await asyncio.sleep(0.05)
+                assert route.queue.fast.leased == 1 + 2 + 1, "one being sent, two in the channel, one at its door"
+                assert destination.requests == 1
 
     asyncio.run(body())
 

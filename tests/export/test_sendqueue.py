@@ -205,45 +205,6 @@ def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(tmp_path:
     asyncio.run(body())
 
 
-def test_a_large_backlog_drains_with_flat_memory(tmp_path: Path, soak: bool):
-    import psutil
-
-    async def body() -> None:
-        size = (1 << 30) if soak else (64 << 20)
-        queue = await started(
-            tmp_path,
-            max_bytes=4 * size,
-            max_size=10_000_000,
-            inmemory_blocks=64,
-            compression="none",
-            chunk_size=8 << 20,
-            fsync="interval",
-        )
-        process = psutil.Process()
-        count = size // (64 << 10)
-        await queue.push([block(0, size=64 << 10)])
-        start = process.memory_info().rss
-        most = start
-        for number in range(1, count):
-            await queue.push([block(number, size=64 << 10)])
-            if number % 100 == 0:
-                await queue.tick()
-                most = max(most, process.memory_info().rss)
-        found = 0
-        while (each := await queue.take()) is not None:
-            assert number_of(each) == found
-            found += 1
-            queue.ack(each)
-            if found % 100 == 0:
-                await queue.tick()
-                most = max(most, process.memory_info().rss)
-        assert found == count
-        assert most - start < 60 << 20, f"{(most - start) >> 20} MiB more for a backlog of {size >> 20} MiB"
-        await queue.stop()
-
-    asyncio.run(body())
-
-
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.integers(1, 6), st.integers(1, 9)),

@@ -47,6 +47,11 @@ def exposed(directory: Path) -> dict[str, float]:
     return asyncio.run(body())
 
 
+def _expressions(dashboard: str) -> str:
+    panels = json.loads(dashboard)["panels"]
+    return "\n".join(target["expr"] for panel in panels for target in panel.get("targets", []))
+
+
 def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     samples = exposed(tmp_path)
     names = {name.partition("{")[0] for name in samples}
@@ -60,6 +65,13 @@ def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     alerts = yaml.safe_load((ROOT / "deploy/prometheus/export.yml").read_text())
     expressions = "\n".join(rule["expr"] for group in alerts["groups"] for rule in group["rules"])
     documents = (ROOT / "docs/export.md").read_text()
+    labels = {name.partition("{")[0]: set(re.findall(r"(\w+)=\"", name)) for name in samples}
+    for metric, matchers in re.findall(r"(penstock_\w+)\{([^}]*)\}", expressions + _expressions(dashboard)):
+        asked = set(re.findall(r"(\w+)\s*[!=]~?", matchers))
+        assert asked <= labels[metric], f"{metric} has no label {asked - labels[metric]}"
+    for rule in (rule for group in alerts["groups"] for rule in group["rules"]):
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= {"route", "reason", "state"}
     for where, text in (("dashboard", dashboard), ("alerts", expressions), ("docs", documents)):
         found = named(text)
         assert found, where
