@@ -137,6 +137,11 @@ class Metrics:
         self._instruments[instrument.name] = instrument
         return instrument
 
+    def values_of(self, name: str) -> Mapping[Labels, float]:
+        """The values of a counter or gauge by its name; empty when there is none."""
+        one = self._instruments.get(name)
+        return one.values if isinstance(one, Counter) else one.current() if isinstance(one, Gauge) else {}
+
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client at each scrape."""
         merged = Metrics()

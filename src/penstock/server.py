@@ -24,6 +24,7 @@ from penstock.export.queueport import QueuesAdapter
 from penstock.metrics import Metrics
 from penstock.pipelines import Pipelines
 from penstock.queues.engine import Queues
+from penstock.queues.presence import Presence
 from penstock.storage.fs import DISK
 from penstock.storage.lock import DirectoryLock
 from penstock.topics.groups import Groups
@@ -52,7 +53,7 @@ class Logs:
 class Broker:
     """The parts of one process, from `start` to `stop`."""
 
-    def __init__(self, config: Config, *, owner: bool = True) -> None:
+    def __init__(self, config: Config, *, owner: bool = True, worker: int = 0) -> None:
         self.config = config
         self.owner = owner
         self.metrics = Metrics()
@@ -62,6 +63,7 @@ class Broker:
         self.database = Database(config.database, config.private_directory, self.metrics)
         self.logs = Logs(config, self.pool, self.metrics) if owner else None
         self.queues = Queues(self.database, config.queues, self.metrics)
+        self.presence = Presence(self.database, self.queues.signals, self.metrics, config.server_name, worker)
         self.buffer = Buffer(
             self.queues,
             self.database,
@@ -103,7 +105,7 @@ class Broker:
         parts: list[Part] = [self.database]
         if self.logs:
             parts += [self.logs.topics, self.logs.groups, self.logs.pipelines]
-        parts += [self.queues, self.buffer]
+        parts += [self.queues, self.presence, self.buffer]
         if self.exports:
             parts.append(self.exports)
         return parts

@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +18,9 @@ from tests.support.wait import until
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory):
     directory = tmp_path_factory.mktemp("workers")
-    with BrokerProcess(directory, database_url=fresh_database(postgres), workers=3) as process:
+    with BrokerProcess(
+        directory, database_url=fresh_database(postgres), workers=3, queues__retention_interval_ms=200
+    ) as process:
         yield process
 
 
@@ -54,6 +58,68 @@ def test_a_stream_through_a_worker_is_pushed_as_it_happens(broker):
             lines = stream.iter_lines()
             offset = httpx.post(f"{broker.url}/topics/s/produce", json={"payload": f"turn {turn}"}).json()["offset"]
             assert next(line for line in lines if line.startswith("id:")) == f"id: {offset}"
+
+
+def test_every_process_is_seen_whichever_answers(broker):
+    def workers(path: str) -> list[dict[str, Any]]:
+        return httpx.get(f"{broker.url}/api/v1/{path}").json()["workers"]
+
+    until(lambda: sorted(one["workerId"] for one in workers("status")) == [0, 1, 2])
+    for answer in each_on_a_fresh_connection(broker, "GET", "/api/v1/analytics/worker-metrics", 8):
+        found = answer.json()
+        assert sorted(one["workerId"] for one in found["workers"]) == [0, 1, 2]
+        assert len({one["pid"] for one in found["workers"]}) == 3
+        assert all(one["memoryBytes"] > 1 << 20 for one in found["workers"])
+        assert {row["workerId"] for row in found["series"]} == {0, 1, 2}
+    assert [one["workerId"] for one in workers("analytics/system-metrics?workerId=2")] == [2]
+    assert workers("analytics/system-metrics?hostname=elsewhere") == []
+    for answer in each_on_a_fresh_connection(broker, "GET", "/internal/api/shared-state/stats", 8):
+        assert answer.json()["serverHealth"]["serversAlive"] == 3
+    peers = httpx.get(f"{broker.url}/internal/api/inter-instance/stats").json()
+    assert len(peers["peers"]) == 2
+    assert peers["serverId"] not in peers["peers"]
+
+
+def test_waiting_pops_are_counted_per_queue_and_process_and_woken_by_a_notification(broker):
+    def parked() -> dict[str, float]:
+        answer = httpx.get(f"{broker.url}/api/v1/analytics/queue-parked-replicas?queue=parked").json()
+        return {row["workerId"]: row["parkedCount"] for row in answer["series"]} if answer["replicas"] else {}
+
+    with ThreadPoolExecutor(1) as pool:
+        url = f"{broker.url}/api/v1/pop/queue/parked?wait=true&timeout=20000"
+        waiting = pool.submit(httpx.get, url, timeout=30)
+        until(lambda: sum(parked().values()) == 1, timeout=15)
+        woken = httpx.post(f"{broker.url}/internal/api/notify", json={"queue": "parked", "partition": "Default"})
+        assert woken.json() == {"status": "ok"}
+        httpx.post(f"{broker.url}/api/v1/push", json={"items": [{"queue": "parked", "payload": 1}]})
+        assert waiting.result().json()["messages"][0]["data"] == 1
+    for body in ({}, {"queue": ""}, {"queue": 1}):
+        assert httpx.post(f"{broker.url}/internal/api/notify", json=body).status_code == 400
+
+
+def test_what_retention_deleted_is_told_over_time(broker):
+    options = {"retentionEnabled": True, "retentionSeconds": 1}
+    httpx.post(f"{broker.url}/api/v1/configure", json={"queue": "aged", "namespace": "n", "options": options})
+    httpx.post(f"{broker.url}/api/v1/push", json={"items": [{"queue": "aged", "payload": n} for n in range(5)]})
+
+    def retention(**query: str) -> dict[str, Any]:
+        return httpx.get(f"{broker.url}/api/v1/analytics/retention", params=query).json()
+
+    until(lambda: retention(queue="aged")["totals"]["retentionMsgs"] == 5, timeout=20)
+    found = retention(queue="aged", groupBy="namespace")
+    assert found["totals"] == {
+        "retentionMsgs": 5,
+        "completedRetentionMsgs": 0,
+        "evictionMsgs": 0,
+        "ttlMsgs": 0,
+        "totalMsgs": 5,
+        "eventCount": found["totals"]["eventCount"],
+    }
+    assert sum(point["totalMsgs"] for point in found["series"]) == 5
+    assert found["rows"] == [{"key": "n", "queues": 1, "totals": found["totals"]}]
+    assert retention(queue="other")["series"] == []
+    assert "rows" not in retention()
+    assert httpx.get(f"{broker.url}/api/v1/analytics/retention?groupBy=colour").status_code == 400
 
 
 def test_a_worker_that_dies_is_started_again(broker):

@@ -488,3 +488,31 @@ def test_concurrent_requests_get_their_own_results(broker, queue):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_the_status_says_what_messages_died_of_and_who_works(api, queue):
+    for partition, error in (("a", "no such account"), ("b", "no such account"), ("b", "timeout")):
+        api.ask("POST", "push", {"items": [{"queue": queue, "partition": partition, "payload": 1}]}, 201)
+        [message] = api.ask("GET", f"pop/queue/{queue}/partition/{partition}")["messages"]
+        ids = {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
+        api.ask("POST", "ack", {**ids, "status": "dlq", "error": error})
+    found = api.ask("GET", "status", queue=queue)
+    dead = found["deadLetterQueue"]
+    assert (dead["totalMessages"], dead["affectedPartitions"]) == (3, 2)
+    assert [(row["error"], row["count"]) for row in dead["topErrors"]] == [("no such account", 2), ("timeout", 1)]
+    assert all(MILLIS.match(row["lastSeen"]) for row in dead["topErrors"])
+    [worker] = found["workers"]
+    assert worker["workerId"] == 0
+    assert worker["pool"]["size"] >= 1
+    assert found["errors"] == {"dbErrors": 0, "ackFailed": found["errors"]["ackFailed"], "dlqMessages": 3}
+    assert set(found["messages"]["batchEfficiency"]) == set(found["messages"]["requests"]) == {"push", "pop", "ack"}
+    none = api.ask("GET", "status", queue="no-such-queue")["deadLetterQueue"]
+    assert none == {"totalMessages": 0, "affectedPartitions": 0, "topErrors": []}
+
+
+def test_metrics_as_json_have_the_dialects_names(api):
+    found = api.client.get("/metrics", headers={"Accept": "application/json"}).json()
+    assert {"uptime", "requests", "messages", "database", "memory", "cpu"} <= set(found)
+    assert set(found["database"]) == {"poolSize", "idleConnections", "waitingRequests"}
+    assert found["memory"]["rss"] > 1 << 20
+    assert api.client.get("/health").json()["worker_id"] == 0

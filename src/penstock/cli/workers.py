@@ -101,7 +101,7 @@ async def _work(config: Config, number: int, rendezvous: Rendezvous) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_reader(sys.stdin.fileno(), stop.set)  # readable means ended: the owner is gone
-    broker = Broker(config, owner=False)
+    broker = Broker(config, owner=False, worker=number)
     await broker.start()
     listeners = Listeners(broker, worker=number, rendezvous=rendezvous)
     try:

@@ -34,6 +34,11 @@ class Catalog:
         self.groups.clear()
         self._queues.clear()
 
+    @property
+    def known(self) -> int:
+        """Queues whose configuration is remembered."""
+        return len(self._queues)
+
     async def load_installation(self) -> None:
         if self.installation < 0:
             self.installation = (await self._database.read("SELECT id FROM installation"))[0]["id"]

@@ -14,6 +14,7 @@ from penstock.queues.crypto import Keys
 from penstock.queues.signals import Signals
 
 MOST_COUNTED = 100_000  # `total` is exact up to here
+LOOKED_AT = 1000  # letters, for what they died of
 STEP = 500
 
 SOURCE = """
@@ -60,6 +61,22 @@ class DeadLetters:
             "messages": [self._entry(row) for row in rows],
             "total": total[0][0],
             "pagination": {"limit": limit, "offset": offset, "total": total[0][0]},
+        }
+
+    async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
+        """What the newest letters died of, the most frequent first, and in how many partitions; of LOOKED_AT letters."""
+        rows = await self._database.fetch(
+            f"""WITH newest AS MATERIALIZED (SELECT d.partition_id, left(d.error, 500) AS error, d.failed_at {SOURCE}
+                                             ORDER BY d.id DESC LIMIT {LOOKED_AT})
+                SELECT error, count(*) AS n, max(failed_at) AS last,
+                       (SELECT count(DISTINCT partition_id) FROM newest) AS partitions
+                  FROM newest GROUP BY 1 ORDER BY 2 DESC, 3 DESC LIMIT $7""",
+            *which.args(),
+            most,
+        )
+        return {
+            "affectedPartitions": rows[0]["partitions"] if rows else 0,
+            "topErrors": [{"error": row["error"], "count": row["n"], "lastSeen": row["last"]} for row in rows],
         }
 
     async def requeue(self, which: Which) -> int:

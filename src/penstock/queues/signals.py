@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from itertools import islice
 
 from penstock.database import Database
 from penstock.errors import Unavailable
@@ -38,6 +39,7 @@ class Signals:
         self._broker = os.urandom(6).hex()
         self._waiters: dict[str, dict[str, dict[Waiter, None]]] = {}  # queue -> group -> waiters, the oldest first
         self.generation: dict[str, int] = {}  # per queue: how often something may have become available
+        self.sent = self.heard = 0  # notifications to other processes, and from them
         self.changes = 0  # how often the set of queues may have changed
         self._queues: set[str] = set()
         self._changed = False
@@ -57,6 +59,11 @@ class Signals:
     @property
     def waiting(self) -> int:
         return sum(len(waiters) for groups in self._waiters.values() for waiters in groups.values())
+
+    def parked(self, most: int) -> dict[str, int]:
+        """How many pops wait for each queue, for up to `most` queues."""
+        found = ((queue, sum(map(len, groups.values()))) for queue, groups in self._waiters.items())
+        return dict(islice(found, most))
 
     def park(self, queue: str, group: str, waiter: Waiter) -> None:
         self._waiters.setdefault(queue, {}).setdefault(group, {})[waiter] = None
@@ -108,6 +115,7 @@ class Signals:
         broker, changed, queues = json.loads(payload)
         if broker == self._broker:
             return None
+        self.heard += 1
         if changed:
             self.changed(announce=False)
         if queues is None:
@@ -127,6 +135,7 @@ class Signals:
                 payload = json.dumps([self._broker, changed, None])
             try:
                 await self._database.fetch("SELECT pg_notify($1, $2)", CHANNEL, payload)
+                self.sent += 1
             except Unavailable:
                 pass  # other brokers lost their LISTEN too and will look again when they are back
             await asyncio.sleep(PAUSE)

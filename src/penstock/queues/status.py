@@ -159,6 +159,23 @@ class Status:
         )
         return [dict(row) for row in rows]
 
+    async def removals(
+        self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Messages deleted by upkeep per time bucket, queue and reason; the name is None when the queue is gone."""
+        rows = await self._database.fetch(
+            """SELECT to_timestamp(floor(extract(epoch FROM r.minute) / $3) * $3) AS bucket, r.reason, q.name, q.namespace, q.task,
+                      sum(r.messages)::bigint AS messages, sum(r.steps)::bigint AS steps
+                 FROM removals r LEFT JOIN queues q ON q.id = r.queue_id AND q.deleted_at IS NULL
+                WHERE r.minute BETWEEN date_trunc('minute', $1::timestamptz) AND $2 AND ($4::text IS NULL OR q.name = $4)
+                GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 3, 2""",
+            since,
+            until,
+            bucket.total_seconds(),
+            queue,
+        )
+        return [dict(row) for row in rows]
+
     async def leases(self) -> dict[str, Any]:
         rows = await self._database.read(
             """SELECT count(DISTINCT lease_id) AS active, count(*) AS partitions,

@@ -26,6 +26,11 @@ HISTORY_DAYS = 7
 STEP = 5000
 CALM = 0.01  # pause between steps, so that a long job leaves room for others
 
+NOTED = """INSERT INTO removals AS r (minute, queue_id, reason, messages, steps)
+           VALUES (date_trunc('minute', clock_timestamp()), $1, $2, $3, 1)
+           ON CONFLICT (minute, queue_id, reason)
+           DO UPDATE SET messages = r.messages + excluded.messages, steps = r.steps + 1"""
+
 
 class Upkeep:
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
@@ -74,7 +79,10 @@ class Upkeep:
                 total += await self._trim(row["id"], row["retention_seconds"], "retention")
             if row["completed_retention_seconds"]:
                 total += await self._trim(row["id"], row["completed_retention_seconds"], "completed")
-        await self._database.fetch("DELETE FROM history WHERE minute < now() - make_interval(days => $1)", HISTORY_DAYS)
+        for table in ("history", "removals"):
+            await self._database.fetch(
+                f"DELETE FROM {table} WHERE minute < now() - make_interval(days => $1)", HISTORY_DAYS
+            )
         return total
 
     async def evict(self) -> int:
@@ -94,6 +102,7 @@ class Upkeep:
                     row["id"],
                     "SELECT queue_evict($1, clock_timestamp() - make_interval(secs => $2), 500) AS deleted",
                     float(row["wait"]),
+                    reason="eviction",
                 )
                 if not found or not found["deleted"]:
                     break
@@ -128,6 +137,7 @@ class Upkeep:
                 reason == "completed",
                 self._positions.get(key, "0"),
                 STEP,
+                reason=reason,
             )
             if row is None:
                 return total
@@ -139,12 +149,15 @@ class Upkeep:
             self._positions[key] = row["reached"]
             await asyncio.sleep(CALM)
 
-    async def _locked(self, queue: int, sql: str, *args: Any) -> Any:
-        """One step on a queue in a transaction of its own; None when another broker is at it."""
+    async def _locked(self, queue: int, sql: str, *args: Any, reason: str) -> Any:
+        """One step on a queue in a transaction of its own, noted in `removals`; None when another broker is at it."""
         async with self._database.connection() as connection, connection.transaction():
             if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue):
                 return None
-            return await connection.fetchrow(sql, queue, *args)
+            found = await connection.fetchrow(sql, queue, *args)
+            if found["deleted"]:
+                await connection.execute(NOTED, queue, reason, found["deleted"])
+            return found
 
     async def _every(self, job: Callable[[], Awaitable[Any]], interval: float) -> None:
         while True:

@@ -172,7 +172,7 @@ class Listeners:
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""
         broker = self._broker
-        return queues.routes(broker.queues, broker.buffer, broker.buffer.maintenance.pops)
+        return queues.routes(broker.queues, broker.buffer, broker.buffer.maintenance.pops, broker.presence)
 
     async def _meet(self, rendezvous: Rendezvous) -> None:
         """Listen for the other processes of this broker."""

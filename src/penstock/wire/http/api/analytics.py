@@ -1,9 +1,6 @@
-"""Time series and machine figures for dashboards: what the counters' history, the process and PostgreSQL say."""
+"""Time series for dashboards: what the counters' history and PostgreSQL say."""
 
-import os
-import resource
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from penstock.queues.engine import Queues
@@ -11,8 +8,6 @@ from penstock.wire.http.api.bodies import answer
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def routes(queues: Queues) -> list[Route]:
@@ -37,9 +32,6 @@ def routes(queues: Queues) -> list[Route]:
     async def postgres(_: Request) -> Response:
         return answer(await status.postgres())
 
-    async def system(_: Request) -> Response:
-        return answer({"timestamp": datetime.now(UTC), "workers": [_process()]})
-
     def route(name: str, handler: Any, summary: str, **more: Any) -> Route:
         path = f"/api/v1/analytics/{name}"
         return Route("GET", path, handler, summary=summary, tag="analytics", answer=dict[str, Any], **more)
@@ -48,18 +40,4 @@ def routes(queues: Queues) -> list[Route]:
         route("queue-ops", queue_ops, "Messages pushed, settled, failed and given up over time", query=RangeQuery),
         route("queue-lag", queue_lag, "How far behind every group is", query=RangeQuery),
         route("postgres-stats", postgres, "Size, sessions, dead rows, what holds vacuum back"),
-        route("system-metrics", system, "Processor and memory of the process that answers"),
-        route("worker-metrics", system, "The same, under the name older dashboards ask for"),
     ]
-
-
-def _process() -> dict[str, Any]:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {
-        "pid": os.getpid(),
-        "cpuUserSeconds": used.ru_utime,
-        "cpuSystemSeconds": used.ru_stime,
-        "memoryBytes": pages * _PAGE,
-        "loadAverage": os.getloadavg()[0],
-    }

@@ -5,18 +5,20 @@ It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shap
 
 from penstock.buffer.maintenance import PopGate
 from penstock.queues.engine import Queues
-from penstock.wire.http.api import analytics, deadletters, groups, messages, resources, stored, transactions
+from penstock.queues.presence import Presence
+from penstock.wire.http.api import analytics, cluster, deadletters, groups, messages, resources, stored, transactions
 from penstock.wire.http.routes import Route
 
 
-def routes(queues: Queues, pushes: messages.Pushes | None = None, gate: PopGate | None = None) -> list[Route]:
+def routes(queues: Queues, pushes: messages.Pushes, gate: PopGate, presence: Presence) -> list[Route]:
     """`pushes` stands in front of the engine for pushes: the buffer. `gate` may be closed for pops."""
     return [
         *messages.routes(queues, pushes, gate),
         *transactions.routes(queues),
-        *resources.routes(queues),
+        *resources.routes(queues, presence),
         *groups.routes(queues),
         *deadletters.routes(queues),
         *stored.routes(queues),
         *analytics.routes(queues),
+        *cluster.routes(queues, presence),
     ]

@@ -11,6 +11,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
+from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
@@ -76,7 +77,7 @@ class MessagesQuery(msgspec.Struct, frozen=True):
 read_configure = decoder(ConfigureBody, {"queue": "queue is required", "options": "options must be an object"})
 
 
-def routes(queues: Queues) -> list[Route]:
+def routes(queues: Queues, presence: Presence) -> list[Route]:
     admin, status = queues.admin, queues.status
 
     async def configure(request: Request) -> Response:
@@ -170,7 +171,13 @@ def routes(queues: Queues) -> list[Route]:
         points = await status.history(since, until, timedelta(minutes=minutes), args.queue or None)
         found = await status.queues(args.namespace or None, args.task or None, args.queue or None)
         messages = {name: sum(queue["messages"][name] for queue in found) for name in SIX}
-        dead = await queues.dead.listing(Which(queue=args.queue or None), 0, 0)
+        which = Which(queue=args.queue or None)
+        dead = await queues.dead.listing(which, 0, 0)
+        workers = await presence.members()
+        sums = [
+            {kind: sum(worker[name][kind] for worker in workers) for kind in ("push", "pop", "ack")}
+            for name in ("requests", "messages")
+        ]
         return answer(
             {
                 "timeRange": {"from": since, "to": until},
@@ -189,10 +196,19 @@ def routes(queues: Queues) -> list[Route]:
                     for point in points
                 ],
                 "queues": [_summary(queue) for queue in found],
-                "messages": messages,
+                "messages": {
+                    **messages,
+                    "requests": sums[0],
+                    "batchEfficiency": {kind: round(sums[1][kind] / max(1, sums[0][kind]), 2) for kind in sums[0]},
+                },
                 "leases": await status.leases(),
-                "deadLetterQueue": {"totalMessages": dead["total"]},
-                "errors": {"dlqMessages": dead["total"], "ackFailed": messages["failed"]},
+                "deadLetterQueue": {"totalMessages": dead["total"], **await queues.dead.errors(which)},
+                "workers": [{name: one[name] for name in one if name != "parked"} for one in workers],
+                "errors": {
+                    "dbErrors": sum(worker["dbErrors"] for worker in workers),
+                    "ackFailed": messages["failed"],
+                    "dlqMessages": dead["total"],
+                },
                 "statsAge": 0,
             }
         )

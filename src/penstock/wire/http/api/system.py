@@ -27,6 +27,7 @@ class Health(msgspec.Struct):
     status: str
     database: str
     server: str
+    worker_id: int
     version: str
     uptime: float
     listeners: dict[str, str]
@@ -49,6 +50,7 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
             status="healthy" if up else "unhealthy",
             database="connected" if up else "disconnected",
             server=broker.config.server_name,
+            worker_id=broker.presence.worker,
             version=__version__,
             uptime=round(broker.uptime, 3),
             listeners=addresses(),
@@ -68,8 +70,22 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
 
     async def metrics_json(_: Request) -> Response:
         found = broker.metrics.snapshot(await others())
+        figures = broker.presence.figures()
         return json_response(
-            {"uptime": round(broker.uptime, 3), "file_buffer": _file_buffer(found, broker), "metrics": found}
+            {
+                "uptime": round(broker.uptime, 3),
+                "requests": figures["requests"],
+                "messages": figures["messages"],
+                "database": {
+                    "poolSize": broker.database.pool_size,
+                    "idleConnections": broker.database.pool_idle,
+                    "waitingRequests": _total(found, "penstock_queue_merging"),
+                },
+                "memory": {"rss": figures["memoryBytes"]},
+                "cpu": {"user": figures["cpuUserSeconds"], "system": figures["cpuSystemSeconds"]},
+                "file_buffer": _file_buffer(found, broker),
+                "metrics": found,
+            }
         )
 
     async def prometheus(_: Request) -> Response:
@@ -115,15 +131,16 @@ def worker_routes(broker: Broker) -> list[Route]:
 def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
     """The buffer's numbers of all processes together."""
 
-    def total(name: str) -> int:
-        return int(sum(value for sample, value in metrics.items() if sample.partition("{")[0] == name))
-
     return FileBuffer(
-        pending=total("penstock_buffer_pending"),
-        flushed=total("penstock_buffer_flushed_total"),
-        failed=total("penstock_buffer_failed"),
+        pending=_total(metrics, "penstock_buffer_pending"),
+        flushed=_total(metrics, "penstock_buffer_flushed_total"),
+        failed=_total(metrics, "penstock_buffer_failed"),
         db_healthy=broker.database.healthy,
     )
+
+
+def _total(metrics: dict[str, Any], name: str) -> int:
+    return int(sum(value for sample, value in metrics.items() if sample.partition("{")[0] == name))
 
 
 async def _state_of(socket: Path) -> State | None:

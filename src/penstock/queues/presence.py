@@ -1,0 +1,211 @@
+"""Which broker processes serve these queues, how each of them is, and how many pops wait where.
+
+Every process writes one row about itself every `BEAT` seconds, over the one of the same minute: so the newest row says
+whether a member is alive, and the rows together are a time series of a week (one row per process and minute). Nobody
+asks anybody else: whoever is asked reads the table.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from penstock.database import Database
+from penstock.errors import Unavailable
+from penstock.metrics import Metrics
+from penstock.queues.signals import Signals
+
+log = logging.getLogger("penstock.queues")
+
+BEAT = 5.0  # seconds
+ALIVE = 4 * BEAT
+DAYS = 7
+MOST_PARKED = 1000  # queues with waiting pops that one row names
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ROUTES = {
+    "/api/v1/push": "push",
+    "/api/v1/ack": "ack",
+    "/api/v1/ack/batch": "ack",
+    "/api/v1/transaction": "transaction",
+}
+
+MEMBERS = """
+  SELECT DISTINCT ON (member) member, hostname, worker, pid, server, started_at, seen_at, figures::text AS figures
+    FROM members
+   WHERE minute >= date_trunc('minute', clock_timestamp()) - interval '1 minute'
+     AND seen_at > clock_timestamp() - make_interval(secs => $1)
+   ORDER BY member, minute DESC"""
+SERIES = """
+  SELECT to_timestamp(floor(extract(epoch FROM minute) / $3) * $3) AS bucket, hostname, worker,
+         avg((figures->>'cpu')::float8) AS cpu, max((figures->>'memoryBytes')::bigint) AS memory,
+         avg((figures->>'waitingPops')::float8) AS waiting
+    FROM members
+   WHERE minute BETWEEN $1 AND $2 AND ($4::text IS NULL OR hostname = $4) AND ($5::int IS NULL OR worker = $5)
+   GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
+PARKED = """
+  SELECT to_timestamp(floor(extract(epoch FROM m.minute) / $3) * $3) AS bucket, p.key AS queue, m.hostname, m.worker,
+         round(avg(p.value::numeric), 2)::float8 AS parked
+    FROM members m CROSS JOIN LATERAL jsonb_each_text(m.figures->'parked') p
+   WHERE m.minute BETWEEN $1 AND $2 AND ($4::text IS NULL OR p.key = $4)
+   GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"""
+
+
+class Presence:
+    """Says that this process is there, from `start` to `stop`, and reads what all of them said."""
+
+    def __init__(
+        self, database: Database, signals: Signals, metrics: Metrics, server: str = "penstock", worker: int = 0
+    ) -> None:
+        self._database, self._signals, self._metrics = database, signals, metrics
+        self.server, self.worker = server, worker
+        self.member = f"{socket.gethostname()}-{worker}-{os.urandom(4).hex()}"
+        self.started_at = datetime.now(UTC)
+        self._used = (
+            time.monotonic(),
+            time.process_time(),
+        )  # when the processor time was last looked at, and what it was
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_saying())
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await self._database.fetch(
+                "UPDATE members SET seen_at = '-infinity' WHERE member = $1 AND minute >= $2", *self._now()
+            )
+        except (Unavailable, asyncpg.PostgresError):
+            pass  # then the others notice by its silence
+
+    def _now(self) -> tuple[str, datetime]:
+        return self.member, datetime.now(UTC) - timedelta(minutes=2)
+
+    async def say(self) -> None:
+        """Write the row of this minute."""
+        await self._database.fetch(
+            """INSERT INTO members (minute, member, hostname, worker, pid, server, started_at, seen_at, figures)
+               VALUES (date_trunc('minute', clock_timestamp()), $1, $2, $3, $4, $5, $6, clock_timestamp(),
+                       $7::text::jsonb)
+               ON CONFLICT (minute, member) DO UPDATE SET seen_at = excluded.seen_at, figures = excluded.figures""",
+            self.member,
+            socket.gethostname(),
+            self.worker,
+            os.getpid(),
+            self.server,
+            self.started_at,
+            json.dumps({"cpu": self._cpu(), **self.figures()}),
+        )
+
+    def _cpu(self) -> float:
+        """Cores in use, on average since the last row."""
+        now, used = time.monotonic(), time.process_time()
+        (before, used_before), self._used = self._used, (now, used)
+        return round((used - used_before) / max(now - before, 1e-3), 4)
+
+    def figures(self) -> dict[str, Any]:
+        """How this process is."""
+        times = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "cpuUserSeconds": times.ru_utime,
+            "cpuSystemSeconds": times.ru_stime,
+            "memoryBytes": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+            "loadAverage": os.getloadavg()[0],
+            "waitingPops": self._signals.waiting,
+            "parked": self._signals.parked(MOST_PARKED),
+            "requests": self._requests(),
+            "messages": self._messages(),
+            "dbErrors": int(sum(self._metrics.values_of("penstock_database_outages_total").values())),
+            "pool": {"size": self._database.pool_size, "idle": self._database.pool_idle},
+        }
+
+    def _requests(self) -> dict[str, int]:
+        found = dict.fromkeys(("push", "pop", "ack", "transaction"), 0)
+        for (_, route, _), count in self._metrics.values_of("penstock_http_requests_total").items():
+            kind = "pop" if route.startswith("/api/v1/pop") else _ROUTES.get(route)
+            if kind:
+                found[kind] += int(count)
+        return found
+
+    def _messages(self) -> dict[str, int]:
+        names = {"push": "pushed", "pop": "popped", "ack": "acked"}
+        return {
+            kind: int(sum(self._metrics.values_of(f"penstock_queue_{name}_total").values()))
+            for kind, name in names.items()
+        }
+
+    async def members(self) -> list[dict[str, Any]]:
+        """Every process that is alive, with its figures."""
+        rows = await self._database.fetch(MEMBERS, ALIVE)
+        return [
+            {
+                "id": row["member"],
+                "hostname": row["hostname"],
+                "workerId": row["worker"],
+                "pid": row["pid"],
+                "server": row["server"],
+                "startedAt": row["started_at"],
+                "lastSeen": row["seen_at"],
+                **json.loads(row["figures"]),
+            }
+            for row in rows
+        ]
+
+    async def series(
+        self, since: datetime, until: datetime, bucket: timedelta, hostname: str | None, worker: int | None
+    ) -> list[dict[str, Any]]:
+        """Processor and memory of each process over time."""
+        rows = await self._database.fetch(SERIES, since, until, bucket.total_seconds(), hostname, worker)
+        return [
+            {
+                "bucket": row["bucket"],
+                "hostname": row["hostname"],
+                "workerId": row["worker"],
+                "cpu": row["cpu"],
+                "memoryBytes": row["memory"],
+                "waitingPops": row["waiting"],
+            }
+            for row in rows
+        ]
+
+    async def parked(
+        self, since: datetime, until: datetime, bucket: timedelta, queue: str | None
+    ) -> list[dict[str, Any]]:
+        """Waiting pops of each queue in each process over time."""
+        rows = await self._database.fetch(PARKED, since, until, bucket.total_seconds(), queue)
+        return [
+            {
+                "bucket": row["bucket"],
+                "queueName": row["queue"],
+                "hostname": row["hostname"],
+                "workerId": row["worker"],
+                "parkedCount": row["parked"],
+            }
+            for row in rows
+        ]
+
+    async def _keep_saying(self) -> None:
+        tidied = -3600.0
+        while True:
+            try:
+                await self.say()
+                if time.monotonic() - tidied > 3600:
+                    tidied = time.monotonic()
+                    await self._database.fetch(
+                        "DELETE FROM members WHERE minute < now() - make_interval(days => $1)", DAYS
+                    )
+            except Unavailable:
+                pass  # the buffer and the health check tell of that
+            except asyncpg.PostgresError as error:
+                log.warning("this process could not say that it is there: %s", error)
+            await asyncio.sleep(BEAT)
