@@ -11,8 +11,11 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 
+if other := os.environ.get("PENSTOCK_TEST_POSTGRES"):  # the bin directory of another PostgreSQL than the embedded one
+    embedded.BINARIES = Path(other)
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 

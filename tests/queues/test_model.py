@@ -276,7 +276,7 @@ def seq_of(text: str | None) -> int:
     return int((text or "").replace("-", ""), 16) & (1 << 50) - 1
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(7200 if SOAK else 600)
 def test_any_history_agrees_with_the_model(database_url: str) -> None:
     machine = type("Machine", (QueueMachine,), {"url": database_url})
     run_state_machine_as_test(

@@ -107,14 +107,20 @@ class Admin:
 
     async def partitions(self, queue: str | None = None, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
         rows = await self._database.read(
-            """SELECT p.id, p.name, q.name AS queue, p.created_at, last.seq, last.created_at AS newest,
+            """WITH page AS MATERIALIZED (  -- in the order of the index on (queue, id): a page is cut, not sorted
+                 SELECT p.*, q.name AS queue FROM queues q
+                  CROSS JOIN LATERAL (SELECT * FROM partitions p WHERE p.queue_id = q.id ORDER BY p.queue_id, p.id
+                                       LIMIT $2::bigint + $3::bigint) p
+                  WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
+                  ORDER BY p.id LIMIT $2 OFFSET $3)
+               SELECT p.id, p.name, p.queue, p.created_at, last.seq, last.created_at AS newest,
                       first.seq AS first, first.created_at AS oldest, p.holes
-                 FROM partitions p JOIN queues q ON q.id = p.queue_id AND q.deleted_at IS NULL
+                 FROM page p
                  LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
                                      ORDER BY m.seq DESC LIMIT 1) last ON true
                  LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
                                      ORDER BY m.seq LIMIT 1) first ON true
-                WHERE $1::text IS NULL OR q.name = $1 ORDER BY p.id LIMIT $2 OFFSET $3""",
+                ORDER BY p.id""",
             queue,
             limit,
             offset,

@@ -2,9 +2,12 @@
 
 Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is gone, a queue that
 became encrypted) and the caller drops the entry and looks again. A change made by any broker is announced on the notify
-channel and empties the copies.
+channel and empties the copies. Every copy is bounded: a queue of a million partitions costs a broker no more memory
+than one of `MOST_REMEMBERED`, and what does not fit is looked up in the database, in batches.
 """
 
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.database import Database
@@ -13,7 +16,8 @@ from penstock.queues.ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
-MOST_PARTITIONS = 500_000  # remembered; beyond it we start anew
+MOST_REMEMBERED = 100_000  # of each kind; beyond it we start anew
+COUNTED_PER_SECOND = 20_000  # a count of more than this many partitions is kept for a second per so many
 LONGEST_NAME = 512
 
 
@@ -26,6 +30,7 @@ class Catalog:
         self._queues: dict[str, QueueInfo] = {}
         self._generation = 0
         self._prefixes: dict[int, str] = {}
+        self._counts: dict[int, tuple[float, int]] = {}  # queue -> (until when to believe it, its partitions)
 
     def forget(self) -> None:
         """Drop every copy: something changed somewhere."""
@@ -55,7 +60,7 @@ class Catalog:
         """What the ids of a partition and its messages have in common: all but the last twelve digits."""
         known = self._prefixes.get(partition)
         if known is None:
-            if len(self._prefixes) > MOST_PARTITIONS:
+            if len(self._prefixes) > MOST_REMEMBERED:
                 self._prefixes.clear()
             known = self._prefixes[partition] = text_of(base_of(self.installation, partition))[:24]
         return known
@@ -90,7 +95,7 @@ class Catalog:
         missing = [pair for pair in dict.fromkeys(wanted) if pair not in self.partitions]
         if not missing:
             return
-        if len(self.partitions) + len(missing) > MOST_PARTITIONS:
+        if len(self.partitions) + len(missing) > MOST_REMEMBERED:
             self.partitions.clear()
             missing = list(dict.fromkeys(wanted))
         rows = await self._database.read(
@@ -110,8 +115,32 @@ class Catalog:
                 name,
             )
             if rows:
-                known = self.partitions[queue, name] = rows[0]["id"]
+                known = rows[0]["id"]
+                if len(self.partitions) >= MOST_REMEMBERED:
+                    self.partitions.clear()
+                self.partitions[queue, name] = known
         return known
+
+    def remember_group(self, queue: str, group: str, partition: int | None, number: int) -> None:
+        if len(self.groups) >= MOST_REMEMBERED:
+            self.groups.clear()
+        self.groups[queue, group, partition or 0] = number
+
+    async def partition_counts(self, queues: Iterable[int]) -> dict[int, int]:
+        """How many partitions each queue has. Counting many takes time, so such a count may be some seconds old."""
+        now = time.monotonic()
+        wanted = set(queues)
+        found = {queue: self._counts[queue][1] for queue in wanted if self._counts.get(queue, (0.0, 0))[0] > now}
+        rows = await self._database.fetch(
+            "SELECT q AS id, (SELECT count(*) FROM partitions p WHERE p.queue_id = q) AS n FROM unnest($1::int[]) q",
+            sorted(wanted - found.keys()),
+        )
+        self._counts = {queue: known for queue, known in self._counts.items() if known[0] > now}
+        for row in rows:
+            found[row["id"]] = row["n"]
+            if row["n"] > COUNTED_PER_SECOND:
+                self._counts[row["id"]] = (now + row["n"] / COUNTED_PER_SECOND, row["n"])
+        return found
 
 
 def check_name(kind: str, name: str) -> None:

@@ -2,9 +2,12 @@
 
 The count of a group's lag is stored messages of the queue minus those the group settled, both kept as counters, so it
 is exact and costs the same for ten partitions and for a million. The time lag looks at the partitions that have something
-for the group, and only at those.
+for the group, at most `LOOK` of them: it is exact up to that many lagging partitions, and "at least" beyond.
+
+What walks all partitions of a queue because it must (seek and its preview) does so in steps, each a short call.
 """
 
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
@@ -13,61 +16,94 @@ from penstock.errors import NotFound
 from penstock.queues.catalog import Catalog
 from penstock.queues.signals import Signals
 
-STEP = 500
+STEP = 1000  # partitions per call
+LOOK = 10_000  # lagging partitions looked at for a time lag
 
-LISTING = """
-  SELECT g.id, g.name, q.name AS queue, g.mode, g.start_at, g.created_at, g.discovered < g.discover_to AS discovering,
+LAG = """
+  SELECT coalesce(sum(c.pushed - c.removed) FILTER (WHERE c.group_id = 0), 0)
+         - coalesce(sum(c.consumed) FILTER (WHERE c.group_id = g.id), 0) AS lag
+    FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
+    LEFT JOIN LATERAL queue_counts(q.id) c ON true
+   WHERE g.name = $1 AND q.name = $2 GROUP BY g.id"""
+
+LISTING = f"""
+  SELECT g.id, g.name, g.queue_id, q.name AS queue, g.mode, g.start_at, g.created_at, g.discovered < g.discover_to AS discovering,
          coalesce(total.stored, 0) - coalesce(mine.consumed, 0) AS lag, coalesce(mine.done, 0) AS done,
          coalesce(mine.failed, 0) AS failed, coalesce(mine.dead, 0) AS dead, coalesce(mine.dropped, 0) AS dropped,
-         backlog.partitions, backlog.oldest, clock_timestamp() AS now,
-         (SELECT count(*) FROM (SELECT 1 FROM partitions p WHERE p.queue_id = q.id LIMIT 100000) x) AS members
+         backlog.partitions, backlog.oldest, clock_timestamp() AS now
     FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
     LEFT JOIN LATERAL (SELECT c.pushed - c.removed AS stored FROM queue_counts(q.id) c WHERE c.group_id = 0) total ON true
     LEFT JOIN LATERAL (SELECT c.* FROM queue_counts(q.id) c WHERE c.group_id = g.id) mine ON true
     LEFT JOIN LATERAL (
       SELECT count(*) AS partitions, min(m.created_at) AS oldest
-        FROM cursors c CROSS JOIN LATERAL (
+        FROM (SELECT c.partition_id, c.position FROM cursors c WHERE c.group_id = g.id AND c.due_at IS NOT NULL
+               ORDER BY c.due_at LIMIT {LOOK}) c
+       CROSS JOIN LATERAL (
           SELECT m.created_at FROM messages m WHERE m.partition_id = c.partition_id AND m.seq > c.position
-           ORDER BY m.seq LIMIT 1) m
-       WHERE c.group_id = g.id AND c.due_at IS NOT NULL) backlog ON true
+           ORDER BY m.seq LIMIT 1) m) backlog ON true
    WHERE ($1::text IS NULL OR g.name = $1) AND ($2::text IS NULL OR q.name = $2)
    ORDER BY q.name, g.name"""
 
-PARTITIONS = """
+# One row per chosen partition ("group_id", "queue_id", "id" in `page`), as the group sees it.
+VIEW = """
   SELECT g.name AS group, q.name AS queue, p.id, p.name, c.position, c.settled, c.consumed, c.batches, c.consumed_at,
          c.next_expiry > clock_timestamp() AND NOT isempty(c.leased) AS leased, c.lease_id,
          coalesce(head.seq, p.floor) AS head, coalesce(first.seq - 1, p.floor) AS below, first_open.created_at AS oldest,
          clock_timestamp() AS now,
          coalesce((SELECT sum(upper(r) - lower(r)) FROM unnest(c.settled) r), 0)::bigint AS beyond
-    FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-    JOIN partitions p ON p.queue_id = q.id
+    FROM page JOIN groups g ON g.id = page.group_id JOIN queues q ON q.id = page.queue_id
+    JOIN partitions p ON p.id = page.id
     JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = g.id
                    ORDER BY c.version DESC LIMIT 1) c ON true
     LEFT JOIN LATERAL (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) head ON true
     LEFT JOIN LATERAL (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1) first ON true
     LEFT JOIN LATERAL (SELECT m.created_at FROM messages m WHERE m.partition_id = p.id AND m.seq > c.position
-                        ORDER BY m.seq LIMIT 1) first_open ON true
-   WHERE ($1::text IS NULL OR g.name = $1) AND ($2::text IS NULL OR q.name = $2)"""
+                        ORDER BY m.seq LIMIT 1) first_open ON true"""
+
+# The page is cut before anything is looked up for its partitions.
+DESCRIBE = f"""
+  WITH page AS MATERIALIZED (
+    SELECT g.id AS group_id, q.id AS queue_id, p.id, q.name
+      FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
+     CROSS JOIN LATERAL (SELECT p.id FROM partitions p WHERE p.queue_id = q.id ORDER BY p.queue_id, p.id
+                          LIMIT $2::bigint + $3::bigint) p
+     WHERE g.name = $1 ORDER BY q.name, p.id LIMIT $2 OFFSET $3)
+  {VIEW} ORDER BY q.name, p.id"""
+
+LAGGING = f"""
+  WITH page AS MATERIALIZED (
+    SELECT g.id AS group_id, q.id AS queue_id, c.id
+      FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
+     CROSS JOIN LATERAL (
+       SELECT c.partition_id AS id
+         FROM (SELECT c.partition_id, c.position FROM cursors c WHERE c.group_id = g.id AND c.due_at IS NOT NULL
+                ORDER BY c.due_at LIMIT {LOOK}) c
+        CROSS JOIN LATERAL (SELECT m.created_at FROM messages m WHERE m.partition_id = c.partition_id
+                               AND m.seq > c.position ORDER BY m.seq LIMIT 1) oldest
+        WHERE oldest.created_at < clock_timestamp() - make_interval(secs => $1)
+        ORDER BY oldest.created_at LIMIT $2) c)
+  {VIEW} WHERE first_open.created_at < clock_timestamp() - make_interval(secs => $1)
+   ORDER BY first_open.created_at LIMIT $2"""
 
 # Sequence numbers stand for messages: those deleted from the middle of a partition are counted as well.
 PREVIEW = """
-  WITH chosen AS (SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-                   WHERE g.name = $1 AND q.name = $2)
-  SELECT CASE WHEN EXISTS (SELECT 1 FROM chosen) THEN count(*) END AS partitions,
+  SELECT count(*) AS partitions,
          coalesce(sum(greatest(0, greatest(c.position, below) - greatest(target, below)) + beyond_again), 0) AS again,
          coalesce(sum(greatest(0, least(target, head) - greatest(c.position, below)) - beyond_skipped), 0) AS skipped
-    FROM chosen JOIN partitions p ON p.queue_id = chosen.queue_id
-    JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = chosen.id
+    FROM partitions p
+    JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = $1
                    ORDER BY c.version DESC LIMIT 1) c ON true
     CROSS JOIN LATERAL (
       SELECT coalesce((SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1), p.floor) AS head,
-             coalesce((SELECT m.seq - 1 FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1), p.floor) AS below,
-             queue_seq_at(p.id,
-               CASE $3::text WHEN 'end' THEN 'infinity' WHEN 'beginning' THEN '-infinity' ELSE $4::timestamptz END) AS target) place
+             coalesce((SELECT m.seq - 1 FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1), p.floor) AS below
+    ) ends
+    CROSS JOIN LATERAL (
+      SELECT CASE $3::text WHEN 'end' THEN head WHEN 'beginning' THEN below ELSE queue_seq_at(p.id, $4) END AS target) place
     CROSS JOIN LATERAL (
       SELECT coalesce(sum(greatest(0, upper(r) - greatest(lower(r), target + 1))), 0) AS beyond_again,
              coalesce(sum(greatest(0, least(upper(r) - 1, target) - lower(r) + 1)), 0) AS beyond_skipped
-        FROM unnest(c.settled) r) beyond"""
+        FROM unnest(c.settled) r) beyond
+   WHERE p.id = ANY ($2::bigint[])"""
 
 
 class Groups:
@@ -77,25 +113,20 @@ class Groups:
     async def listing(self, group: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
         """One entry per (group, queue) in the contract's shape, with the exact `totalLag`."""
         rows = await self._database.read(LISTING, group, queue)
-        return [_entry(row) for row in rows]
+        members = await self._catalog.partition_counts([row["queue_id"] for row in rows])
+        return [_entry(row, members[row["queue_id"]]) for row in rows]
 
     async def lag(self, queue: str, group: str) -> int:
         """Messages of the queue that the group has not settled."""
-        rows = await self._database.read(LISTING, group, queue)
+        rows = await self._database.read(LAG, group, queue)
         if not rows:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return int(rows[0]["lag"])
 
-    async def lagging(self, min_lag_seconds: float = 3600) -> list[dict[str, Any]]:
+    async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[dict[str, Any]]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
         await self._catalog.load_installation()
-        rows = await self._database.read(
-            f"""SELECT * FROM ({PARTITIONS} AND c.due_at IS NOT NULL) x
-                 WHERE x.oldest IS NOT NULL AND x.now - x.oldest > make_interval(secs => $3) ORDER BY x.oldest""",
-            None,
-            None,
-            float(min_lag_seconds),
-        )
+        rows = await self._database.read(LAGGING, float(min_lag_seconds), limit)
         found = []
         for row in rows:
             seconds = (row["now"] - row["oldest"]).total_seconds()
@@ -117,9 +148,7 @@ class Groups:
 
     async def describe(self, group: str, limit: int = 10_000, offset: int = 0) -> dict[str, Any]:
         """Per queue, its partitions as the group sees them."""
-        rows = await self._database.read(
-            PARTITIONS + " ORDER BY q.name, p.id LIMIT $3 OFFSET $4", group, None, limit, offset
-        )
+        rows = await self._database.read(DESCRIBE, group, limit, offset)
         found: dict[str, Any] = {}
         for row in rows:
             found.setdefault(row["queue"], {"partitions": []})["partitions"].append(
@@ -190,15 +219,7 @@ class Groups:
         self, group: str, queue: str, *, partition: str | None = None, moment: datetime | None = None, to: str = "end"
     ) -> dict[str, Any]:
         """Move a group to after `moment`, or `to` the "end" or the "beginning". Its leases there are dropped."""
-        rows = await self._database.read(
-            """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-                WHERE g.name = $1 AND q.name = $2""",
-            group,
-            queue,
-        )
-        if not rows:
-            raise NotFound(f"queue '{queue}' has no group '{group}'")
-        group_id, queue_id = rows[0]
+        group_id, queue_id = await self._find(group, queue)
         target = ("time" if moment is not None else to, moment)
         moved, last = 0, None
         if partition is not None:
@@ -207,19 +228,9 @@ class Groups:
                 raise NotFound("Partition not found")
             moved, last = await self._seek(group_id, [number], target)
         else:
-            after = 0
-            while True:
-                step = await self._database.read(
-                    "SELECT id FROM partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3",
-                    queue_id,
-                    after,
-                    STEP,
-                )
-                if not step:
-                    break
-                done, last = await self._seek(group_id, [row["id"] for row in step], target)
+            async for numbers in self._walk(queue_id):
+                done, last = await self._seek(group_id, numbers, target)
                 moved += done
-                after = step[-1]["id"]
         self._signals.available(queue, 1000, group)
         return {
             "success": True,
@@ -236,9 +247,15 @@ class Groups:
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
     ) -> dict[str, Any]:
         """What `seek` would do: how many settled messages come again, how many open ones are skipped."""
-        rows = await self._database.read(PREVIEW, group, queue, "time" if moment is not None else to, moment)
-        if rows[0]["partitions"] is None:
-            raise NotFound(f"queue '{queue}' has no group '{group}'")
+        group_id, queue_id = await self._find(group, queue)
+        partitions = again = skipped = 0
+        async for numbers in self._walk(queue_id):
+            row = (
+                await self._database.read(PREVIEW, group_id, numbers, "time" if moment is not None else to, moment)
+            )[0]
+            partitions += row["partitions"]
+            again += int(row["again"])
+            skipped += int(row["skipped"])
         return {
             "success": True,
             "dryRun": True,
@@ -246,10 +263,35 @@ class Groups:
             "queueName": queue,
             "seekToEnd": moment is None and to == "end",
             "targetTimestamp": moment,
-            "partitionsUpdated": rows[0]["partitions"],
-            "redelivered": int(rows[0]["again"]),
-            "skipped": int(rows[0]["skipped"]),
+            "partitionsUpdated": partitions,
+            "redelivered": again,
+            "skipped": skipped,
         }
+
+    async def _find(self, group: str, queue: str) -> tuple[int, int]:
+        """The numbers of a group and its queue."""
+        rows = await self._database.fetch(
+            """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
+                WHERE g.name = $1 AND q.name = $2""",
+            group,
+            queue,
+        )
+        if not rows:
+            raise NotFound(f"queue '{queue}' has no group '{group}'")
+        return rows[0]["id"], rows[0]["queue_id"]
+
+    async def _walk(self, queue_id: int) -> AsyncIterator[list[int]]:
+        """The partitions of a queue, in steps."""
+        after = 0
+        while step := await self._database.fetch(
+            "SELECT id FROM partitions WHERE queue_id = $1 AND id > $2 ORDER BY queue_id, id LIMIT $3",
+            queue_id,
+            after,
+            STEP,
+        ):
+            numbers = [row["id"] for row in step]
+            yield numbers
+            after = numbers[-1]
 
     async def _seek(
         self, group_id: int, partitions: list[int], target: tuple[str, datetime | None]
@@ -262,14 +304,14 @@ def _lag(row: Any) -> int:
     return int(max(0, row["head"] - max(row["position"], row["below"]) - row["beyond"]))
 
 
-def _entry(row: Any) -> dict[str, Any]:
+def _entry(row: Any, members: int) -> dict[str, Any]:
     behind = (row["now"] - row["oldest"]).total_seconds() if row["oldest"] else 0.0
     state = "Dead" if not row["done"] and behind > 300 else "Lagging" if behind > 300 else "Stable"
     return {
         "name": row["name"],
         "topics": [row["queue"]],
         "queueName": row["queue"],
-        "members": row["members"],
+        "members": members,
         "partitionsWithLag": row["partitions"],
         "totalLag": int(row["lag"]),
         "maxTimeLag": int(behind),

@@ -192,7 +192,7 @@ class Popper:
             if group_id is None:
                 self._catalog.forget()
                 return []
-            self._catalog.groups[queue, group, number or 0] = group_id
+            self._catalog.remember_group(queue, group, number, group_id)
         return [Target(queue, group, group_id, number)]
 
     async def _run(self, takes: list[Take], again: bool) -> list[Taken | PenstockError]:

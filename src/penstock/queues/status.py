@@ -42,19 +42,13 @@ QUEUES = """
 class Status:
     def __init__(self, database: Database, catalog: Catalog) -> None:
         self._database, self._catalog = database, catalog
-        self._partitions: dict[int, tuple[datetime, int]] = {}
 
     async def queues(
         self, namespace: str | None = None, task: str | None = None, queue: str | None = None
     ) -> list[dict[str, Any]]:
         """Every queue with its message counts; pending is what queue mode (else the slowest group) has not settled."""
         rows = await self._database.read(QUEUES, QUEUE_MODE, queue, namespace, task)
-        counts = await self._database.read(
-            """SELECT q.id, (SELECT count(*) FROM (SELECT 1 FROM partitions p WHERE p.queue_id = q.id LIMIT 100000) x) AS n
-                 FROM queues q WHERE q.id = ANY ($1)""",
-            [row["id"] for row in rows],
-        )
-        partitions = dict(counts)
+        partitions = await self._catalog.partition_counts([row["id"] for row in rows])
         return [
             {
                 "id": str(row["uuid"]),
@@ -76,11 +70,14 @@ class Status:
             raise NotFound("Queue not found")
         await self._catalog.load_installation()
         rows = await self._database.read(
-            """SELECT p.id, p.name, p.created_at, p.holes, first.seq AS first, first.created_at AS oldest, last.seq AS last,
+            """WITH page AS MATERIALIZED (
+                 SELECT p.* FROM partitions p WHERE p.queue_id = (SELECT id FROM queues WHERE name = $1 AND deleted_at IS NULL)
+                  ORDER BY p.queue_id, p.id LIMIT $2 OFFSET $3)
+               SELECT p.id, p.name, p.created_at, p.holes, first.seq AS first, first.created_at AS oldest, last.seq AS last,
                       last.created_at AS newest, coalesce(view.position, 0) AS position, coalesce(view.consumed, 0) AS consumed,
                       coalesce(view.batches, 0) AS batches, view.consumed_at, coalesce(view.open, 0) AS open,
                       coalesce(view.beyond, 0) AS beyond
-                 FROM queues q JOIN partitions p ON p.queue_id = q.id
+                 FROM page p
                  LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1) first ON true
                  LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) last ON true
                  LEFT JOIN LATERAL (
@@ -88,7 +85,7 @@ class Status:
                           sum((SELECT sum(upper(r) - lower(r)) FROM unnest(c.leased) r))::bigint AS open,
                           min((SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(c.settled) r))::bigint AS beyond
                      FROM cursors c WHERE c.partition_id = p.id) view ON true
-                WHERE q.name = $1 AND q.deleted_at IS NULL ORDER BY p.id LIMIT $2 OFFSET $3""",
+                ORDER BY p.id""",
             queue,
             limit,
             offset,

@@ -2,7 +2,8 @@
 --   p_partitions  NULL = any partition of the group's queue;  p_spans  most partitions to take from
 --   p_since       do not look at cursors that were due before this (a hint that keeps the scan short; NULL = all)
 -- Rows with seq are messages. Each request ends with a row whose seq is NULL:
---   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group)
+--   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
+--         more (there may be something, look again at once), discovering (another call is looking)
 --   wait  when empty: seconds until something may become due, NULL = nothing known
 --   due   the moment the first partition it took had become due
 CREATE OR REPLACE FUNCTION queue_pop(
@@ -14,7 +15,7 @@ CREATE OR REPLACE FUNCTION queue_pop(
 ) LANGUAGE plpgsql AS $$
 DECLARE
   i int; t timestamptz := clock_timestamp(); c cursors; q queues; g groups; dry int; missing boolean;
-  dry_wait double precision; left_over int; claimed int; tries int; took int8multirange; n bigint; first_due timestamptz;
+  dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took int8multirange; n bigint; first_due timestamptz;
   outcome text; named text;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
@@ -53,6 +54,8 @@ BEGIN
         END IF;
         IF NOT FOUND THEN
           IF g.discovered < g.discover_to THEN
+            IF found_out >= 10 THEN outcome := 'more'; EXIT; END IF;  -- a long walk: others share this call, so go on in the next
+            found_out := found_out + 1;
             SELECT * INTO g FROM queue_discover(g.id, 1000);
             t := clock_timestamp();
             CONTINUE WHEN g.id IS NOT NULL;

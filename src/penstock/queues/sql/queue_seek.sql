@@ -1,33 +1,55 @@
 -- queue_seek: move a group in the given partitions to p_to: end, beginning, or time (after p_moment).
--- Leases and attempts of the group there are dropped. Answers how many cursors were moved, and where the last one is.
+-- Leases and attempts of the group there are dropped. Answers how many cursors are there now, and where the last one is.
+-- Cursors that are there already are left alone, and their partitions unlocked: seeking twice costs reads only.
 CREATE OR REPLACE FUNCTION queue_seek(p_group int, p_partitions bigint[], p_to text, p_moment timestamptz, OUT moved bigint, OUT last bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
-  id bigint; c cursors; q queues; g groups; was bigint; t timestamptz;
+  g groups; ids bigint[]; t timestamptz; delta bigint; later boolean := p_to = 'time' AND p_moment > clock_timestamp();
 BEGIN
-  moved := 0;
-  PERFORM 1 FROM partitions p WHERE p.id = ANY (p_partitions) ORDER BY p.id FOR NO KEY UPDATE;
-  SELECT * INTO g FROM groups x WHERE x.id = p_group FOR NO KEY UPDATE;
-  IF NOT FOUND THEN RETURN; END IF;
-  SELECT * INTO q FROM queues x WHERE x.id = g.queue_id;
-  PERFORM queue_cursors(g, p_partitions, g.start_at);
-  FOR id IN SELECT p.id FROM partitions p WHERE p.id = ANY (p_partitions) AND p.queue_id = g.queue_id ORDER BY p.id LOOP
-    SELECT * INTO c FROM cursors x WHERE x.partition_id = id AND x.group_id = p_group ORDER BY x.version DESC LIMIT 1 FOR UPDATE;
-    CONTINUE WHEN NOT FOUND;
+  SELECT * INTO g FROM groups x WHERE x.id = p_group;
+  IF NOT FOUND THEN moved := 0; RETURN; END IF;
+  SELECT array_agg(p.id ORDER BY p.id) INTO ids
+    FROM partitions p
+    LEFT JOIN LATERAL (SELECT * FROM cursors x WHERE x.partition_id = p.id AND x.group_id = p_group
+                        ORDER BY x.version DESC LIMIT 1) c ON true
+   WHERE p.id = ANY (p_partitions) AND p.queue_id = g.queue_id
+     AND (later OR c.version IS NULL OR c.start_at IS NOT NULL OR c.failing OR NOT isempty(c.leased) OR NOT isempty(c.settled)
+          OR c.position <> queue_place(p, p_to, p_moment));
+
+  IF ids IS NOT NULL THEN
+    PERFORM 1 FROM partitions p WHERE p.id = ANY (ids) ORDER BY p.id FOR NO KEY UPDATE;
+    SELECT * INTO g FROM groups x WHERE x.id = p_group FOR NO KEY UPDATE;
+    IF NOT FOUND THEN moved := 0; RETURN; END IF;
+    PERFORM queue_cursors(g, ids, g.start_at);
+    PERFORM queue_lock_cursor(i, p_group) FROM unnest(ids) i;
     t := clock_timestamp();
-    was := queue_settled_count(c);
-    DELETE FROM leases l WHERE l.partition_id = id AND l.group_id = p_group;
-    DELETE FROM attempts a WHERE a.partition_id = id AND a.group_id = p_group;
-    c.leased := '{}'; c.settled := '{}'; c.next_expiry := NULL; c.failing := false; c.start_at := NULL;
-    IF p_to = 'time' AND p_moment > t THEN
-      c.position := -1; c.start_at := p_moment; c.due_at := p_moment;
-    ELSE
-      c.position := queue_seq_at(id, CASE p_to WHEN 'end' THEN 'infinity' WHEN 'beginning' THEN '-infinity' ELSE p_moment END);
-      c.due_at := queue_next(c, q);
+    DELETE FROM leases l WHERE l.partition_id = ANY (ids) AND l.group_id = p_group;
+    DELETE FROM attempts a WHERE a.partition_id = ANY (ids) AND a.group_id = p_group;
+    -- Nobody pushes to these partitions meanwhile, so a cursor at the end may rest.
+    WITH place AS MATERIALIZED (
+      SELECT c.partition_id, c.version, queue_settled_count(c) AS was,
+             CASE WHEN later THEN -1 ELSE queue_place(p, p_to, p_moment) END AS target,
+             (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) AS head
+        FROM partitions p
+        JOIN LATERAL (SELECT * FROM cursors x WHERE x.partition_id = p.id AND x.group_id = p_group
+                       ORDER BY x.version DESC LIMIT 1) c ON true
+       WHERE p.id = ANY (ids)
+    ), kept AS (
+      UPDATE cursors c SET version = c.version + 1, position = place.target, settled = '{}', leased = '{}', next_expiry = NULL,
+             failing = false, start_at = CASE WHEN later THEN p_moment END,
+             due_at = CASE WHEN later THEN p_moment WHEN place.head > place.target THEN t END
+        FROM place
+       WHERE c.partition_id = place.partition_id AND c.group_id = p_group AND c.version = place.version
+      RETURNING queue_settled_count(c) - place.was AS delta
+    )
+    SELECT sum(kept.delta) INTO delta FROM kept;
+    IF delta <> 0 THEN
+      INSERT INTO tally_log (queue_id, group_id, consumed) VALUES (g.queue_id, p_group, delta);
     END IF;
-    PERFORM queue_keep(c);
-    INSERT INTO tally_log (queue_id, group_id, consumed) VALUES (c.queue_id, p_group, queue_settled_count(c) - was);
-    moved := moved + 1;
-    last := c.position;
-  END LOOP;
+  END IF;
+  SELECT count(*), (array_agg(c.position ORDER BY p.id DESC))[1] INTO moved, last
+    FROM partitions p
+    JOIN LATERAL (SELECT * FROM cursors x WHERE x.partition_id = p.id AND x.group_id = p_group
+                   ORDER BY x.version DESC LIMIT 1) c ON true
+   WHERE p.id = ANY (p_partitions) AND p.queue_id = g.queue_id;
 END $$;
