@@ -37,10 +37,11 @@ class Admin:
                   ON CONFLICT (name) WHERE deleted_at IS NULL
                   DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)} RETURNING id"""
         rows = await self._database.fetch(sql, queue, *values.values())
-        # Delays and ordering may have changed: let the next pops decide anew what is due.
+        # Delays and ordering may have changed: let the next pops decide anew what is due. (now(), unlike
+        # clock_timestamp(), can be looked up in the index.)
         await self._repeat(
             """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
-                 FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > clock_timestamp()""",
+                 FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > now()""",
             rows[0]["id"],
         )
         self._signals.changed()

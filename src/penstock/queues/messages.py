@@ -13,28 +13,40 @@ from penstock.queues.options import options_of
 from penstock.queues.signals import Signals
 from penstock.queues.types import QUEUE_MODE
 
+# Where a listing comes from: the newest of the chosen queues, found in the order of transactions between those of the
+# two moments; or of one partition, found in the order of its sequence. Neither looks at what is outside the time asked for.
+FROM_QUEUES = """
+    FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
+             AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)) chosen
+    CROSS JOIN LATERAL (
+      SELECT * FROM messages m WHERE m.queue_id = chosen.id AND m.created_at BETWEEN $4 AND $5
+         AND m.xid >= queue_xid_at(chosen.id, $4::timestamptz - interval '1 minute')
+         AND m.xid <= queue_xid_at(chosen.id, $5::timestamptz + interval '1 minute')
+       ORDER BY m.xid DESC, m.seq DESC LIMIT $6) m"""
+FROM_PARTITION = """
+    FROM (SELECT * FROM messages m WHERE m.partition_id = $1 AND m.created_at BETWEEN $4 AND $5
+             AND m.seq BETWEEN queue_seq_at($1, $4) AND queue_seq_at($1, $5) ORDER BY m.seq DESC LIMIT $6) m"""
 LIST = """
   SELECT m.partition_id, m.seq, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
          q.name AS queue, q.namespace, q.task, q.priority, p.name AS partition, view.*
-    FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
-             AND ($3::text IS NULL OR q.namespace = $3) AND ($4::text IS NULL OR q.task = $4)) chosen
+    {source}
+    JOIN queues q ON q.id = m.queue_id AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)
+    JOIN partitions p ON p.id = m.partition_id
     CROSS JOIN LATERAL (
-      SELECT * FROM messages m WHERE m.queue_id = chosen.id AND ($2::bigint IS NULL OR m.partition_id = $2)
-         AND m.created_at BETWEEN $5 AND $6 ORDER BY m.xid DESC, m.seq DESC LIMIT $7::int + $8::int) m
-    JOIN queues q ON q.id = m.queue_id JOIN partitions p ON p.id = m.partition_id
-    CROSS JOIN LATERAL (
-      SELECT count(*) FILTER (WHERE g.name <> $9) AS buses,
-             count(*) FILTER (WHERE g.name <> $9 AND (c.position >= m.seq OR c.settled @> m.seq)) AS bus_done,
-             bool_or(c.position >= m.seq OR c.settled @> m.seq) FILTER (WHERE g.name = $9) AS queue_done,
-             bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) FILTER (WHERE g.name = $9) AS queue_leased,
+      SELECT count(*) FILTER (WHERE g.name <> $7) AS buses,
+             count(*) FILTER (WHERE g.name <> $7 AND (c.position >= m.seq OR c.settled @> m.seq)) AS bus_done,
+             bool_or(c.position >= m.seq OR c.settled @> m.seq) FILTER (WHERE g.name = $7) AS queue_done,
+             bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) FILTER (WHERE g.name = $7) AS queue_leased,
              bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) AS any_leased,
              max(c.next_expiry) FILTER (WHERE c.leased @> m.seq) AS lease_expires_at,
-             count(*) FILTER (WHERE g.name = $9) > 0 AS has_queue_mode,
+             count(*) FILTER (WHERE g.name = $7) > 0 AS has_queue_mode,
              EXISTS (SELECT 1 FROM dead_letters d WHERE d.partition_id = m.partition_id AND d.seq = m.seq) AS dead
         FROM groups g LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = m.partition_id AND c.group_id = g.id
                                           ORDER BY c.version DESC LIMIT 1) c ON true
        WHERE g.queue_id = m.queue_id) view
    ORDER BY m.created_at DESC, m.partition_id, m.seq DESC"""
+
+IN_QUEUES, IN_PARTITION = LIST.format(source=FROM_QUEUES), LIST.format(source=FROM_PARTITION)
 
 
 class Messages:
@@ -63,9 +75,9 @@ class Messages:
         until = until or now + timedelta(minutes=1)
         since = since or now - timedelta(hours=1)
         entries: list[dict[str, Any]] = []
-        rows = await self._database.read(
-            LIST, queue, number, namespace, task, since, until, 10_000 if status else limit, offset, QUEUE_MODE
-        )
+        most = offset + (10_000 if status else limit)
+        chosen: tuple[str, Any] = (IN_QUEUES, queue) if number is None else (IN_PARTITION, number)
+        rows = await self._database.read(*chosen, namespace, task, since, until, most, QUEUE_MODE)
         for row in rows:
             if partition is not None and row["partition"] != partition:
                 continue

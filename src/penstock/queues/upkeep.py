@@ -8,6 +8,7 @@ not get in each other's way: a job runs under an advisory lock that the others o
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,7 +24,9 @@ log = logging.getLogger("penstock.queues")
 ROLLUP_INTERVAL = 5.0
 TIDY_INTERVAL = 3600.0
 HISTORY_DAYS = 7
-STEP = 5000
+STEP = 5000  # messages at most
+TIDY_STEP = 1000
+STEP_TIME = 0.2  # seconds a step of retention should take: a push to a partition it works on waits that long
 CALM = 0.01  # pause between steps, so that a long job leaves room for others
 
 NOTED = """INSERT INTO removals AS r (minute, queue_id, reason, messages, steps)
@@ -37,6 +40,7 @@ class Upkeep:
         self._database, self._settings = database, settings
         self._tasks: list[asyncio.Task[None]] = []
         self._removed = metrics.counter("penstock_queue_removed_total", "Messages deleted in the background", "reason")
+        self._step = STEP
         self._positions: dict[tuple[int, str], str] = {}  # (queue, rule) -> the transaction to go on from
 
     async def start(self) -> None:
@@ -112,15 +116,14 @@ class Upkeep:
 
     async def tidy(self) -> None:
         """Remove empty partitions that were idle for `partition_cleanup_days`."""
-        after: int | None = 0
-        while after is not None:
+        looked = 1
+        while looked:
             rows = await self._database.fetch(
-                "SELECT queue_tidy(clock_timestamp() - make_interval(days => $1), $2, $3)",
+                "SELECT queue_tidy(clock_timestamp() - make_interval(days => $1), $2)",
                 self._settings.partition_cleanup_days,
-                after,
-                STEP,
+                TIDY_STEP,
             )
-            after = rows[0][0]
+            looked = rows[0][0]
             await asyncio.sleep(CALM)
 
     async def _trim(self, queue: int, seconds: int, reason: str) -> int:
@@ -129,6 +132,7 @@ class Upkeep:
         if random.random() < 0.05:
             self._positions.pop(key, None)  # now and then from the start: a transaction may have been committed late
         while True:
+            began = time.monotonic()
             row = await self._locked(
                 queue,
                 """SELECT deleted, reached::text, more
@@ -136,11 +140,12 @@ class Upkeep:
                 float(seconds),
                 reason == "completed",
                 self._positions.get(key, "0"),
-                STEP,
+                self._step,
                 reason=reason,
             )
             if row is None:
                 return total
+            self._step = max(200, min(STEP, int(self._step * STEP_TIME / (time.monotonic() - began + 0.001))))
             total += int(row["deleted"])
             self._removed.add(row["deleted"], reason)
             if not row["more"]:

@@ -41,8 +41,9 @@ BEGIN
     FROM unnest(ids) u (id) LEFT JOIN (SELECT partition_id, count(*) AS n FROM removed GROUP BY 1) r ON r.partition_id = u.id;
   INSERT INTO tally_log (queue_id, group_id, removed)
   SELECT u.queue_id, 0, sum(u.n) FROM unnest(queue_ids, counts) AS u (queue_id, n) GROUP BY 1 HAVING sum(u.n) > 0;
-  UPDATE partitions p SET floor = u.last, holes = CASE WHEN u.low <= u.first THEN p.holes ELSE p.holes + u.n END
-    FROM unnest(ids, lows, firsts, lasts, counts) AS u (id, low, first, last, n) WHERE p.id = u.id AND u.n > 0;
+  UPDATE partitions p SET floor = u.last, holes = CASE WHEN u.low <= u.first THEN p.holes ELSE p.holes + u.n END,
+         emptied_at = CASE WHEN u.low <= u.first AND u.upto >= u.last THEN clock_timestamp() ELSE p.emptied_at END
+    FROM unnest(ids, lows, uptos, firsts, lasts, counts) AS u (id, low, upto, first, last, n) WHERE p.id = u.id AND u.n > 0;
   FOR w IN SELECT * FROM unnest(ids, queue_ids, lows, uptos, firsts, lasts, counts)
              AS u (id, queue_id, low, upto, first, last, n)
             WHERE u.n > 0 AND EXISTS (SELECT 1 FROM cursors x WHERE x.partition_id = u.id AND x.position >= 0 AND x.position < u.upto)

@@ -1,6 +1,7 @@
--- queue_trim: one step of retention. Looks at up to p_limit messages of a queue in the order they were committed, from
--- transaction p_after on, and deletes those created at or before p_before (with p_settled: only what every group has
--- settled). Answers what was deleted, where to go on, and whether there is more to look at.
+-- queue_trim: one step of retention. Looks at p_limit messages of a queue in the order of the transactions that stored
+-- them, from p_after on and the last transaction to its end, and deletes those created at or before p_before (with
+-- p_settled: only what every group has settled). Answers what was deleted, where to go on, and whether there is more to
+-- look at.
 CREATE OR REPLACE FUNCTION queue_trim(
   p_queue int, p_before timestamptz, p_settled boolean, p_after xid8, p_limit int,
   OUT deleted bigint, OUT reached xid8, OUT more boolean
@@ -10,7 +11,8 @@ DECLARE
 BEGIN
   WITH seen AS MATERIALIZED (
     SELECT m.partition_id, m.seq, m.created_at, m.xid FROM messages m
-     WHERE m.queue_id = p_queue AND m.xid >= p_after ORDER BY m.xid LIMIT p_limit
+     WHERE m.queue_id = p_queue AND m.xid >= p_after ORDER BY m.xid
+     FETCH FIRST (p_limit) ROWS WITH TIES
   ), victim AS (
     SELECT s.partition_id, max(s.seq) AS upto FROM seen s WHERE s.created_at <= p_before GROUP BY 1
   )
@@ -23,8 +25,6 @@ BEGIN
   IF ids IS NOT NULL THEN
     deleted := queue_remove(ids, array_fill(0::bigint, ARRAY[cardinality(ids)]), uptos, p_settled);
   END IF;
-  more := looked = p_limit AND old > 0;
-  IF more AND deleted = 0 AND reached = p_after THEN  -- one transaction fills the step and nothing of it may go
-    reached := (reached::text::numeric + 1)::text::xid8;
-  END IF;
+  more := looked >= p_limit AND old > 0;
+  reached := (reached::text::numeric + 1)::text::xid8;
 END $$;
