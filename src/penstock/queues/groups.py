@@ -250,9 +250,9 @@ class Groups:
         group_id, queue_id = await self._find(group, queue)
         partitions = again = skipped = 0
         async for numbers in self._walk(queue_id):
-            row = (
-                await self._database.read(PREVIEW, group_id, numbers, "time" if moment is not None else to, moment)
-            )[0]
+            row = (await self._database.read(PREVIEW, group_id, numbers, "time" if moment is not None else to, moment))[
+                0
+            ]
             partitions += row["partitions"]
             again += int(row["again"])
             skipped += int(row["skipped"])
