@@ -333,7 +333,7 @@ def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_url: s
             await queues.push([Item("q", b"{}", "other")])
             other = queues.catalog.partitions["q", "other"]
             await late.fetch(
-                """SELECT queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY[$1::bigint], ARRAY['late'], ARRAY[true],
+                """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['late'], ARRAY[true],
                      ARRAY[NULL::uuid], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY['1'::bytea])""",
                 partition,
             )

@@ -82,6 +82,10 @@ class Store:
             raise Unavailable("a database connection was lost", retry_after=0.1)
         return results
 
+    def put(self, items: list[Item], future: Any, done: Any) -> None:
+        task = asyncio.ensure_future(self.push(items))
+        task.add_done_callback(lambda task: done(future, task.exception() or task.result()))
+
     def _store(self, item: Item) -> Pushed:
         assert item.transaction_id
         key = (item.queue, item.partition, item.transaction_id)

@@ -42,7 +42,8 @@ from penstock.config import schema
 from penstock.database import Database
 from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
 from penstock.metrics import Metrics
-from penstock.queues.push import entries_of, random_id
+from penstock.queues.merge import resolve
+from penstock.queues.push import check, random_id
 from penstock.queues.types import Item, Pushed
 from penstock.storage.fs import Fs
 
@@ -99,6 +100,7 @@ class Buffer:
 
     async def start(self) -> None:
         """Take over what is there and, if the database is up, replay it before anything is served."""
+        self._loop = asyncio.get_running_loop()
         namer = Namer(await self._in_pool(self._estate.found))
         self.journal = Journal(
             "failover",
@@ -147,20 +149,28 @@ class Buffer:
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
     ) -> list[Pushed]:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored later."""
+        if buffer_ms is None and buffer_max is None:
+            return await self.submit(items, list)
+        self._name(items)
         if not items:
             return []
+        return await self._push_qos0(
+            items,
+            DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms,
+            DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max,
+        )
+
+    def submit(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
+        """`push` without a coroutine in the usual case; the future gets what `answer` makes of the result."""
+        self._name(items)
+        if not items or (self._up and not self.backlog.holds(items) and not self.qos0.holds(items)):
+            return self._push_directly(items, answer)
+        return self._loop.create_task(self._push_behind(items, answer))
+
+    def _name(self, items: list[Item]) -> None:
         for item in items:
             if not item.transaction_id:
                 item.transaction_id, item.fresh = random_id(), True
-        if buffer_ms is not None or buffer_max is not None:
-            return await self._push_qos0(
-                items,
-                DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms,
-                DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max,
-            )
-        if self._up and not self.backlog.holds(items) and not self.qos0.holds(items):
-            return await self._push_directly(items)
-        return await self._push_behind(items)
 
     @property
     def healthy(self) -> bool:
@@ -171,20 +181,39 @@ class Buffer:
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.push
 
-    async def _push_directly(self, items: list[Item]) -> list[Pushed]:
-        self._in_flight += 1
-        try:
-            return await self._queues.push(items)
-        except Unavailable:
-            written = self._submit(items)  # it may be in the database or not: replay will find out
-        finally:
-            self._in_flight -= 1
-            self._settle()
-        await self._written(written)
-        return _buffered(items)
+    def _push_directly(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
+        def done(future: "asyncio.Future[T]", outcome: list[Pushed] | BaseException) -> None:
+            try:
+                if isinstance(outcome, Unavailable) and not future.cancelled():
+                    # It may be in the database or not: replay will find out.
+                    self._submit(items).add_done_callback(lambda written: self._wrote(written, items, future, answer))
+                else:
+                    resolve(future, outcome, answer)
+            except Unavailable as error:  # we are stopping
+                resolve(future, error, answer)
+            finally:
+                self._in_flight -= 1
+                self._settle()
 
-    async def _push_behind(self, items: list[Item]) -> list[Pushed]:
-        entries_of(items)  # what the engine would refuse is refused now, not at replay
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queues.put(items, future, done)  # an item that is wrong is refused here
+        self._in_flight += 1
+        return future
+
+    def _wrote(
+        self,
+        written: "asyncio.Future[None]",
+        items: list[Item],
+        future: "asyncio.Future[T]",
+        answer: Callable[[list[Pushed]], T],
+    ) -> None:
+        error = written.exception()
+        if isinstance(error, StorageFull | StorageFailed):
+            self._rejected.add()
+        resolve(future, error or _buffered(items), answer)
+
+    async def _push_behind(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> T:
+        check(items)  # what the engine would refuse is refused now, not at replay
         while True:
             if not self._up:
                 await self._others_first()
@@ -192,21 +221,21 @@ class Buffer:
             if self.qos0.holds(items):
                 await self.qos0.flush()
             elif not self.backlog.holds(items):
-                return await self._push_directly(items)
+                return await self._push_directly(items, answer)
             elif await self.admission.ask(len(items)):
                 break
         await self._written(self._submit(items))
-        return _buffered(items)
+        return answer(_buffered(items))
 
     async def _push_qos0(self, items: list[Item], buffer_ms: float, buffer_max: int) -> list[Pushed]:
         if not self._up or self.backlog.holds(items):
-            return await self._push_behind(items)
-        entries_of(items)
+            return await self._push_behind(items, list)
+        check(items)
         try:
             await self.qos0.push(items, buffer_ms, buffer_max)
         except (StorageFull, StorageFailed) as error:
             log.warning("%s: a QoS 0 push goes to the database directly", error)
-            return await self._push_directly(items)
+            return await self._push_directly(items, list)
         self._buffered.add(len(items), "qos0")
         return _buffered(items)
 

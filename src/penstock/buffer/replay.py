@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
@@ -31,6 +31,7 @@ from penstock.buffer.reader import Window, windows
 from penstock.config import schema
 from penstock.errors import Full, InvalidRequest, PenstockError, StorageFailed, TooLarge, Unavailable
 from penstock.metrics import Metrics
+from penstock.queues.merge import Done
 from penstock.queues.types import Item, Pushed
 from penstock.storage.fs import Fs
 
@@ -51,6 +52,8 @@ class Engine(Protocol):
     """The part of the queue engine that the buffer stands in front of."""
 
     async def push(self, items: list[Item]) -> list[Pushed]: ...
+
+    def put(self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]) -> None: ...
 
 
 class Health(Protocol):

@@ -16,8 +16,8 @@ A call cut off in the middle may have been committed. Callers treat `Unavailable
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -49,6 +49,7 @@ PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_INTERVAL = 0.25
 LISTEN_CHECK = 15.0
 READS = 4  # how often a read is tried when its connection is lost
+KEPT = 8  # connections kept at hand between calls
 
 
 class Database:
@@ -64,6 +65,8 @@ class Database:
         self._pool: asyncpg.Pool | None = None
         self._migrated = False
         self._callbacks: list[Callable[[bool], None]] = []
+        self._kept: list[Any] = []  # connections of calls that have just ended, for the next ones
+        self._queueing = 0  # calls that wait for the pool: they come before `_kept`
         self._in_flight: set[asyncpg.Connection] = set()
         self._last_progress = time.monotonic()
         self._probing: asyncio.Task[bool] | None = None
@@ -80,7 +83,7 @@ class Database:
 
     @property
     def pool_idle(self) -> int:
-        return self._pool.get_idle_size() if self._pool else 0
+        return self._pool.get_idle_size() + len(self._kept) if self._pool else 0
 
     async def start(self) -> None:
         """Start the embedded server if it is ours, then connect. A server that is down is not an error here."""
@@ -107,6 +110,7 @@ class Database:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._pool:
+            await self._release_kept()
             try:
                 await asyncio.wait_for(self._pool.close(), timeout=5)
             except (*GONE, asyncio.CancelledError):
@@ -139,20 +143,29 @@ class Database:
         """An asyncpg connection from the pool. Session state must not be changed on it (SET LOCAL is fine)."""
         if not self.healthy or self._pool is None:
             raise Unavailable("the database is down")
-        try:
-            proxy = await self._pool.acquire(timeout=self.settings.acquire_timeout)
-        except UNREACHABLE as error:
-            raise await self._suspect(error) from error
+        proxy = await self._acquire() if self._queueing or not self._kept else self._kept.pop()
+        while proxy._con is None or proxy._con.is_closed():  # lost while it was kept
+            await self._release(proxy)
+            proxy = await self._acquire()
         connection = proxy._con
+        whole = False
+        if not self._in_flight:
+            self._last_progress = time.monotonic()
+        self._in_flight.add(connection)
         try:
-            with self._counted(connection):
-                yield proxy
+            yield proxy
+            whole = True
         except GONE as error:
             if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
                 raise  # a wrong argument, not a lost connection
             raise await self._suspect(error) from error
         finally:
-            await self._release(proxy)
+            self._in_flight.discard(connection)
+            self._last_progress = time.monotonic()
+            if whole and self.healthy and not self._queueing and len(self._kept) < KEPT:
+                self._kept.append(proxy)  # handing it to the pool and back costs more than a small call
+            else:
+                await self._release(proxy)
 
     async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
         """Call back with each payload notified on `channel`, for ever; with None after every (re)connect."""
@@ -164,16 +177,21 @@ class Database:
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
-    @contextmanager
-    def _counted(self, connection: asyncpg.Connection) -> Iterator[None]:
-        if not self._in_flight:
-            self._last_progress = time.monotonic()
-        self._in_flight.add(connection)
+    async def _acquire(self) -> Any:
+        assert self._pool is not None
+        self._queueing += 1
         try:
-            yield
+            return await self._pool.acquire(timeout=self.settings.acquire_timeout)
+        except UNREACHABLE as error:
+            raise await self._suspect(error) from error
         finally:
-            self._in_flight.discard(connection)
-            self._last_progress = time.monotonic()
+            self._queueing -= 1
+
+    async def _release_kept(self) -> None:
+        """The pool closes what is idle for long or has served for long; it must see them for that."""
+        kept, self._kept = self._kept, []
+        for proxy in kept:
+            await self._release(proxy)
 
     async def _release(self, proxy: Any) -> None:
         assert self._pool is not None
@@ -254,6 +272,7 @@ class Database:
         """Find the server that is frozen: calls in flight, and none of them finishes."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
+            await self._release_kept()
             stuck_for = time.monotonic() - self._last_progress
             if (
                 self.healthy

@@ -68,6 +68,9 @@ class Catalog:
     def partition_id(self, text: str) -> int | None:
         return partition_of(self.installation, text)
 
+    def known(self, name: str) -> QueueInfo | None:
+        return self._queues.get(name)
+
     async def queue(self, name: str) -> QueueInfo | None:
         known = self._queues.get(name)
         if known is None:
@@ -155,6 +158,8 @@ def check_text(kind: str, text: str) -> None:
     """Refuse what PostgreSQL cannot store as text."""
     if "\x00" in text:
         raise InvalidRequest(f"{kind} contains a NUL character")
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -125,11 +125,9 @@ class DeadLetters:
                 lost = [letter for letter in letters if letter["seq"] not in back]
                 if lost:
                     await connection.fetch(
-                        "SELECT queue_push(ARRAY[$1::bigint], ARRAY[0], $2, $3, $4, $5, $6, $7, $8)",
+                        "SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], $2, ARRAY[true], $3, $4, $5, $6)",
                         partition,
-                        [partition] * len(lost),
                         [letter["transaction_id"] for letter in lost],
-                        [True] * len(lost),
                         [letter["trace_id"] for letter in lost],
                         [letter["producer"] for letter in lost],
                         [letter["key_id"] for letter in lost],

@@ -9,7 +9,9 @@
 All state is in the database: any number of brokers may do this on the same one. See docs/queues.md for the promises.
 """
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
@@ -20,6 +22,7 @@ from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.groups import Groups
+from penstock.queues.merge import Done, resolve
 from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
@@ -29,6 +32,8 @@ from penstock.queues.traces import Traces
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed, TransactionResult
 from penstock.queues.upkeep import Upkeep
+
+A = TypeVar("A")
 
 
 class Queues:
@@ -59,6 +64,7 @@ class Queues:
         )
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         if self.database.healthy:
             await self.catalog.load_installation()
         self.database.on_change(self._database_changed)
@@ -78,8 +84,24 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; answered when they are durable. Safe to repeat when transaction ids are given."""
+        if not items:
+            return []
         await self.catalog.load_installation()
-        return await self._pusher.push(items)
+        return await self._pusher.merger.submit(self._pusher.named(items))
+
+    def submit(self, items: list[Item], answer: Callable[[list[Pushed]], A]) -> "asyncio.Future[A]":
+        """`push` without a coroutine; the future gets what `answer` makes of the result."""
+        future = self._loop.create_future()
+        self.put(items, future, lambda future, outcome: resolve(future, outcome, answer))
+        return future
+
+    def put(self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]) -> None:
+        """Have `done(future, outcome)` called once. Cancelling the future before the call begins withdraws the push."""
+        if items and self.catalog.installation >= 0:
+            self._pusher.merger.put(self._pusher.named(items), future, done)
+        else:
+            task = self._loop.create_task(self.push(items))
+            task.add_done_callback(lambda task: done(future, task.exception() or task.result()))
 
     async def pop(self, request: PopRequest) -> Popped:
         """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import asyncpg
 
@@ -23,6 +23,8 @@ log = logging.getLogger("penstock.queues")
 
 T = TypeVar("T")
 R = TypeVar("R")
+A = TypeVar("A")
+Done = Callable[["asyncio.Future[Any]", R | BaseException], None]  # told once what became of a request
 
 AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)  # rolled back as a whole: safe to run again
 TRIES = 6
@@ -42,7 +44,7 @@ class Merger(Generic[T, R]):
         orphan: Callable[[R], None] | None = None,
     ) -> None:
         self._run, self._size, self._limit, self._slots, self._orphan = run, size, limit, slots, orphan
-        self._waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
+        self._waiting: deque[tuple[T, asyncio.Future[Any], Done[R]]] = deque()
         self._busy = 0
         self._enough = enough  # a further call beside the one under way is worth it from this size on
         self._waiting_size = 0
@@ -52,22 +54,32 @@ class Merger(Generic[T, R]):
     def waiting(self) -> int:
         return len(self._waiting)
 
-    async def submit(self, request: T) -> R:
-        """Cancelling the caller does not stop a call that is under way; its result then goes to `orphan`."""
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+    def put(self, request: T, future: "asyncio.Future[Any]", done: Done[R]) -> None:
+        """Have `done(future, outcome)` called once. A request whose future is cancelled before it is sent is not."""
+        self._waiting.append((request, future, done))
         self._waiting_size += self._size(request)
         if self._busy < self._slots and (not self._busy or self._waiting_size >= self._enough):
             self._busy += 1
             task = asyncio.create_task(self._serve())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def submit(self, request: T) -> R:
+        """Cancelling the caller does not stop a call that is under way; its result then goes to `orphan`."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self.put(request, future, self._done)
         try:
             return await future
         except asyncio.CancelledError:
             if self._orphan and future.done() and not future.cancelled() and future.exception() is None:
                 self._orphan(future.result())  # it was answered in the very turn the caller was cancelled
             raise
+
+    def _done(self, future: "asyncio.Future[R]", outcome: R | BaseException) -> None:
+        if not future.done():
+            resolve(future, outcome, _same)
+        elif self._orphan and not isinstance(outcome, BaseException):
+            self._orphan(outcome)
 
     async def drain(self) -> None:
         """Wait for the calls under way."""
@@ -77,27 +89,26 @@ class Merger(Generic[T, R]):
     async def _serve(self) -> None:
         try:
             while self._waiting:
-                batch: list[tuple[T, asyncio.Future[R]]] = []
+                batch: list[tuple[T, asyncio.Future[Any], Done[R]]] = []
                 total = 0
                 while self._waiting:
-                    request, future = self._waiting[0]
-                    size = self._size(request)
-                    if future.cancelled():
-                        self._waiting.popleft()
-                        self._waiting_size -= size
-                        continue
+                    size = self._size(self._waiting[0][0])
                     if batch and total + size > self._limit:
                         break
-                    batch.append(self._waiting.popleft())
+                    one = self._waiting.popleft()
                     self._waiting_size -= size
+                    if one[1].cancelled():
+                        self._fail([one], Unavailable("the caller went away"))
+                        continue
+                    batch.append(one)
                     total += size
                 if batch:
                     await self._send(batch)
         finally:
             self._busy -= 1
 
-    async def _send(self, batch: list[tuple[T, asyncio.Future[R]]], again: bool = False) -> None:
-        requests = [request for request, _ in batch]
+    async def _send(self, batch: list[tuple[T, asyncio.Future[Any], Done[R]]], again: bool = False) -> None:
+        requests = [request for request, _, _ in batch]
         for turn in range(TRIES):
             try:
                 results = await self._run(requests, again or turn > 0)
@@ -128,18 +139,28 @@ class Merger(Generic[T, R]):
                     raise
                 return None
             else:
-                for (_, future), result in zip(batch, results, strict=True):
-                    if not future.done():
-                        if isinstance(result, PenstockError):
-                            future.set_exception(result)
-                        else:
-                            future.set_result(result)
-                    elif self._orphan and not isinstance(result, PenstockError):
-                        self._orphan(result)
+                for (_, future, done), result in zip(batch, results, strict=True):
+                    done(future, result)
                 return None
         return None
 
-    def _fail(self, batch: list[tuple[T, asyncio.Future[R]]], error: PenstockError) -> None:
-        for _, future in batch:
-            if not future.done():
-                future.set_exception(error)
+    def _fail(self, batch: list[tuple[T, asyncio.Future[Any], Done[R]]], error: PenstockError) -> None:
+        for _, future, done in batch:
+            done(future, error)
+
+
+def resolve(future: "asyncio.Future[A]", outcome: R | BaseException, answer: Callable[[R], A]) -> None:
+    """Give a future what a request came to, unless it was cancelled."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+        return
+    try:
+        future.set_result(answer(outcome))
+    except Exception as error:  # noqa: BLE001 - a bug of this answer must not reach those of others
+        future.set_exception(error)
+
+
+def _same(result: R) -> R:
+    return result

@@ -6,9 +6,11 @@ partition, so what was stored is found again.
 
 import os
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Iterable
+from typing import Any, TypeVar, cast
 from uuid import UUID
+
+import msgspec
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
@@ -19,22 +21,11 @@ from penstock.queues.merge import Merger
 from penstock.queues.signals import Signals
 from penstock.queues.types import Item, Pushed
 
-SQL = "SELECT queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8)"
 Fetch = Callable[..., Awaitable[list[Any]]]
+Key = tuple[str, str]  # queue, partition
+T = TypeVar("T")
 ROUNDS = 4  # how often stale numbers are looked up again
-
-
-class Entry:
-    """An item on its way: checked, with a transaction id and the parsed trace id."""
-
-    __slots__ = ("checked", "item", "partition", "trace", "transaction_id")
-
-    def __init__(self, item: Item) -> None:
-        self.item = item
-        self.checked = bool(item.transaction_id) and not item.fresh
-        self.transaction_id = item.transaction_id or random_id()
-        self.trace = _trace(item.trace_id) if item.trace_id else None
-        self.partition = 0
 
 
 class Pusher:
@@ -43,175 +34,167 @@ class Pusher:
     ) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._pushed = pushed
-        self.merger: Merger[list[Entry], list[Pushed]] = Merger(
+        self.merger: Merger[list[Item], list[Pushed]] = Merger(
             self._run, size=len, limit=merge_max, slots=4, enough=200
         )
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
-        if not items:
-            return []
-        return await self.merger.submit(entries_of(items))
-
-    async def _run(self, requests: list[list[Entry]], again: bool) -> list[list[Pushed] | PenstockError]:
-        answers: dict[int, Pushed] = {}
-        refused: dict[int, PenstockError] = {}
-        entries = [entry for request in requests for entry in request]
-        await self.store(self._database.fetch, entries, answers, refused, again)
-        self.announce(answers.values())
+    async def _run(self, requests: list[list[Item]], again: bool) -> list[list[Pushed] | PenstockError]:
+        items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]
+        answers = await self.store(self._database.fetch, items, again)
+        self.announce(answers)
         results: list[list[Pushed] | PenstockError] = []
+        begin = 0
         for request in requests:
-            failed = next((refused[id(entry)] for entry in request if id(entry) in refused), None)
-            results.append(failed or [answers[id(entry)] for entry in request])
+            end = begin + len(request)
+            results.append(_whole(answers[begin:end]))
+            begin = end
         return results
 
-    async def store(
-        self,
-        fetch: Fetch,
-        entries: list[Entry],
-        answers: dict[int, Pushed],
-        refused: dict[int, PenstockError],
-        again: bool = False,
-    ) -> None:
-        """Append through `fetch` (of the pool or a transaction); fills `answers` and `refused`, by id() of entry."""
-        catalog = self._catalog
-        left = entries
+    async def store(self, fetch: Fetch, items: list[Item], again: bool = False) -> list[Pushed | PenstockError]:
+        """Append named items through `fetch` (of the pool or a transaction)."""
+        answers: list[Any] = [None] * len(items)
+        left: Iterable[int] = range(len(items))
         for _ in range(ROUNDS):
-            left = await self._store_known(fetch, left, answers, refused, again)
+            left = await self._store_known(fetch, items, left, answers, again)
             if not left:
-                return
-            for entry in left:
-                catalog.partitions.pop((entry.item.queue, entry.item.partition), None)
-            catalog.forget()
-        for entry in left:
-            refused[id(entry)] = Unavailable(f"queue '{entry.item.queue}' keeps changing; try again")
+                return answers
+            for place in left:
+                self._catalog.partitions.pop((items[place].queue, items[place].partition), None)
+            self._catalog.forget()
+        for place in left:
+            answers[place] = Unavailable(f"queue '{items[place].queue}' keeps changing; try again")
+        return answers
 
     async def _store_known(
-        self,
-        fetch: Fetch,
-        entries: list[Entry],
-        answers: dict[int, Pushed],
-        refused: dict[int, PenstockError],
-        again: bool,
-    ) -> list[Entry]:
-        catalog = self._catalog
-        pairs = {(entry.item.queue, entry.item.partition) for entry in entries}
-        if not pairs <= catalog.partitions.keys():
-            await catalog.ensure(list(pairs))
-        encrypted = {queue for queue in {queue for queue, _ in pairs} if await self._encrypted(queue)}
-        first: dict[tuple[int, str], Entry] = {}
-        twins: list[tuple[Entry, Entry]] = []
-        stale: list[Entry] = []
-        for entry in entries:
-            item = entry.item
-            partition = catalog.partitions.get((item.queue, item.partition))
-            if partition is None:
-                stale.append(entry)
-                continue
-            entry.partition = partition
-            winner = first.setdefault((partition, entry.transaction_id), entry)
-            if winner is not entry:
-                twins.append((entry, winner))
-        unique = sorted(first.values(), key=_by_partition)
-        keys: list[str | None] = [None] * len(unique)
-        payloads = [entry.item.payload for entry in unique]
-        if encrypted:
-            sealed = []
-            for index, entry in enumerate(unique):
-                if entry.item.queue in encrypted:
-                    try:
-                        keys[index], payloads[index] = self._keys.seal(entry.partition, payloads[index])
-                    except Unavailable as error:
-                        refused[id(entry)] = error
-                        continue
-                sealed.append(index)
-            if len(sealed) < len(unique):
-                unique = [unique[i] for i in sealed]
-                keys = [keys[i] for i in sealed]
-                payloads = [payloads[i] for i in sealed]
-        if unique:
-            partitions = [entry.partition for entry in unique]
-            ids: list[int] = []
-            starts: list[int] = []
-            for place, partition in enumerate(partitions):
-                if not ids or partition != ids[-1]:
-                    ids.append(partition)
-                    starts.append(place)
-            rows = await fetch(
+        self, fetch: Fetch, items: list[Item], left: Iterable[int], answers: list[Any], again: bool
+    ) -> list[int]:
+        """Store the items at the places `left` and fill in their answers; the places of those whose partition is not
+        what we took it for any more."""
+        logs: dict[Key, dict[str, int]] = {}  # partition -> transaction id -> place
+        twins: list[tuple[int, int]] = []
+        for place in left:
+            item = items[place]
+            key = item.queue, item.partition
+            log = logs.get(key)
+            if log is None:
+                log = logs[key] = {}
+            first = log.setdefault(item.transaction_id or "", place)
+            if first != place:
+                twins.append((place, first))
+        known = self._catalog.partitions
+        if not logs.keys() <= known.keys():
+            await self._catalog.ensure(list(logs))
+        encrypted = {queue for queue in {queue for queue, _ in logs} if await self._encrypted(queue)}
+        stale = [place for key in logs if key not in known for place in logs[key].values()]
+        found = sorted((known[key], key) for key in logs if key in known)
+        sealed: dict[int, tuple[str, bytes]] = {}
+        for partition, key in [one for one in found if one[1][0] in encrypted]:
+            try:
+                for place in logs[key].values():
+                    sealed[place] = self._keys.seal(partition, items[place].payload)
+            except Unavailable as error:
+                for place in logs[key].values():
+                    answers[place] = error
+                found.remove((partition, key))
+        order: list[int] = []
+        starts: list[int] = []
+        for _, key in found:
+            starts.append(len(order))
+            order += logs[key].values()
+        if order:
+            chosen = [items[place] for place in order]
+            fresh = [item.fresh for item in chosen]
+            ((heads, numbers),) = await fetch(
                 SQL,
-                ids,
+                [partition for partition, _ in found],
                 starts,
-                partitions,
-                [entry.transaction_id for entry in unique],
-                [again or entry.checked for entry in unique],
-                [entry.trace for entry in unique],
-                [entry.item.producer for entry in unique],
-                keys,
-                payloads,
+                [item.transaction_id for item in chosen],
+                [again or not one for one in fresh] if True in fresh else [True],
+                _unless_empty([trace_of(item.trace_id) if item.trace_id else None for item in chosen]),
+                _unless_empty([item.producer for item in chosen]),
+                [sealed[place][0] if place in sealed else None for place in order] if sealed else None,
+                [sealed[place][1] if place in sealed else items[place].payload for place in order],
             )
-            for entry, number in zip(unique, rows[0][0], strict=True):
-                if number is None:
-                    stale.append(entry)
-                else:
-                    own = again and not entry.checked  # nobody else can have made this id
-                    answers[id(entry)] = self._answer(entry, number if number >= 0 or not own else -number)
-        for entry, winner in twins:
-            if id(winner) in answers:
-                answer = answers[id(winner)]
-                if answer.message_id is None:
-                    answers[id(entry)] = answer
-                else:
-                    number = -(int(answer.message_id.replace("-", ""), 16) & ((1 << 50) - 1))
-                    answers[id(entry)] = self._answer(entry, number)
-            elif id(winner) in refused:
-                refused[id(entry)] = refused[id(winner)]
-            else:
-                stale.append(entry)
+            for nth, (partition, key) in enumerate(found):
+                partition_id = self._catalog.partition_uuid(partition)
+                for n, place in enumerate(logs[key].values(), starts[nth]):
+                    number = numbers[n] if heads is None else heads[nth] + n
+                    if number is None:
+                        stale.append(place)
+                    else:
+                        answers[place] = self._answer(items[place], partition, partition_id, number, again)
+        for place, first in twins:
+            answer = answers[first]
+            if answer is None:
+                stale.append(place)
+            elif isinstance(answer, Pushed) and answer.message_id is not None:
+                answer = msgspec.structs.replace(answer, status="duplicate", trace_id=items[place].trace_id)
+            answers[place] = answer
         return stale
 
-    def _answer(self, entry: Entry, number: int) -> Pushed:
-        catalog, item = self._catalog, entry.item
+    def _answer(self, item: Item, partition: int, partition_id: str, number: int, again: bool) -> Pushed:
+        # On a repeated try nobody else can have made an id that is fresh: it was us.
+        queued = number > 0 or (number < 0 and again and item.fresh)
         return Pushed(
-            status="queued" if number > 0 else "duplicate" if number else "full",
-            queue=item.queue,
-            partition=item.partition,
-            transaction_id=entry.transaction_id,
-            message_id=catalog.message_uuid(entry.partition, abs(number)) if number else None,
-            partition_id=catalog.partition_uuid(entry.partition),
-            trace_id=item.trace_id,
+            "queued" if queued else "duplicate" if number else "full",
+            item.queue,
+            item.partition,
+            item.transaction_id or "",
+            self._catalog.message_uuid(partition, abs(number)) if number else None,
+            partition_id,
+            item.trace_id,
         )
 
-    def announce(self, answers: Iterable[Pushed]) -> None:
-        """Count what was queued and wake whoever waits for it."""
-        messages: Count[str] = Count()
-        partitions: dict[str, set[str]] = {}
-        for answer in answers:
-            if answer.status == "queued":
-                messages[answer.queue] += 1
-                partitions.setdefault(answer.queue, set()).add(answer.partition)
-        for queue, count in messages.items():
-            self._pushed.add(count, queue)
-            self._signals.available(queue, len(partitions[queue]))
-
     async def _encrypted(self, queue: str) -> bool:
-        info = await self._catalog.queue(queue)
+        info = self._catalog.known(queue) or await self._catalog.queue(queue)
         return info is not None and bool(info.options["encryptionEnabled"])
 
+    def announce(self, answers: Iterable[Pushed | PenstockError]) -> None:
+        """Count what was queued and wake whoever waits for it."""
+        logs = Count((a.queue, a.partition) for a in answers if isinstance(a, Pushed) and a.status == "queued")
+        queues: dict[str, list[int]] = {}
+        for (queue, _), count in logs.items():
+            queues.setdefault(queue, []).append(count)
+        for queue, counts in queues.items():
+            self._pushed.add(sum(counts), queue)
+            self._signals.available(queue, len(counts))
 
-def entries_of(items: list[Item]) -> list[Entry]:
-    """Check the items; the first bad one refuses the request."""
-    seen: set[str] = set()
+    def named(self, items: list[Item]) -> list[Item]:
+        """The items, checked and each with a transaction id; the first bad one refuses the request."""
+        check(items, self._catalog.partitions)
+        if all(item.transaction_id for item in items):
+            return items
+        return [item if item.transaction_id else with_id(item) for item in items]
+
+
+def check(items: list[Item], known: Container[Key] = ()) -> None:
+    """Raise for the first item that cannot be stored; the names of `known` partitions are fine."""
     for item in items:
-        for kind, name in (("queue", item.queue), ("partition", item.partition)):
-            if name not in seen:
-                check_name(kind, name)
-                seen.add(name)
+        if (item.queue, item.partition) not in known:
+            check_name("queue", item.queue)
+            check_name("partition", item.partition)
         if item.transaction_id:
             check_text("transactionId", item.transaction_id)
-    return [Entry(item) for item in items]
+        if item.trace_id:
+            trace_of(item.trace_id)
 
 
-def _by_partition(entry: Entry) -> int:
-    return entry.partition
+def _whole(answers: list[Pushed | PenstockError]) -> list[Pushed] | PenstockError:
+    """What one request gets: an answer per item, or the first refusal."""
+    for answer in answers:
+        if type(answer) is not Pushed:
+            assert isinstance(answer, PenstockError)
+            return answer
+    return cast(list[Pushed], answers)
+
+
+def _unless_empty(values: list[T]) -> list[T] | None:
+    return values if any(values) else None
+
+
+def with_id(item: Item) -> Item:
+    """The item under a transaction id made for it."""
+    return msgspec.structs.replace(item, transaction_id=random_id(), fresh=True)
 
 
 def random_id() -> str:
@@ -220,7 +203,7 @@ def random_id() -> str:
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
-def _trace(text: str) -> UUID:
+def trace_of(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:

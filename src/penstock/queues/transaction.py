@@ -10,11 +10,11 @@ from typing import Any
 import asyncpg
 
 from penstock.database import Database
-from penstock.errors import Conflict, PenstockError, Unavailable
+from penstock.errors import Conflict, Unavailable
 from penstock.ids import uuid7
 from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
-from penstock.queues.push import Entry, Pusher, entries_of
+from penstock.queues.push import Pusher
 from penstock.queues.types import Ack, Acked, Item, Pushed, TransactionResult
 
 TRIES = 4
@@ -27,7 +27,7 @@ class Transactions:
 
     async def run(self, operations: list[Item | Ack], required_leases: list[str]) -> TransactionResult:
         name = str(uuid7())
-        entries = entries_of([operation for operation in operations if isinstance(operation, Item)])
+        items = self._pusher.named([operation for operation in operations if isinstance(operation, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
             check(ack)
@@ -35,7 +35,7 @@ class Transactions:
                 return TransactionResult(name, False, f"ACK operation failed: Unknown status: {ack.status}")
         for turn in range(TRIES):
             try:
-                pushed, acked = await self._apply(entries, acks, required_leases)
+                pushed, acked = await self._apply(items, acks, required_leases)
                 break
             except Conflict as error:
                 return TransactionResult(name, False, str(error))
@@ -52,15 +52,15 @@ class Transactions:
         return TransactionResult(name, True, None, results)
 
     async def _apply(
-        self, entries: list[Entry], acks: list[Ack], required_leases: list[str]
+        self, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
-        await self._catalog.ensure([(entry.item.queue, entry.item.partition) for entry in entries])
+        await self._catalog.ensure([(item.queue, item.partition) for item in items])
         xid: Any = None
         done: tuple[list[Pushed], list[Acked]] | None = None
         try:
             async with self._database.connection() as connection, connection.transaction():
                 xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
-                done = await self._inside(connection, entries, acks, required_leases)
+                done = await self._inside(connection, items, acks, required_leases)
         except Unavailable:
             if done is None or not await self._committed(xid):
                 raise
@@ -68,30 +68,28 @@ class Transactions:
         return done
 
     async def _inside(
-        self, connection: Any, entries: list[Entry], acks: list[Ack], required_leases: list[str]
+        self, connection: Any, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
-        pushed_to = [self._catalog.partitions.get((entry.item.queue, entry.item.partition), 0) for entry in entries]
+        pushed_to = [self._catalog.partitions.get((item.queue, item.partition), 0) for item in items]
         acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
         await connection.execute(
             "SELECT queue_lock($1, $2, $3)", sorted(set(pushed_to)), acked_in, [ack.group for ack in acks]
         )
         await self._require(connection, required_leases)
-        answers: dict[int, Pushed] = {}
-        refused: dict[int, PenstockError] = {}
-        await self._pusher.store(connection.fetch, entries, answers, refused)
-        for entry in entries:
-            if id(entry) in refused:
-                raise refused[id(entry)]
-            status = answers[id(entry)].status
-            if status == "duplicate":
-                raise Conflict(f"PUSH operation failed: duplicate transactionId {entry.transaction_id}")
-            if status == "full":
-                raise Conflict(f"PUSH operation failed: queue {entry.item.queue} is full")
+        pushed: list[Pushed] = []
+        for answer in await self._pusher.store(connection.fetch, items):
+            if not isinstance(answer, Pushed):
+                raise answer
+            if answer.status == "duplicate":
+                raise Conflict(f"PUSH operation failed: duplicate transactionId {answer.transaction_id}")
+            if answer.status == "full":
+                raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
+            pushed.append(answer)
         acked = await self._acknowledger.settle(connection.fetch, acks)
-        for answer in acked:
-            if not answer.success:
-                raise Conflict(f"ACK operation failed: {answer.error}")
-        return [answers[id(entry)] for entry in entries], acked
+        for settled in acked:
+            if not settled.success:
+                raise Conflict(f"ACK operation failed: {settled.error}")
+        return pushed, acked
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:

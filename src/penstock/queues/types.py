@@ -1,15 +1,18 @@
-"""What goes into the queues and what comes out, as plain values. Payloads are JSON text as bytes, never parsed here."""
+"""What goes into the queues and what comes out, as plain values. Payloads are JSON text as bytes, never parsed here.
 
-from dataclasses import dataclass, field
+They are msgspec structs because those are built in C: a message passes through several of them.
+"""
+
 from datetime import datetime
 from typing import Any, Literal
+
+import msgspec
 
 QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
 DEFAULT_PARTITION = "Default"
 
 
-@dataclass(slots=True)
-class Item:
+class Item(msgspec.Struct, gc=False):
     """A message to push. Without a transaction id it gets one of its own."""
 
     queue: str
@@ -21,8 +24,7 @@ class Item:
     fresh: bool = False  # the transaction id was made for this very push: no stored message can have it
 
 
-@dataclass(slots=True)
-class Pushed:
+class Pushed(msgspec.Struct, gc=False):
     """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored. `buffered`: it is on disk
     and will be stored later (said by the buffer in front of the engine, never by the engine)."""
 
@@ -35,8 +37,7 @@ class Pushed:
     trace_id: str | None = None
 
 
-@dataclass(slots=True)
-class PopRequest:
+class PopRequest(msgspec.Struct):
     """Take messages of one queue (from one or any partition), or of all queues of a namespace and/or task."""
 
     queue: str | None = None
@@ -54,8 +55,7 @@ class PopRequest:
     subscription_from: str | None = None
 
 
-@dataclass(slots=True)
-class Message:
+class Message(msgspec.Struct, gc=False):
     id: str
     transaction_id: str
     trace_id: str | None
@@ -70,21 +70,19 @@ class Message:
     seq: int
 
 
-@dataclass(slots=True)
-class Popped:
+class Popped(msgspec.Struct):
     """The answer of a pop; without messages `reason` says why: empty, busy (leased or not due), unknown (no such queue
     or partition)."""
 
     group: str
     queue: str | None = None
     lease_id: str = ""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Message] = msgspec.field(default_factory=list)
     partitions_claimed: int = 0
     reason: str = ""
 
 
-@dataclass(slots=True)
-class Ack:
+class Ack(msgspec.Struct, gc=False):
     transaction_id: str
     partition_id: str
     lease_id: str | None = None
@@ -93,8 +91,7 @@ class Ack:
     group: str = QUEUE_MODE
 
 
-@dataclass(slots=True)
-class Acked:
+class Acked(msgspec.Struct, gc=False):
     transaction_id: str
     success: bool
     error: str | None = None  # "Message not found", "Invalid or expired lease", "Unknown status: ..."
@@ -104,24 +101,21 @@ class Acked:
     dlq: bool = False
 
 
-@dataclass(slots=True)
-class Extended:
+class Extended(msgspec.Struct):
     lease_id: str
     success: bool
     error: str | None = None  # "Lease not found", "Lease already expired"
     expires_at: datetime | None = None
 
 
-@dataclass(slots=True)
-class TransactionResult:
+class TransactionResult(msgspec.Struct):
     transaction_id: str
     success: bool
     error: str | None = None
-    results: list[Pushed | Acked] = field(default_factory=list)  # in the order of the operations
+    results: list[Pushed | Acked] = msgspec.field(default_factory=list)  # in the order of the operations
 
 
-@dataclass(slots=True)
-class QueueInfo:
+class QueueInfo(msgspec.Struct):
     """A queue as configured. `options` has the names and values of the contract."""
 
     id: int

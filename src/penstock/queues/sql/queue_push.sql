@@ -1,16 +1,20 @@
 -- queue_push: append messages. The items' arrays are parallel, sorted by partition, and no (partition, transaction id)
 -- occurs twice. p_ids are the distinct partitions in ascending order, p_starts how many items come before each one's first.
---   p_checks    whether the transaction id came from outside and so may be stored already
--- Answers one number per item:  n > 0 queued as n;  n < 0 a duplicate of message -n;  0 the queue is full (maxSize);
---   NULL the partition is gone, or the queue asks for encryption and the payload is clear: look it up again.
+--   p_checks    whether the transaction id came from outside and so may be stored already: one per item, or one for all
+--   p_traces, p_producers, p_keys    NULL = none has one
+-- Answers `heads` when all items were queued: item n of the call, in partition k, got the number heads[k] + n (n from 0).
+-- Otherwise `heads` is NULL and `answers` has one number per item:  n > 0 queued as n;  n < 0 a duplicate of message -n;
+--   0 the queue is full (maxSize);  NULL the partition is gone, or the queue asks for encryption and the payload is clear:
+--   look it up again.
 -- Locks the partitions by id; sequence numbers and times follow the last stored message. Wakes cursors that had nothing.
+-- Planned once per session: planning it for each call's arrays would cost more than running it.
 DROP FUNCTION IF EXISTS queue_push;
 CREATE FUNCTION queue_push(
-  p_ids bigint[], p_starts int[], p_partitions bigint[], p_transactions text[], p_checks boolean[], p_traces uuid[],
-  p_producers text[], p_keys text[], p_payloads bytea[]
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
+  p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
+  p_keys text[], p_payloads bytea[], OUT heads bigint[], OUT answers bigint[]
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-  answers bigint[]; heads bigint[]; times timestamptz[]; queue_ids int[]; plain boolean; t timestamptz;
+  times timestamptz[]; queue_ids int[]; plain boolean; resting boolean; t timestamptz;
 BEGIN
   SELECT count(*) = cardinality(p_ids) AND bool_and(q.max_size = 0 AND NOT q.encryption_enabled AND q.deleted_at IS NULL)
     INTO plain
@@ -18,41 +22,37 @@ BEGIN
     JOIN queues q ON q.id = p.queue_id;
   t := clock_timestamp();
 
-  IF plain THEN
+  IF plain AND true = ANY (p_checks) THEN
     plain := NOT EXISTS (
-      SELECT 1 FROM unnest(p_partitions, p_transactions, p_checks) AS i (partition_id, transaction_id, checked)
+      SELECT 1 FROM (SELECT l.id, generate_series(l.start + 1, coalesce(l.stop, cardinality(p_transactions))) AS n
+                       FROM unnest(p_ids, p_starts, p_starts[2:]) AS l (id, start, stop)) i
        CROSS JOIN LATERAL (
-         SELECT 1 FROM messages m WHERE m.partition_id = i.partition_id AND m.transaction_id = i.transaction_id
-            AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1) twin
-       WHERE i.checked);
+         SELECT 1 FROM messages m WHERE m.partition_id = i.id AND m.transaction_id = p_transactions[i.n]
+            AND hashtextextended(m.transaction_id, 0) = hashtextextended(p_transactions[i.n], 0) LIMIT 1) twin
+       WHERE p_checks[least(i.n, cardinality(p_checks))]);
   END IF;
   IF NOT coalesce(plain, false) THEN
-    RETURN queue_push_slowly(p_ids, p_partitions, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads, t);
+    answers := queue_push_slowly(p_ids, p_starts, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads, t);
+    RETURN;
   END IF;
 
-  SELECT array_agg(coalesce(last.seq, p.floor) ORDER BY p.id), array_agg(greatest(t, last.created_at) ORDER BY p.id),
-         array_agg(p.queue_id ORDER BY p.id)
+  SELECT array_agg(coalesce(last.seq, p.floor) + 1 - l.start ORDER BY l.place),
+         array_agg(greatest(t, last.created_at) ORDER BY l.place), array_agg(p.queue_id ORDER BY l.place)
     INTO heads, times, queue_ids
-    FROM partitions p
+    FROM unnest(p_ids, p_starts) WITH ORDINALITY AS l (id, start, place)
+    JOIN partitions p ON p.id = l.id
     LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
-                        ORDER BY m.seq DESC LIMIT 1) last ON true
-   WHERE p.id = ANY (p_ids);
-  WITH log AS MATERIALIZED (
-    SELECT * FROM unnest(p_ids, p_starts, heads, times, queue_ids) AS l (id, start, head, created_at, queue_id)
-  ), inserted AS (
+                        ORDER BY m.seq DESC LIMIT 1) last ON true;
+  WITH inserted AS (
     INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload)
-    SELECT i.partition_id, l.head + i.ord - l.start, l.created_at, l.queue_id, i.transaction_id, i.trace_id, i.producer,
-           i.key_id, i.payload
-      FROM unnest(p_partitions, p_transactions, p_traces, p_producers, p_keys, p_payloads) WITH ORDINALITY
-             AS i (partition_id, transaction_id, trace_id, producer, key_id, payload, ord)
-      JOIN log l ON l.id = i.partition_id
-    RETURNING queue_id
+    SELECT i.id, i.head + i.n - 1, i.created_at, i.queue_id, p_transactions[i.n], p_traces[i.n],
+           p_producers[i.n], p_keys[i.n], p_payloads[i.n]
+      FROM (SELECT l.*, generate_series(l.start + 1, coalesce(l.stop, cardinality(p_transactions))) AS n
+              FROM unnest(p_ids, p_starts, p_starts[2:], heads, times, queue_ids)
+                     AS l (id, start, stop, head, created_at, queue_id)) i
   )
-  INSERT INTO tally_log (queue_id, group_id, pushed) SELECT n.queue_id, 0, count(*) FROM inserted n GROUP BY 1;
-  SELECT array_agg(l.head + i.ord - l.start ORDER BY i.ord) INTO answers
-    FROM unnest(p_partitions) WITH ORDINALITY AS i (partition_id, ord)
-    JOIN unnest(p_ids, p_starts, heads) AS l (id, start, head) ON l.id = i.partition_id;
-
+  INSERT INTO tally_log (queue_id, group_id, pushed)
+  SELECT l.queue_id, 0, sum(coalesce(l.stop, cardinality(p_transactions)) - l.start)
+    FROM unnest(queue_ids, p_starts, p_starts[2:]) AS l (queue_id, start, stop) GROUP BY 1;
   PERFORM queue_wake(p_ids, t);
-  RETURN answers;
 END $$;

@@ -1,9 +1,11 @@
 -- queue_push_slowly: queue_push for calls with something unusual in them: a duplicate, a queue with maxSize or encryption,
--- a partition that is gone. Same arguments and answers; the caller has locked the partitions.
-CREATE OR REPLACE FUNCTION queue_push_slowly(
-  p_ids bigint[], p_partitions bigint[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
+-- a partition that is gone. Same arguments; a number per item as the answer; the caller has locked the partitions.
+-- Planned for each call: how its joins are best done depends on how many items there are.
+DROP FUNCTION IF EXISTS queue_push_slowly;
+CREATE FUNCTION queue_push_slowly(
+  p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
   p_keys text[], p_payloads bytea[], t timestamptz
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
   answers bigint[]; room jsonb := '{}'; limited int;
 BEGIN
@@ -17,8 +19,11 @@ BEGIN
   END LOOP;
 
   WITH item AS MATERIALIZED (
-    SELECT * FROM unnest(p_partitions, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads)
-      WITH ORDINALITY AS u (partition_id, transaction_id, checked, trace_id, producer, key_id, payload, ord)
+    SELECT i.id AS partition_id, i.n AS ord, p_transactions[i.n] AS transaction_id,
+           p_checks[least(i.n, cardinality(p_checks))] AS checked, p_traces[i.n] AS trace_id, p_producers[i.n] AS producer,
+           p_keys[i.n] AS key_id, p_payloads[i.n] AS payload
+      FROM (SELECT l.id, generate_series(l.start + 1, coalesce(l.stop, cardinality(p_transactions))) AS n
+              FROM unnest(p_ids, p_starts, p_starts[2:]) AS l (id, start, stop)) i
   ), log AS MATERIALIZED (
     SELECT p.id, p.queue_id, q.encryption_enabled, coalesce(last.seq, p.floor) AS head,
            greatest(t, last.created_at) AS created_at

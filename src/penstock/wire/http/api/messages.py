@@ -36,6 +36,8 @@ class Pushes(Protocol):
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
     ) -> Sequence[Pushed]: ...
 
+    def submit(self, items: list[Item], answer: Callable[[list[Pushed]], Response]) -> "asyncio.Future[Response]": ...
+
 
 # -- what comes in ----------------------------------------------------------------------------------------------------
 
@@ -213,14 +215,14 @@ class ExtendAnswer(msgspec.Struct, rename="camel"):
 
 
 def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = None) -> list[Route]:
-    store = (pushes or queues).push
+    submit = (pushes or queues).submit
     gate = gate or PopGate()
 
-    async def push(request: Request) -> Response:
+    def push(request: Request) -> Awaitable[Response]:
         body = read_push(request.body)
         if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
-            return await push_later(pushes, body, request.subject)
-        return push_answer(await store(items_of(body.items, request.subject)))
+            return push_later(pushes, body, request.subject)
+        return submit(items_of(body.items, request.subject), push_answer)
 
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
