@@ -68,9 +68,6 @@ class Catalog:
     def partition_id(self, text: str) -> int | None:
         return partition_of(self.installation, text)
 
-    def known(self, name: str) -> QueueInfo | None:
-        return self._queues.get(name)
-
     async def queue(self, name: str) -> QueueInfo | None:
         known = self._queues.get(name)
         if known is None:

@@ -146,7 +146,7 @@ class Pusher:
         )
 
     async def _encrypted(self, queue: str) -> bool:
-        info = self._catalog.known(queue) or await self._catalog.queue(queue)
+        info = await self._catalog.queue(queue)
         return info is not None and bool(info.options["encryptionEnabled"])
 
     def announce(self, answers: Iterable[Pushed | PenstockError]) -> None:
