@@ -1,11 +1,13 @@
 """A topic store in a test: real files, a pool, a clock that the test moves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from penstock.config.schema import Topics
 from penstock.metrics import Metrics
@@ -53,6 +55,13 @@ def everything(topic: Topic, at: int | None = None, max_records: int = 500) -> l
         found += [(offset, bytes(payload)) for offset, payload in batch]
         at = batch.next_offset
     return found
+
+
+def bits(offsets: Iterable[int], size: int, base: int = 0) -> bytes:
+    """Which of `size` offsets from `base` on to keep, as compaction is told."""
+    chosen = np.zeros(size, np.uint8)
+    chosen[[offset - base for offset in offsets]] = 1
+    return np.packbits(chosen, bitorder="little").tobytes()
 
 
 def castagnoli(data: bytes, begin: int = 0) -> int:

@@ -104,17 +104,19 @@ def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", js
             "topic": topic,
             "first_offset": info.first_offset,
             "next_offset": info.next_offset,
-            "records": info.next_offset - info.first_offset,
+            "records": info.records,
             "bytes": info.bytes,
             "segments": info.segments,
             "incarnation": info.incarnation.hex(),
+            "policy": info.policy,
+            "archived_offset": info.archived,
         }
         if json:
             _print_json(found)
             return
         table = Table(box=None, show_header=False)
         for key, value in found.items():
-            table.add_row(key, f"{value:,}" if isinstance(value, int) else str(value))
+            table.add_row(key, "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value))
         Console(soft_wrap=True).print(table)
 
 
@@ -135,7 +137,7 @@ def delete(
             if not sys.stdin.isatty():
                 typer.echo("penstock: refusing to delete without --yes when there is nobody to ask", err=True)
                 raise typer.Exit(2)
-            typer.confirm(f"Delete {topic!r} with {info.next_offset - info.first_offset:,} records?", abort=True)
+            typer.confirm(f"Delete {topic!r} with {info.records:,} records?", abort=True)
         client.delete(topic)
 
 

@@ -27,7 +27,6 @@ from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, U
 from penstock.wire import frames
 from penstock.wire.frames import (
     FETCH_ANSWER,
-    INFO_ANSWER,
     LEASE_ANSWER,
     LEASE_REQUEST,
     TIMESTAMP,
@@ -128,7 +127,7 @@ class Reader:
                     U64
                 )[0]
             )
-        info = frames.Info(*Body(await self._ask(Command.TOPIC_INFO, frames.name(self.topic))).take(INFO_ANSWER))
+        info = frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
         return info.first_offset if start == "earliest" else info.next_offset
 
     async def _next(self, offset: int, wait: bool, limit: int | None = None) -> Batch:
@@ -157,8 +156,7 @@ class Reader:
         return Batch(self.topic, fetched.first_offset, fetched.raw, fetched.lengths)
 
     async def _earliest_after(self, offset: int) -> int:
-        body = await self._ask(Command.TOPIC_INFO, frames.name(self.topic))
-        info = frames.Info(*Body(body).take(INFO_ANSWER))
+        info = frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
         if offset > info.next_offset:
             raise InvalidOffset(f"offset {offset} of topic {self.topic!r} lies past its end, {info.next_offset}")
         return info.first_offset

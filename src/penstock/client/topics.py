@@ -23,7 +23,7 @@ from penstock.client.producer import Producer
 from penstock.client.reader import Reader, Start, ask
 from penstock.errors import InvalidRequest
 from penstock.wire import frames
-from penstock.wire.frames import BATCH_ANSWER, FETCHED_ANSWER, INFO_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Info
+from penstock.wire.frames import BATCH_ANSWER, FETCHED_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Info
 
 
 class TopicClient:
@@ -75,8 +75,8 @@ class TopicClient:
         return frames.read_names(await self._ask(Command.LIST_TOPICS))
 
     async def info(self, topic: str) -> Info:
-        """First and next offset, bytes, segments, incarnation; `NotFound` if it does not exist."""
-        return Info(*Body(await self._ask(Command.TOPIC_INFO, frames.name(topic))).take(INFO_ANSWER))
+        """Offsets, records, bytes, segments, incarnation, policy; `NotFound` if it does not exist."""
+        return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(topic)))
 
     async def next_offset(self, topic: str) -> int:
         """The offset the next record will get; 0 for a topic that does not exist."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from penstock.client.connection import Backoff, error_of, parse_addresses
 from penstock.errors import Unavailable
 from penstock.wire import frames
-from penstock.wire.frames import ANSWER, BATCH_ANSWER, INFO_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
+from penstock.wire.frames import ANSWER, BATCH_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
 
 CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 30.0
@@ -42,7 +42,7 @@ class TopicLink:
     # What can be asked
 
     def info(self, topic: str) -> Info:
-        return Info(*Body(self.ask(frames.request(Command.TOPIC_INFO, frames.name(topic)))).take(INFO_ANSWER))
+        return frames.read_info(self.ask(frames.request(Command.TOPIC_INFO, frames.name(topic))))
 
     def names(self) -> list[str]:
         return frames.read_names(self.ask(frames.request(Command.LIST_TOPICS)))

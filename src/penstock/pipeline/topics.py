@@ -91,9 +91,11 @@ class Topics:
             found = self.link.fetch(topic, start, FETCH_BYTES)
             _same(topic, incarnation, found.incarnation.hex())
             if found.records:
-                yield _slice(found.raw, found.lengths, found.times, end)
+                piece = _slice(found.raw, found.lengths, found.times, end)
+                if len(piece.offsets):  # else compaction left nothing before `end`
+                    yield piece
             elif found.next_offset <= start:
-                return  # the log ends here: what was beyond it is gone by compaction
+                return  # the log ends here
             start = found.next_offset
 
     def _files(self, topic: str) -> TopicFiles:

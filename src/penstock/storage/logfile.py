@@ -3,7 +3,8 @@
 For readers on the same host (Spark executors, offline tools) who know from the broker how far they may read, or who
 read a directory no broker has open. Nothing is written and nothing is locked. The owner may meanwhile roll (`data.log`
 is renamed), delete or compact segments: a file that is gone, or an index that does not fit its data, makes the reader
-list the directory again, and what then is still contradictory is `Damaged`.
+list the directory again, and what then is still contradictory is `Damaged`. While a swap of segments is being made
+(there is a file `swap-...`) names and contents may not belong together, so the reader waits for its end.
 
 The formats (all little-endian; `penstock.topics.layout` is the reference):
 
@@ -16,6 +17,7 @@ The formats (all little-endian; `penstock.topics.layout` is the reference):
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import Damaged, InvalidOffset, NotFound
+from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
 
 HEADER = 12
 INDEX_ROW = np.dtype([("offset", "<u8"), ("position", "<u8")])
@@ -38,6 +40,7 @@ BATCH_ROW = np.dtype(
 COMPACTED = 2
 SEALED = re.compile(r"data-(\d{20})\.log")
 ATTEMPTS = 5  # listings of the directory before a contradiction counts as damage
+SWAP_SECONDS = 10.0  # the longest wait for a swap: a few renames and fsyncs, unless its broker was killed
 MAX_ROWS = 1 << 16
 MAX_BYTES = 16 << 20
 
@@ -185,10 +188,11 @@ class TopicFiles:
             found: list[tuple[int, int]] = []
             try:
                 for base in self._bases():
-                    segment = _Segment(self.directory, base)
+                    segment = self._open(base)
                     segment.close()
                     if segment.first_offset is not None and segment.next_offset is not None:
-                        found.append((segment.first_offset, segment.next_offset))
+                        # Its name, not its first record, says where a sealed one begins: compaction removes records.
+                        found.append((segment.first_offset if base is None else base, segment.next_offset))
                     elif base is None:
                         following = self._metadata()
                         found.append((following, following))
@@ -207,8 +211,17 @@ class TopicFiles:
 
     def offset_at(self, microseconds: int) -> int:
         """The first offset appended at or after this time; the next offset if there is none."""
+        for _ in range(ATTEMPTS):
+            try:
+                found = self._offset_at(microseconds)
+            except FileNotFoundError:
+                continue  # renamed or deleted since it was listed
+            return self.bounds()[1] if found is None else found
+        raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
+
+    def _offset_at(self, microseconds: int) -> int | None:
         for base in self._bases():
-            segment = _Segment(self.directory, base)
+            segment = self._open(base)
             segment.close()
             if not len(segment.index):
                 continue
@@ -219,7 +232,7 @@ class TopicFiles:
             row = int(np.searchsorted(segment.batches["time"], np.uint64(max(0, microseconds))))
             if row < len(segment.batches):
                 return int(segment.batches["first"][row])
-        return self.bounds()[1]
+        return None
 
     def read(self, start: int, end: int) -> Iterator[Slice]:
         """The records from `start` up to, not including, `end`. Offsets that compaction removed are simply not there.
@@ -231,7 +244,7 @@ class TopicFiles:
             try:
                 bases = self._bases()
                 for base in self._from(bases, start):
-                    segment = _Segment(self.directory, base)
+                    segment = self._open(base)
                     try:
                         if base is None and self._bases() != bases:
                             break  # rolled since we listed: what was active is sealed and still to be read
@@ -251,9 +264,29 @@ class TopicFiles:
                 if attempts >= ATTEMPTS:
                     raise Damaged(f"{self.directory}: {error}") from None
 
+    def _open(self, base: int | None) -> _Segment:
+        segment = _Segment(self.directory, base)
+        if base is not None and any(name.startswith("swap-") for name in os.listdir(self.directory)):
+            segment.close()
+            raise FileNotFoundError(segment.path)  # perhaps this one: its files may be of before and after
+        return segment
+
+    def _settled_names(self) -> list[str]:
+        """The files there are while no swap is being made."""
+        deadline, pause = time.monotonic() + SWAP_SECONDS, 0.001
+        while True:
+            names = os.listdir(self.directory)
+            swap = next((name for name in names if name.startswith("swap-")), None)
+            if swap is None:
+                return names
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self.directory / swap}: an unfinished swap of segments; a broker's start ends it")
+            time.sleep(pause)
+            pause = min(0.1, 2 * pause)
+
     def _bases(self) -> list[int | None]:
         """The bases of the sealed segments in order, then None for the active one."""
-        names = os.listdir(self.directory)
+        names = self._settled_names()
         sealed: list[int | None] = [*sorted(int(found[1]) for name in names if (found := SEALED.fullmatch(name)))]
         if "data.log" in names:
             sealed.append(None)

@@ -1,28 +1,45 @@
-"""The door for compaction: swap sealed segments for one that holds fewer of their records.
+"""Swapping sealed segments for one that holds fewer of their records.
 
-Which records stay is someone else's decision (the pipeline keeps the latest value per key); here only the swap is
-made, atomically and while readers go on. Offsets, times and order stay as they were; offsets get gaps.
+Which records stay is someone else's decision (the pipeline's `compact` job keeps the latest per key); it comes as a bit
+per offset. The broker copies those records from its own files, so nothing can be changed or added on the way, and
+checks every batch it copies from: damage is refused, never hidden under a new checksum. Offsets, times and order stay
+as they were; offsets get gaps.
 
 1. The compacted segment is written beside the old ones (`*.swap`) and synced.
 2. `swap-<base>` is put in place: from here on the swap will be finished, by us or by the next start. It is text with a
-   checksum: the base of the compacted segment, then the bases of the segments merged into it, separated by commas.
+   checksum: the base of the compacted segment, which is that of the first it replaces, and those of the others,
+   separated by commas. Readers are given the compacted segment now, by its open files, so that none of them depends
+   on the renames that follow.
 3. The files are renamed over the first old segment, the others are removed, then the marker.
 
-Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoint knows the producers), and cover what
-is left of the batch they stood for.
+A crash before 2 leaves the old segments, after it the new one. A disk that fails in 2 leaves the old ones and in 3 the
+new one; what is left to do is kept in `Log.unfinished` and done before anything else touches the segments. Readers of
+an old segment keep their open files; whoever opens one anew finds it gone or different and looks again.
+
+What may not be removed: the newest sealed record, so that a reader at the end is never left before a gap with nothing
+behind it, and the last record of what would become an empty segment. What is not archived yet in a topic that is.
+
+Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoint, which is brought up to date first,
+knows the producers), and cover what is left of the batches they stood for.
 """
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.errors import Conflict, InvalidRequest
-from penstock.storage.fs import File
+from penstock.errors import Conflict, Damaged, InvalidRequest, StorageFailed, StorageFull, Unavailable
+from penstock.storage.fs import File, Fs
 from penstock.topics.context import Context
 from penstock.topics.layout import (
     BATCHES,
+    COMPACT,
     COMPACTED,
     DATA,
     HEADER_SIZE,
@@ -30,88 +47,326 @@ from penstock.topics.layout import (
     INDEX_TYPE,
     KINDS,
     NO_PRODUCER,
-    RECORD_HEADER,
     pack_batch,
     pack_checked,
+    parse_batches,
     sealed_name,
 )
+from penstock.topics.log import Unfinished
 from penstock.topics.recovery import finish_swap
-from penstock.topics.segment import Segment
+from penstock.topics.segment import Batch, Segment
 from penstock.topics.topic import Topic
 
-ROWS_AT_ONCE = 1 << 16
+log = logging.getLogger("penstock.topics")
+
+RECORDS_AT_ONCE = 1 << 16
+BYTES_AT_ONCE = 8 << 20
+SYNC_BYTES = 64 << 20  # synced in steps, so that commits do not wait behind one long fsync
+
+_running: set["asyncio.Task[Swapped]"] = set()  # a task that nobody refers to may be collected
 
 
-async def compact(topic: Topic, context: Context, bases: Sequence[int], keep: np.ndarray) -> Segment:
-    """Replace the sealed segments with these bases (neighbours, in order) by one with only the offsets in `keep`."""
+@dataclass(slots=True)
+class Swapped:
+    """What a swap did. Bytes are those of all three files."""
+
+    base: int
+    end: int
+    segments: int  # how many there were
+    records_before: int
+    records: int
+    bytes_before: int
+    bytes: int
+
+
+async def compact(
+    topic: Topic, context: Context, bases: Sequence[int], keep: bytes, incarnation: str | None = None
+) -> Swapped:
+    """Replace the sealed segments with these bases (neighbours, in order) by one with only the records in `keep`.
+
+    A caller that goes away does not interrupt it.
+    """
+    task = asyncio.get_running_loop().create_task(_compact(topic, context, bases, keep, incarnation))
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return await asyncio.shield(task)
+
+
+async def settle(topic: Topic, context: Context) -> None:
+    """Finish, or take back, a swap that failed in the middle; whoever calls holds `topic.maintenance`."""
+    left = topic.unfinished
+    if left is None:
+        return
+    if left.fresh is not None:
+        await context.run(finish_swap, context.fs, topic.directory, left.marker)
+        left.fresh.pinned = False
+    else:
+        await context.run(_take_back, context.fs, topic, left.marker)
+    topic.unfinished = None
+
+
+async def _compact(
+    topic: Topic, context: Context, bases: Sequence[int], keep: bytes, incarnation: str | None
+) -> Swapped:
     async with topic.maintenance:
-        segments = topic.segments[:-1]
-        known = [segment.base for segment in segments]
-        at = known.index(bases[0]) if bases and bases[0] in known else -1
-        old = segments[at : at + len(bases)] if at >= 0 else ()
-        if not old or [segment.base for segment in old] != list(bases):
-            raise InvalidRequest(f"{list(bases)} are not neighbouring sealed segments of topic {topic.name!r}")
-        wanted = np.unique(keep.astype(np.uint64))
-        fresh = await context.run(_build, old, wanted)
-        if topic.deleted:
-            raise Conflict(f"topic {topic.name!r} was deleted")
-        marker = f"swap-{fresh.base:020d}"
-        told = ",".join(str(base) for base in bases)
+        _refuse_ended(topic)
+        await settle(topic, context)
+        await topic.rest()
+        if incarnation is not None and incarnation != topic.incarnation:
+            raise Conflict(f"topic {topic.name!r} is incarnation {topic.incarnation}, not {incarnation}")
+        old = _choose(topic, bases, keep)
+        wanted = np.frombuffer(keep, np.uint8).copy()
+        if topic.segments[-2] is old[-1]:
+            _mark(wanted, old[-1].end - 1 - old[0].base)
+        try:
+            fresh = await context.run(_build, old, wanted, context.settings.free_space_reserve, lambda: topic.ending)
+        except BaseException:
+            with contextlib.suppress(StorageFull, StorageFailed):
+                await context.run(_discard, old[0])
+            raise
+        done = _told(old, fresh)
+        if len(old) == 1 and done.records == done.records_before:
+            await context.run(_discard, old[0])
+            return _told(old, old[0])
+        _refuse_ended(topic)
+        await _swap(topic, context, old, fresh)
+        context.instruments.compacted.add(done.records_before - done.records)
+        log.info(
+            "topic %s: %d segments from offset %d on were compacted to %d of %d records",
+            topic.name,
+            len(old),
+            fresh.base,
+            done.records,
+            done.records_before,
+        )
+        return done
+
+
+def _refuse_ended(topic: Topic) -> None:
+    if topic.deleted:
+        raise Conflict(f"topic {topic.name!r} was deleted")
+    if topic.ending:
+        raise Unavailable("the broker is stopping")
+
+
+def _choose(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
+    """The segments meant, if they may be compacted."""
+    if topic.policy != COMPACT:
+        raise Conflict(f"the policy of topic {topic.name!r} is {topic.policy!r}: set it to {COMPACT!r} first")
+    segments = topic.segments[:-1]
+    known = [segment.base for segment in segments]
+    at = known.index(bases[0]) if bases and bases[0] in known else -1
+    old = segments[at : at + len(bases)] if at >= 0 else ()
+    if not old or [segment.base for segment in old] != list(bases):
+        raise Conflict(f"{list(bases)} are not neighbouring sealed segments of topic {topic.name!r}")
+    first, end = old[0].base, old[-1].end
+    if len(keep) * 8 < end - first:
+        raise InvalidRequest(f"{len(keep) * 8} bits do not say which of {end - first} offsets to keep")
+    if topic.archived_offset is not None and end > topic.archived_offset:
+        raise Conflict(f"topic {topic.name!r} is archived up to offset {topic.archived_offset}, not up to {end}")
+    following = topic.segments[at + len(old)].base
+    for place in topic.damage:
+        lost = place.get("lost_from", -1) < following and place.get("lost_to", -1) > first
+        if lost or place.get("base") in bases:
+            raise Damaged(f"{place['what']}: what is damaged is not compacted", following)
+    return old
+
+
+def _mark(wanted: np.ndarray, bit: int) -> None:
+    wanted[bit >> 3] |= 1 << (bit & 7)
+
+
+def _told(old: Sequence[Segment], fresh: Segment) -> Swapped:
+    return Swapped(
+        base=fresh.base,
+        end=fresh.end,
+        segments=len(old),
+        records_before=sum(segment.rows for segment in old),
+        records=fresh.rows,
+        bytes_before=sum(segment.size for segment in old),
+        bytes=fresh.size,
+    )
+
+
+# The swap
+
+
+async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
+    marker = f"swap-{fresh.base:020d}"
+    told = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
+    try:
         await context.run(context.fs.replace, topic.directory / marker, pack_checked(told))
-        await context.run(finish_swap, context.fs, topic.directory, marker)
-        topic.swapped(old, fresh)
-        return fresh
+    except (StorageFull, StorageFailed) as error:
+        topic.unfinished = Unfinished(marker, None)
+        try:
+            await settle(topic, context)
+        except (StorageFull, StorageFailed) as again:
+            log.error("topic %s: a failed swap (%s) could not be taken back yet: %s", topic.name, error, again)
+        raise
+    fresh.pinned = True  # read by its open files: its names are not its own yet
+    topic.unfinished = Unfinished(marker, fresh)
+    topic.swapped(old, fresh)
+    try:
+        await settle(topic, context)
+    except (StorageFull, StorageFailed) as error:
+        log.error("topic %s: a swap counts, but is not finished on disk yet: %s", topic.name, error)
 
 
-def _build(old: Sequence[Segment], wanted: np.ndarray) -> Segment:
-    first = old[0]
-    fresh = Segment(first.fs, first.directory, first.base, sealed=True)
-    fresh.end, fresh.newest = old[-1].end, old[-1].newest
-    files = {}
+def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
+    """The marker first, durably: without it the rest is only litter."""
+    fs.remove(topic.directory / marker)
+    fs.sync_dir(topic.directory)
+    base = int(marker.removeprefix("swap-"))
     for kind in KINDS:
-        path = first.directory / f"{sealed_name(kind, first.base)}.swap"
-        first.fs.remove(path)
-        files[kind] = first.fs.open(path, create=True)
-    for segment in old:
-        _copy(segment, wanted, files[DATA], files[INDEX], files[BATCHES], fresh)
-    for file in files.values():
-        file.sync()
-        file.close()
+        fs.remove(topic.directory / f"{sealed_name(kind, base)}.swap")
+
+
+def _discard(first: Segment) -> None:
+    for kind in KINDS:
+        first.fs.remove(_beside(first, kind))
+
+
+def _beside(segment: Segment, kind: str) -> Path:
+    return segment.directory / f"{sealed_name(kind, segment.base)}.swap"
+
+
+# The compacted segment
+
+
+def _build(old: Sequence[Segment], wanted: np.ndarray, reserve: int, ending: Callable[[], bool]) -> Segment:
+    """Write it, sync it, open it for reading."""
+    copy = _Copy(old[0], wanted, reserve)
+    try:
+        for segment in old:
+            _check_batches(segment, ending)
+            copy.add(segment, ending)
+        if not copy.fresh.rows:
+            _mark(wanted, old[-1].end - 1 - old[0].base)
+            copy.add(old[-1], ending)
+        copy.end()
+    finally:
+        copy.close()
+    fresh = copy.fresh
+    for kind in KINDS:
+        fresh.adopt(kind, fresh.fs.open(_beside(fresh, kind), write=False))
     return fresh
 
 
-def _copy(segment: Segment, wanted: np.ndarray, data: File, index: File, batches: File, fresh: Segment) -> None:
-    """Append what is wanted of one segment, a slice of its index at a time."""
-    source = segment.file(DATA)
-    for start in range(0, segment.rows, ROWS_AT_ONCE):
-        rows = segment.index_rows(start, min(segment.rows, start + ROWS_AT_ONCE))
-        rows = rows[np.isin(rows["offset"], wanted, assume_unique=True)]
-        if not len(rows):
-            continue
-        times = segment.times(rows["offset"].astype(np.int64))
-        cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(rows)]
-        for low, high in pairwise(cuts):
-            _copy_run(source, rows[low:high], int(times[low]), data, index, batches, fresh)
+def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
+    """Everything in the segment must match the checksums that it has."""
+    data, sidecar = segment.file(DATA), segment.file(BATCHES).read_at(0, segment.batches_size)
+    rows, good = parse_batches(sidecar)
+    if not bool(good.all()):
+        raise Damaged(f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted", segment.end)
+    starts, ends, sums = (rows[column].tolist() for column in ("start", "end", "crc"))
+    at = 0
+    while at < len(starts):
+        _refuse_ending(ending)
+        begin = starts[at]
+        stop = at + 1
+        while stop < len(starts) and ends[stop] - begin <= BYTES_AT_ONCE:
+            stop += 1
+        buffer = memoryview(data.read_at(begin, ends[stop - 1] - begin))
+        for i in range(at, stop):
+            if crc32c(buffer[starts[i] - begin : ends[i] - begin]) != sums[i]:
+                raise Damaged(
+                    f"{segment.path(DATA).name}: bytes {starts[i]} to {ends[i]} do not match their checksum",
+                    segment.end,
+                )
+        at = stop
 
 
-def _copy_run(
-    source: File, rows: np.ndarray, time: int, data: File, index: File, batches: File, fresh: Segment
-) -> None:
-    """Records appended at the same time: one sidecar row."""
-    chunks = []
-    placed = np.empty(len(rows), INDEX_TYPE)
-    placed["offset"] = rows["offset"]
-    at = fresh.data_size
-    for i, position in enumerate(rows["position"].tolist()):
-        _, length = RECORD_HEADER.unpack(source.read_at(position, HEADER_SIZE))
-        chunks.append(source.read_at(position, HEADER_SIZE + length))
-        placed["position"][i] = at
-        at += HEADER_SIZE + length
-    block = b"".join(chunks)
-    first = int(rows["offset"][0])
-    row = pack_batch(first, len(rows), COMPACTED, fresh.data_size, at, time, NO_PRODUCER, 0, crc32c(block))
-    data.append([block])
-    index.append([placed.tobytes()])
-    batches.append([row])
-    fresh.data_size, fresh.rows = at, fresh.rows + len(rows)
-    fresh.batches_size += len(row)
+def _refuse_ending(ending: Callable[[], bool]) -> None:
+    if ending():
+        raise Unavailable("the broker is stopping, or the topic was deleted")
+
+
+class _Copy:
+    """The files of the segment to be."""
+
+    def __init__(self, first: Segment, wanted: np.ndarray, reserve: int) -> None:
+        self.fresh = Segment(first.fs, first.directory, first.base, sealed=True)
+        self.fresh.compacted = True
+        self._wanted, self._reserve = wanted, reserve
+        self._unsynced = 0
+        self._files: dict[str, File] = {}
+        try:
+            for kind in KINDS:
+                first.fs.remove(_beside(first, kind))
+                self._files[kind] = first.fs.open(_beside(first, kind), create=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def end(self) -> None:
+        for file in self._files.values():
+            file.sync()
+
+    def add(self, segment: Segment, ending: Callable[[], bool]) -> None:
+        """Append what is wanted of a segment."""
+        at, rows = segment.base, 0
+        while at < segment.end:
+            _refuse_ending(ending)
+            batch = segment.read(at, RECORDS_AT_ONCE, BYTES_AT_ONCE)
+            if not batch.count:
+                break
+            rows += batch.count
+            bits = batch.offsets - self.fresh.base
+            chosen = (self._wanted[bits >> 3] >> (bits & 7).astype(np.uint8) & 1).astype(np.bool_)
+            if bool(chosen.any()):
+                self._append(segment, batch, chosen)
+            at = batch.next_offset
+        if rows != segment.rows:
+            raise Damaged(
+                f"{segment.path(DATA).name}: {rows} of {segment.rows} records can be read; it is not compacted", at
+            )
+
+    def _append(self, segment: Segment, batch: Batch, chosen: np.ndarray) -> None:
+        fresh = self.fresh
+        sizes = batch.ends - batch.starts + HEADER_SIZE
+        start, end = int(batch.starts[0]) - HEADER_SIZE, int(batch.ends[-1])
+        data = np.frombuffer(batch.buffer, np.uint8)[start:end][np.repeat(chosen, sizes)].tobytes()
+        offsets = batch.offsets[chosen]
+        places = np.zeros(len(offsets) + 1, np.int64)
+        np.cumsum(sizes[chosen], out=places[1:])
+        index = np.empty(len(offsets), INDEX_TYPE)
+        index["offset"], index["position"] = offsets, places[:-1] + fresh.data_size
+        times = segment.times(offsets)
+        sidecar = self._sidecar(offsets, places, times, memoryview(data))
+        fs = fresh.fs
+        if fs.free_bytes(fresh.directory) - len(data) - index.nbytes - len(sidecar) < self._reserve:
+            raise StorageFull(f"the disk has no room for a compacted segment beside the old ones ({len(data)} bytes)")
+        for kind, piece in ((DATA, data), (INDEX, index.tobytes()), (BATCHES, sidecar)):
+            self._files[kind].append([piece])
+        fresh.rows += len(offsets)
+        fresh.data_size += len(data)
+        fresh.batches_size += len(sidecar)
+        fresh.newest, fresh.end = int(times[-1]), int(offsets[-1]) + 1
+        self._unsynced += len(data)
+        if self._unsynced >= SYNC_BYTES:
+            self.end()
+            self._unsynced = 0
+
+    def _sidecar(self, offsets: np.ndarray, places: np.ndarray, times: np.ndarray, data: memoryview) -> bytes:
+        """Records appended at the same time have one row."""
+        cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
+        firsts, clock, ends, at = offsets.tolist(), times.tolist(), places.tolist(), self.fresh.data_size
+        return b"".join(
+            pack_batch(
+                firsts[low],
+                high - low,
+                COMPACTED,
+                at + ends[low],
+                at + ends[high],
+                clock[low],
+                NO_PRODUCER,
+                0,
+                crc32c(data[ends[low] : ends[high]]),
+            )
+            for low, high in pairwise(cuts)
+        )

@@ -61,6 +61,7 @@ class Instruments:
         self.damage = counter("penstock_topic_damage_total", "Damaged places found, by outcome", "outcome")
         self.quarantined = counter("penstock_topic_quarantined_bytes_total", "Bytes cut off segments and kept aside")
         self.deleted = counter("penstock_topic_segments_deleted_total", "Segments deleted by retention")
+        self.compacted = counter("penstock_topic_compacted_records_total", "Records that compaction removed")
         self.sync_seconds = metrics.histogram(
             "penstock_topic_sync_seconds", "Time of one commit that waits for an fsync"
         )

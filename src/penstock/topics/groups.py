@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from crc32c import crc32c
 
-from penstock.errors import Conflict, InvalidOffset, NotFound, StorageFailed, StorageFull
+from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, StorageFailed, StorageFull
 from penstock.ids import uuid7
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, File, Fs
@@ -143,10 +143,14 @@ class Groups:
         await self._write(_commit_line(cursor))
 
     def lag(self, group: str, topic: str) -> int:
-        """Offsets between the group's commit and the topic's end; all of them when it has not committed."""
+        """Records between the group's commit and the topic's end; all of them when it has not committed."""
         found = self._store.require(topic)
         cursor = self._find(group, topic)
-        return found.next_offset - max(found.first_offset, cursor.committed if cursor is not None else 0)
+        committed = cursor.committed if cursor is not None else 0
+        try:
+            return found.records_from(committed)
+        except Damaged:  # an index that cannot be read: offsets are what is known
+            return found.next_offset - max(found.first_offset, committed)
 
     def names(self, topic: str | None = None) -> list[str]:
         """The groups, all or those on one topic."""

@@ -31,6 +31,7 @@ unrolled topic of ours is therefore a topic there, and the other way round.
                         comes after; 2 = being written, rows and data synced later
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
     archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits for it when there)
+    policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not there: `delete`)
     damage.json         what recovery found damaged and could not repair, for people and for `verify`
     quarantine-<base>-<position>.bin
                         bytes that recovery cut off the end of a segment
@@ -47,6 +48,8 @@ from crc32c import crc32c
 
 DATA, INDEX, BATCHES, METADATA = "data.log", "index.idx", "batches.crc", "metadata.meta"
 CHECKPOINT, INCARNATION, ARCHIVED, DAMAGE = "checkpoint", "incarnation", "archived", "damage.json"
+POLICY = "policy"
+DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
 
@@ -129,7 +132,7 @@ def pack_checked(text: str) -> bytes:
 
 
 def parse_checked(data: bytes) -> str | None:
-    """The text of an `incarnation` or `archived` file, or None when it is damaged."""
+    """The text of an `incarnation`, `archived`, `policy` or `swap-` file, or None when it is damaged."""
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError:

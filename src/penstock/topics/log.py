@@ -64,7 +64,15 @@ class Recovered(NamedTuple):
     checkpointed: int  # size of the active segment's data at its checkpoint, -1 when there is none
     state: int  # of that checkpoint
     archived: int | None
+    policy: str  # delete or compact
     damage: list[dict[str, Any]]
+
+
+class Unfinished(NamedTuple):
+    """A swap of segments whose marker may be on disk: it has to be finished, or taken back, before the next one."""
+
+    marker: str
+    fresh: Segment | None  # the compacted segment, once it counts; None: the old ones do
 
 
 class Log:
@@ -96,8 +104,9 @@ class Log:
         self._unsynced_bytes = 0
         self._sync_pending: list[Write] = []  # what the running fsync covers
         self._checkpointing = asyncio.Lock()
-        self._seal_wanted: list[asyncio.Future[None]] = []
+        self._seal_wanted: list[tuple[asyncio.Future[None], bool]] = []  # and whether to roll, or only to come to rest
         self.maintenance = asyncio.Lock()  # retention and compaction take turns
+        self.unfinished: Unfinished | None = None  # a swap that the disk did not let end; guarded by `maintenance`
         self._stopping = False
         self.last_used = time.monotonic()
 
@@ -430,8 +439,18 @@ class Log:
 
     async def seal(self) -> None:
         """Seal the active segment and start an empty one; nothing happens when it is empty."""
+        await self._between_commits(roll=True)
+
+    async def rest(self) -> None:
+        """Until no segment is being repaired and the checkpoint on disk speaks of the active one.
+
+        From then on the checkpoint knows the producers of all sealed segments, whose sidecars are no longer asked.
+        """
+        await self._between_commits(roll=False)
+
+    async def _between_commits(self, *, roll: bool) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._seal_wanted.append(future)
+        self._seal_wanted.append((future, roll))
         self._schedule()
         await future
 
@@ -440,13 +459,19 @@ class Log:
         try:
             if self._writer.broken:
                 await self._repair()
-            await self._roll()
+            if any(roll for _, roll in waiting):
+                await self._roll()
+            elif self._state != self._context.open_state:
+                await self._settle()
+                await self._write_checkpoint()
         except (StorageFull, StorageFailed) as error:
-            for future in waiting:
-                future.set_exception(type(error)(str(error)))
+            for future, _ in waiting:
+                if not future.done():
+                    future.set_exception(type(error)(str(error)))
         else:
-            for future in waiting:
-                future.set_result(None)
+            for future, _ in waiting:
+                if not future.done():
+                    future.set_result(None)
 
     async def _roll(self) -> None:
         """Runs between commits only: nothing is being written to the segment it seals."""
@@ -474,11 +499,13 @@ class Log:
             await self._context.run(remove_files, segment)
 
     def swapped(self, old: Sequence[Segment], fresh: Segment) -> None:
-        """A compacted segment took the place of these."""
+        """A compacted segment takes the place of these: readers that come now see it, through its open files."""
         at = self._segments.index(old[0])
         self._segments = (*self._segments[:at], fresh, *self._segments[at + len(old) :])
         self._adopt(fresh)
+        self._context.open_files.opened(fresh)
         for segment in old:
+            segment.on_mismatch = None  # whoever still reads it may meet files of both: it looks again
             self._context.open_files.closed(segment)
 
     # Checkpoints
@@ -553,6 +580,11 @@ class Log:
                 self._schedule()
                 await asyncio.sleep(0)
 
+    @property
+    def ending(self) -> bool:
+        """Deleted, or the broker stops: maintenance gives up."""
+        return self.deleted or self._stopping
+
     def close_files(self) -> None:
         for segment in self._segments:
             segment.forget_files()
@@ -560,7 +592,8 @@ class Log:
 
     @property
     def idle(self) -> bool:
-        return not (self._segments[-1].pinned or self._pending or self._committing or self._background)
+        busy = self._segments[-1].pinned or self._pending or self._committing or self._background
+        return not (busy or self.maintenance.locked() or self.unfinished)
 
 
 def remove_files(segment: Segment) -> None:

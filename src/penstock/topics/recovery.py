@@ -34,9 +34,11 @@ from penstock.topics.layout import (
     BATCHES,
     CHECKPOINT,
     CLEAN,
+    COMPACT,
     COMPACTED,
     DAMAGE,
     DATA,
+    DELETE,
     HEADER_SIZE,
     INCARNATION,
     INDEX,
@@ -44,6 +46,7 @@ from penstock.topics.layout import (
     INDEX_TYPE,
     KINDS,
     METADATA,
+    POLICY,
     RECORD_HEADER,
     RELAXED,
     Checkpoint,
@@ -123,6 +126,7 @@ class _Recovery:
             checkpointed=checkpoint.data_size if checkpoint is not None and same else -1,
             state=checkpoint.state if checkpoint is not None else CLEAN,
             archived=self._read_archived(),
+            policy=self._read_policy(),
             damage=self.found,
         )
 
@@ -216,6 +220,17 @@ class _Recovery:
             return 0
         return int(text)
 
+    def _read_policy(self) -> str:
+        if POLICY not in self.names:
+            return DELETE
+        text = parse_checked(self.fs.read(self.directory / POLICY))
+        if text not in (DELETE, COMPACT):
+            self.report(
+                "repaired", f"{POLICY} is damaged: taken for {COMPACT!r}, under which retention deletes nothing"
+            )
+            return COMPACT
+        return text
+
     # Sealed segments
 
     def _open_sealed(self, base: int, following: int | None) -> Segment:
@@ -296,6 +311,7 @@ class _Recovery:
         segment.batches_size = whole
         segment.newest = self._modified(segment)
         if whole:
+            segment.compacted = bool(int(segment.batch_rows(0, 1)["flags"][0]) & COMPACTED)
             rows, good = parse_batches(file.read_at(whole - BATCH_SIZE, BATCH_SIZE))
             if bool(good[0]) and int(rows["end"][0]) == segment.data_size:
                 segment.newest = int(rows["time"][0])
@@ -332,7 +348,7 @@ class _Recovery:
     def _note_gaps(self, segments: list[Segment]) -> None:
         known = {(place.get("lost_from"), place.get("lost_to")) for place in self.found}
         for one, other in pairwise(segments):
-            if one.end < other.base and (one.end, other.base) not in known and not self._is_compacted(one):
+            if one.end < other.base and (one.end, other.base) not in known and not one.compacted:
                 name = one.path(DATA).name
                 self.report(
                     "lost",
@@ -341,10 +357,6 @@ class _Recovery:
                     lost_from=one.end,
                     lost_to=other.base,
                 )
-
-    def _is_compacted(self, segment: Segment) -> bool:
-        rows = segment.batch_rows(0, 1)
-        return bool(len(rows)) and bool(int(rows["flags"][0]) & COMPACTED)
 
     # The active segment
 
@@ -578,8 +590,11 @@ def _anchors(batches: np.ndarray) -> np.ndarray:
 
 
 def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
-    """Put a compacted segment in place of those it was made from; see `penstock.topics.compaction`."""
-    told = parse_checked(fs.read(directory / marker))
+    """Put a compacted segment in place of those it was made from; see `penstock.topics.compaction`.
+
+    May be called again after it failed: what was done is not repeated.
+    """
+    told = parse_checked(fs.read(directory / marker)) if fs.exists(directory / marker) else None
     if told is not None:
         base, *merged = (int(part) for part in told.split(","))
         for kind in KINDS:
@@ -591,3 +606,4 @@ def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
                 fs.remove(directory / sealed_name(kind, other))
         fs.sync_dir(directory)
     fs.remove(directory / marker)
+    fs.sync_dir(directory)

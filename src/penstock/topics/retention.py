@@ -1,12 +1,15 @@
 """Retention: whole sealed segments go, oldest first, by age and by size; the active one never does.
 
-A topic that is archived (it has an `archived` mark) keeps what was not archived yet. The data file is removed last, so
+A topic that is archived (it has an `archived` mark) keeps what was not archived yet; one whose policy is `compact`
+keeps its segments, since the only record of a key may lie in the oldest. The data file is removed last, so
 a data file that is missing while its index is there is always damage and never an interrupted removal.
 """
 
 import logging
 
+from penstock.topics.compaction import settle
 from penstock.topics.context import Context
+from penstock.topics.layout import COMPACT
 from penstock.topics.segment import Segment
 from penstock.topics.topic import Topic
 
@@ -22,9 +25,12 @@ async def retain(topic: Topic, context: Context) -> int:
         begun = int(first["time"][0]) if len(first) else active.newest
         if context.now() - begun >= settings.segment_age * 1e6:
             await topic.seal()
-    if not (settings.retention_age or settings.retention_bytes) or topic.deleted:
+    if topic.maintenance.locked():
+        return 0  # segments are being compacted: another time, the other topics need not wait for that
+    if topic.ending or not (settings.retention_age or settings.retention_bytes or topic.unfinished):
         return 0
     async with topic.maintenance:
+        await settle(topic, context)
         going = surplus(topic, context)
         if not going:
             return 0
@@ -37,6 +43,8 @@ async def retain(topic: Topic, context: Context) -> int:
 def surplus(topic: Topic, context: Context) -> list[Segment]:
     """The oldest segments that age or size condemn."""
     settings = context.settings
+    if topic.policy == COMPACT:
+        return []
     oldest = context.now() - settings.retention_age * 1e6
     total = topic.size_bytes
     going: list[Segment] = []

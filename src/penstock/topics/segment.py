@@ -118,6 +118,7 @@ class Segment:
         "_files",
         "base",
         "batches_size",
+        "compacted",
         "data_size",
         "directory",
         "end",
@@ -141,6 +142,7 @@ class Segment:
         self.data_size = 0
         self.batches_size = 0
         self.newest = 0  # append time of the newest record, microseconds
+        self.compacted = False  # records were removed from it
         self.holes: tuple[tuple[int, int], ...] = ()  # byte ranges of data that recovery found damaged
         self.on_open: Callable[[Segment], None] | None = None
         self.on_mismatch: Callable[[Segment], None] | None = None  # told when index and data disagree
@@ -407,19 +409,19 @@ class Segment:
 
     def times(self, offsets: np.ndarray) -> np.ndarray:
         """Append times in microseconds; the file's modification time where the sidecar does not tell."""
-        unknown = int(self.fs.modified(self.path(DATA)) * 1e6)
-        found = np.full(len(offsets), unknown, np.int64)
-        if not len(offsets) or not self.batches_size:
-            return found
-        start = max(0, self._batch_search("first", int(offsets[0])) - 1)
-        rows = self.batch_rows(start, self._batch_search("first", int(offsets[-1])))
-        if not len(rows):
-            return found
-        at = np.searchsorted(rows["first"], offsets.astype(np.uint64), "right") - 1
-        row = rows[np.maximum(at, 0)]
-        ends = row["first"] + row["count"]
-        known = (at >= 0) & ((offsets.astype(np.uint64) < ends) | ((row["flags"] & COMPACTED) != 0))
-        found[known] = row["time"][known].astype(np.int64)
+        found = np.zeros(len(offsets), np.int64)
+        known = np.zeros(len(offsets), np.bool_)
+        if len(offsets) and self.batches_size:
+            start = max(0, self._batch_search("first", int(offsets[0])) - 1)
+            rows = self.batch_rows(start, self._batch_search("first", int(offsets[-1])))
+            if len(rows):
+                at = np.searchsorted(rows["first"], offsets.astype(np.uint64), "right") - 1
+                row = rows[np.maximum(at, 0)]
+                ends = row["first"] + row["count"]
+                known = (at >= 0) & ((offsets.astype(np.uint64) < ends) | ((row["flags"] & COMPACTED) != 0))
+                found[known] = row["time"][known].astype(np.int64)
+        if not bool(known.all()):
+            found[~known] = int(self.fs.modified(self.path(DATA)) * 1e6)
         return found
 
     def offset_at(self, microseconds: int) -> int | None:

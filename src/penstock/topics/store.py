@@ -15,14 +15,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.config.schema import Topics
 from penstock.errors import NotFound, PenstockError, StorageFailed, StorageFull, Unavailable
 from penstock.ids import uuid7
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
-from penstock.topics.compaction import compact
+from penstock.topics.compaction import Swapped, compact
 from penstock.topics.context import Context
 from penstock.topics.names import check_name
 from penstock.topics.recovery import create_files, recover
@@ -190,9 +188,12 @@ class TopicStore:
         """Call it with each topic that is deleted."""
         self._deletions.append(callback)
 
-    async def compact(self, name: str, bases: Sequence[int], keep: np.ndarray) -> None:
-        """Swap these neighbouring sealed segments for one with only the offsets in `keep`."""
-        await compact(self.require(name), self._context, bases, keep)
+    async def compact(self, name: str, bases: Sequence[int], keep: bytes, incarnation: str | None = None) -> Swapped:
+        """Swap these neighbouring sealed segments for one with only the records that `keep` names.
+
+        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first.
+        """
+        return await compact(self.require(name), self._context, bases, keep, incarnation)
 
     # Maintenance
 

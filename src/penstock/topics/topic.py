@@ -13,10 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, StorageFailed, StorageFull
+from penstock.errors import (
+    Conflict,
+    Damaged,
+    InvalidOffset,
+    InvalidRequest,
+    NotFound,
+    StorageFailed,
+    StorageFull,
+)
 from penstock.topics.commit import Appended
 from penstock.topics.context import Context
-from penstock.topics.layout import ARCHIVED, pack_checked
+from penstock.topics.layout import ARCHIVED, COMPACT, DELETE, POLICY, pack_checked
 from penstock.topics.log import Log, Recovered
 from penstock.topics.producers import Producer
 from penstock.topics.segment import Batch, Raw, Segment, empty_batch
@@ -30,6 +38,7 @@ class Topic(Log):
     def __init__(self, name: str, directory: Path, context: Context, found: Recovered) -> None:
         super().__init__(name, directory, context, found)
         self.archived_offset = found.archived
+        self.policy = found.policy
         self.damage = found.damage
         self._subscribers: dict[int, Callable[[], None]] = {}
         self._subscriptions = 0
@@ -48,6 +57,10 @@ class Topic(Log):
     @property
     def records(self) -> int:
         return sum(segment.rows for segment in self._segments)
+
+    def records_from(self, offset: int) -> int:
+        """How many records there are at and after `offset`; compaction makes that fewer than offsets."""
+        return int(self._looking(lambda segments: sum(_rows_from(segment, offset) for segment in segments)))
 
     @property
     def size_bytes(self) -> int:
@@ -77,6 +90,7 @@ class Topic(Log):
             "bytes": self.size_bytes,
             "producers": len(self._producers.entries),
             "archived_offset": self.archived_offset,
+            "policy": self.policy,
             "broken": self.broken,
             "damage": self.damage,
             "segments": [
@@ -87,6 +101,7 @@ class Topic(Log):
                     "bytes": segment.size,
                     "newest": segment.newest / 1e6,
                     "sealed": segment.sealed,
+                    "compacted": segment.compacted,
                 }
                 for segment in self._segments
             ],
@@ -108,13 +123,20 @@ class Topic(Log):
 
     def _reading(self, read: Callable[[Segment, int], Any], offset: int, strict: bool) -> Any:
         """Call `read` on the segment that holds `offset` (or what follows it), with the offset to start at."""
-        while True:
-            segments = self._segments
-            at = max(offset, segments[0].base)
+
+        def look(segments: tuple[Segment, ...]) -> Any:
             if strict and not segments[0].base <= offset <= self.next_offset:
                 raise InvalidOffset(f"offset {offset} lies outside {segments[0].base} to {self.next_offset}")
+            return self._read_from(segments, read, max(offset, segments[0].base))
+
+        return self._looking(look)
+
+    def _looking(self, look: Callable[[tuple[Segment, ...]], Any]) -> Any:
+        """Call `look` with the segments; again when they were replaced while it looked."""
+        while True:
+            segments = self._segments
             try:
-                return self._read_from(segments, read, at)
+                return look(segments)
             except (Damaged, FileNotFoundError) as error:
                 if segments is not self._segments:
                     continue  # retention or compaction took the file away: look again
@@ -152,23 +174,18 @@ class Topic(Log):
         return self.timestamps(batch.offsets)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        segments = self._segments
-        bases = np.array([segment.base for segment in segments], np.int64)
-        which = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
-        found = np.empty(len(offsets), np.int64)
-        for i in np.unique(which):
-            mask = which == i
-            found[mask] = segments[int(i)].times(offsets[mask])
+        found: np.ndarray = self._looking(lambda segments: _times(segments, offsets))
         return found
 
     def offset_at(self, timestamp: float) -> int:
         """The first offset appended at or after `timestamp` (seconds since 1970); `next_offset` when there is none."""
         microseconds = round(timestamp * 1e6)
-        for segment in self._segments:
-            offset = segment.offset_at(microseconds)
-            if offset is not None:
-                return offset
-        return self.next_offset
+
+        def look(segments: tuple[Segment, ...]) -> int:
+            found = (segment.offset_at(microseconds) for segment in segments)
+            return next((offset for offset in found if offset is not None), self.next_offset)
+
+        return int(self._looking(look))
 
     # Waiting for more
 
@@ -211,7 +228,8 @@ class Topic(Log):
     async def stop(self) -> None:
         """Make everything durable, note how far, and let go of the files."""
         self._stopping = True
-        await self.drain()
+        async with self.maintenance:
+            await self.drain()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -231,10 +249,18 @@ class Topic(Log):
         await self._context.run(self._context.fs.replace, path, pack_checked(str(offset)))
         self.archived_offset = offset
 
+    async def set_policy(self, policy: str) -> None:
+        """`delete`: retention deletes old segments; `compact`: it does not, and compaction may swap them."""
+        if policy not in (DELETE, COMPACT):
+            raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
+        await self._context.run(self._context.fs.replace, self.directory / POLICY, pack_checked(policy))
+        self.policy = policy
+
     async def mark_deleted(self) -> None:
         """Refuse whatever comes, wake whoever waits."""
         self.deleted = True
-        await self.drain()
+        async with self.maintenance:
+            await self.drain()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -246,3 +272,17 @@ class Topic(Log):
             callback()
         self._subscribers.clear()
         self.close_files()
+
+
+def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:
+    bases = np.array([segment.base for segment in segments], np.int64)
+    which = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
+    found = np.empty(len(offsets), np.int64)
+    for i in np.unique(which):
+        mask = which == i
+        found[mask] = segments[int(i)].times(offsets[mask])
+    return found
+
+
+def _rows_from(segment: Segment, offset: int) -> int:
+    return segment.rows if offset <= segment.base else segment.rows - segment.row_of(offset)

@@ -6,12 +6,15 @@ Works on files alone, so it runs on a stopped broker's directory as well as besi
 - records: header, length and offset follow one another; a whole batch matches its CRC32C
 - index rows: each points at the record of its offset, none is missing or left over
 - sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
-- metadata, checkpoint, incarnation, archived: whole, and in agreement with the rest
+- metadata, checkpoint, incarnation, archived, policy: whole, and in agreement with the rest
+
+A swap of segments that was interrupted is looked at as it will be when the topic is opened.
 
 Records without a sidecar row (another server wrote them, or their row is damaged) have no checksum: they are counted as
 `unchecked`, and only their framing is known to be right.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
+from penstock.errors import Unavailable
 from penstock.storage.fs import DISK, File, Fs
 from penstock.topics.layout import (
     ARCHIVED,
@@ -33,7 +37,9 @@ from penstock.topics.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
+    KINDS,
     METADATA,
+    POLICY,
     RECORD_HEADER,
     Checkpoint,
     parse_batches,
@@ -47,6 +53,7 @@ from penstock.topics.scan import agreeing
 BATCH_ROWS = 1 << 14
 INDEX_ROWS = 1 << 20
 CHUNK = 16 << 20
+ATTEMPTS = 5  # beside a broker that deletes or swaps segments meanwhile
 
 
 @dataclass(slots=True)
@@ -80,7 +87,26 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
-    return _Verifier(directory, fs, until, progress).run()
+    if until is None:
+        return _Verifier(directory, fs, until, progress).run()
+    for _ in range(ATTEMPTS):
+        shape = _shape(fs, directory)
+        with contextlib.suppress(FileNotFoundError):
+            report = _Verifier(directory, fs, until, progress).run()
+            if report.sound or _shape(fs, directory) == shape:
+                return report
+    raise Unavailable(f"the segments of {directory.name} change faster than they can be checked")
+
+
+def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
+    """What tells that a sealed file was replaced."""
+    found = []
+    for name in fs.list_dir(directory):
+        if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith("swap-"):
+            with contextlib.suppress(FileNotFoundError):
+                path = directory / name
+                found.append((name, fs.size(path), fs.modified(path)))
+    return found
 
 
 class _Verifier:
@@ -89,16 +115,17 @@ class _Verifier:
         self.progress = progress
         self.report = Report(directory.name)
         self.total = 0
+        self.swapped: dict[str, str] = {}  # names that an interrupted swap has not given yet
 
     def run(self) -> Report:
-        names = set(self.fs.list_dir(self.directory))
+        names = self._names()
         sealed = sorted(found[1] for found in map(parse_sealed, names) if found is not None and found[0] == DATA)
         orphans = sorted({found[1] for found in map(parse_sealed, names) if found is not None} - set(sealed))
         for orphan in orphans:
             self.report.add(sealed_name(DATA, orphan), 0, "is missing")
         files: list[tuple[str, int | None]] = [(sealed_name(DATA, base), base) for base in sealed]
         files += [(DATA, None)] if DATA in names else []
-        self.total = sum(self.fs.size(self.directory / name) for name, _ in files)
+        self.total = sum(self.fs.size(self._path(name)) for name, _ in files)
         checkpoint = self._checkpoint(names)
         ours = checkpoint is not None or INCARNATION in names
         if DATA not in names:
@@ -114,6 +141,25 @@ class _Verifier:
         self._small_files(names, checkpoint, end)
         return self.report
 
+    def _names(self) -> set[str]:
+        names = set(self.fs.list_dir(self.directory))
+        for marker in sorted(name for name in names if name.startswith("swap-")):
+            told = parse_checked(self.fs.read(self.directory / marker))
+            if told is None:
+                self.report.add(marker, 0, "does not match its checksum")
+                continue
+            base, *others = (int(part) for part in told.split(","))
+            for kind in KINDS:
+                name = sealed_name(kind, base)
+                if f"{name}.swap" in names:
+                    self.swapped[name] = f"{name}.swap"
+                    names.add(name)
+                names.difference_update(sealed_name(kind, other) for other in others)
+        return names
+
+    def _path(self, name: str) -> Path:
+        return self.directory / self.swapped.get(name, name)
+
     # A segment
 
     def _segment(self, name: str, base: int | None, names: set[str], ours: bool) -> tuple[int | None, int | None, bool]:
@@ -124,7 +170,7 @@ class _Verifier:
             self.report.add(index_name, 0, "is missing")
         if batches_name not in names and (ours or base is not None):
             self.report.add(batches_name, 0, "is missing")
-        data = self.fs.open(self.directory / name, write=False)
+        data = self.fs.open(self._path(name), write=False)
         try:
             size = data.size
             batches = self._read_batches(batches_name, names)
@@ -176,7 +222,7 @@ class _Verifier:
         self.report.bytes += size
 
     def _index(self, name: str, data_name: str, data: File, size: int, first: int | None) -> None:
-        file = self.fs.open(self.directory / name, write=False)
+        file = self.fs.open(self._path(name), write=False)
         try:
             at, row = 0, 0
             while True:
@@ -205,7 +251,7 @@ class _Verifier:
     def _read_batches(self, name: str, names: set[str]) -> np.ndarray:
         if name not in names:
             return np.empty(0, BATCH_TYPE)
-        data = self.fs.read(self.directory / name)
+        data = self.fs.read(self._path(name))
         rows, good = parse_batches(data)
         for i in np.flatnonzero(~good):
             self.report.add(name, int(i) * BATCH_SIZE, "this row does not match its checksum")
@@ -269,7 +315,7 @@ class _Verifier:
         return checkpoint
 
     def _small_files(self, names: set[str], checkpoint: Checkpoint | None, end: int | None) -> None:
-        for name in (INCARNATION, ARCHIVED):
+        for name in (INCARNATION, ARCHIVED, POLICY):
             if name in names and parse_checked(self.fs.read(self.directory / name)) is None:
                 self.report.add(name, 0, "does not match its checksum")
         if INCARNATION not in names and checkpoint is not None:

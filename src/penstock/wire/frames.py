@@ -79,6 +79,7 @@ CONSUME_REQUEST = Struct(">QI")
 RECORD = Struct(">QI")
 TIMESTAMP = Struct(">q")
 INFO_ANSWER = Struct(">16sQQQI")
+INFO_MORE = Struct(">QQB")  # records, archived offset (all ones: none), policy (0 delete, 1 compact)
 PRODUCER = Struct(">16sQ")
 LEASE_REQUEST = Struct(">II")
 LEASE_ANSWER = Struct(">16sQQI")
@@ -86,6 +87,8 @@ FETCHED_ANSWER = Struct(">QQ")
 
 IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
 LENGTHS, TIMES = 0x01, 0x02  # flags of FETCH
+POLICIES = ("delete", "compact")  # of a topic, in TOPIC_INFO
+NO_OFFSET = (1 << 64) - 1
 SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow
 
 
@@ -140,6 +143,9 @@ class Info(NamedTuple):
     next_offset: int
     bytes: int
     segments: int
+    records: int
+    archived: int | None
+    policy: str
 
 
 class Lease(NamedTuple):
@@ -206,6 +212,15 @@ class Body:
     def end(self) -> None:
         if self.at != len(self.view):
             raise Malformed(f"{len(self.view) - self.at} bytes too many at the end of the body")
+
+
+def read_info(view: memoryview) -> Info:
+    """A TOPIC_INFO answer; brokers before compaction end it after the segments."""
+    body = Body(view)
+    incarnation, first, following, size, segments = body.take(INFO_ANSWER)
+    records, archived, policy = body.take(INFO_MORE) if body.more() else (following - first, NO_OFFSET, 0)
+    known = None if archived == NO_OFFSET else archived
+    return Info(incarnation, first, following, size, segments, records, known, POLICIES[policy])
 
 
 def read_batch(view: memoryview) -> BatchRequest:

@@ -26,6 +26,7 @@ from penstock.wire.frames import (
     FETCH_REQUEST,
     FETCHED_ANSWER,
     INFO_ANSWER,
+    INFO_MORE,
     LEASE_ANSWER,
     LEASE_REQUEST,
     REQUEST,
@@ -244,19 +245,16 @@ class Commands:
     def _info(self, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         body.end()
-        found = topic.details()
-        return [
-            frames.answer(
-                Command.TOPIC_INFO,
-                INFO_ANSWER.pack(
-                    bytes.fromhex(topic.incarnation),
-                    topic.first_offset,
-                    topic.next_offset,
-                    found["bytes"],
-                    len(found["segments"]),
-                ),
-            )
-        ]
+        fixed = INFO_ANSWER.pack(
+            bytes.fromhex(topic.incarnation),
+            topic.first_offset,
+            topic.next_offset,
+            topic.size_bytes,
+            len(topic.segments),
+        )
+        archived = frames.NO_OFFSET if topic.archived_offset is None else topic.archived_offset
+        more = INFO_MORE.pack(topic.records, archived, frames.POLICIES.index(topic.policy))
+        return [frames.answer(Command.TOPIC_INFO, fixed + more)]
 
     def _find(self, name: str) -> Topic | None:
         """The topic if there is one; a name that can be nobody's is refused."""

@@ -1,10 +1,11 @@
 """Pipelines report here, and operators see what runs, how far behind it is and what went wrong last."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from penstock.pipelines import Pipelines
+from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
@@ -38,6 +39,18 @@ class Archived(msgspec.Struct):
     offset: int
 
 
+class Policy(msgspec.Struct):
+    policy: Literal["delete", "compact"]
+
+
+class Compact(msgspec.Struct):
+    """Sealed segments, and which records of them to keep: a bit per offset from the first base on, lowest bit first."""
+
+    incarnation: str
+    bases: list[Annotated[int, msgspec.Meta(ge=0)]]
+    keep: bytes
+
+
 def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
     def put(request: Request) -> Response:
         stop = pipelines.put(request.params["name"], msgspec.to_builtins(request.data))
@@ -60,6 +73,21 @@ def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
         topic = topics.require(request.params["topic"])
         await topic.mark_archived(request.data.offset)
         return json_response(request.data)
+
+    async def policy(request: Request) -> Response:
+        topic = topics.require(request.params["topic"])
+        await topic.set_policy(request.data.policy)
+        return json_response(request.data)
+
+    async def roll(request: Request) -> Response:
+        topic = topics.require(request.params["topic"])
+        await topic.seal()
+        return json_response({"topic": topic.name, "active": topic.segments[-1].base})
+
+    async def compact(request: Request) -> Response:
+        body: Compact = request.data
+        done = await topics.compact(request.params["topic"], body.bases, body.keep, body.incarnation)
+        return json_response(done)
 
     one = "/api/v1/pipelines/{name}"
     known = dict[str, Any]
@@ -92,6 +120,34 @@ def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
             answer=Archived,
             summary="Records before this offset are archived: retention may delete them, and only them",
             tag=TAG,
+        ),
+        Route(
+            "PUT",
+            "/topics/{topic}/policy",
+            policy,
+            body=Policy,
+            answer=Policy,
+            summary="Old segments are deleted by retention (`delete`), or compacted and never deleted (`compact`)",
+            tag=TAG,
+            role=Role.ADMIN,
+        ),
+        Route(
+            "POST",
+            "/topics/{topic}/roll",
+            roll,
+            answer=known,
+            summary="Seal the active segment; what is sealed can be archived, deleted and compacted",
+            tag=TAG,
+        ),
+        Route(
+            "POST",
+            "/topics/{topic}/compact",
+            compact,
+            body=Compact,
+            answer=Swapped,
+            summary="Swap neighbouring sealed segments for one that holds only some of their records",
+            tag=TAG,
+            role=Role.ADMIN,
         ),
         Route("DELETE", one, forget, status=204, summary="Forget a pipeline's report", tag=TAG, role=Role.ADMIN),
     ]
