@@ -238,6 +238,57 @@ def replay(
 
 
 @run_commands.command()
+def compact(
+    topic: Annotated[str, typer.Option(help="The topic to compact.")],
+    key: Annotated[str | None, typer.Option(help="The key as a JSON path into the payload: '$.id'.")] = None,
+    key_sql: Annotated[str | None, typer.Option(help="The key as SQL over topic, offset, timestamp, payload.")] = None,
+    to_topic: Annotated[str | None, typer.Option(help="Append the latest records to this topic.")] = None,
+    to: Annotated[str | None, typer.Option(help="Write a Parquet snapshot to this directory.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Swap the topic's own sealed segments.")] = False,
+    tombstone: Annotated[str | None, typer.Option(help="A JSON path that is true in a record that deletes.")] = None,
+    tombstone_sql: Annotated[str | None, typer.Option(help="The same as SQL. Default: an empty payload.")] = None,
+    tombstone_hours: Annotated[float, typer.Option(min=0, help="In place, tombstones stay this long.")] = 24.0,
+    roll: Annotated[bool, typer.Option("--roll", help="In place: seal the active segment first.")] = False,
+    segment_mib: Annotated[int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size.")] = 256,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, change nothing.")] = False,
+    broker: Broker = LOCAL_BROKER,
+    url: Url = LOCAL_URL,
+    master: Master = LOCAL,
+) -> None:
+    """Keep the latest record per key of a topic. Records without a key, or that are no JSON, are kept and counted.
+
+    Examples:
+
+    `penstock pipeline run compact --topic prices --key '$.id' --to-topic prices-latest`
+
+    `penstock topic policy prices compact && penstock pipeline run compact --topic prices --key '$.id' --in-place`
+    """
+    with _reporting():
+        from penstock.pipeline.jobs.compact import compact as job
+
+        done = job(
+            _session("compact", master),
+            topic=topic,
+            key=key,
+            key_sql=key_sql,
+            to_topic=to_topic,
+            to=to,
+            in_place=in_place,
+            tombstone=tombstone,
+            tombstone_sql=tombstone_sql,
+            tombstone_seconds=3600 * tombstone_hours,
+            roll=roll,
+            segment_bytes=segment_mib << 20,
+            dry_run=dry_run,
+            broker=broker,
+            url=url,
+            token=os.environ.get("PENSTOCK_TOKEN"),
+            say=_say,
+        )
+    typer.echo(json.dumps({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved}))
+
+
+@run_commands.command()
 def recover(
     directories: Annotated[list[str], typer.Argument(help="Buffer directories of one or many brokers.")],
     tasks: Annotated[int, typer.Option(min=1, help="Partitions are dealt out to so many tasks.")] = 8,

@@ -6,11 +6,15 @@ usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
 
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
 
 import msgspec
 import typer
@@ -21,7 +25,7 @@ from rich.table import Table
 from penstock.cli import Token, app
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.reader import Start
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.wire.records import message
 
 commands = typer.Typer(
@@ -40,7 +44,12 @@ Broker = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 Name = Annotated[str, typer.Argument(metavar="TOPIC")]
-DEFAULT_BROKER = "127.0.0.1:12345"
+DEFAULT_BROKER, DEFAULT_URL = "127.0.0.1:12345", "http://127.0.0.1:6632"
+
+
+class Policy(StrEnum):
+    DELETE = "delete"
+    COMPACT = "compact"
 
 
 @contextmanager
@@ -118,6 +127,38 @@ def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", js
         for key, value in found.items():
             table.add_row(key, "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value))
         Console(soft_wrap=True).print(table)
+
+
+@commands.command()
+def policy(
+    topic: Name,
+    wanted: Annotated[Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")] = None,
+    broker: Broker = DEFAULT_BROKER,
+    url: Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")] = DEFAULT_URL,
+) -> None:
+    """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact` compacts them.
+
+    Example: `penstock topic policy prices compact`
+    """
+    with _session(broker) as client:
+        if wanted is not None:
+            _put_policy(url, topic, wanted.value)
+        sys.stdout.write(f"{client.info(topic).policy}\n")
+
+
+def _put_policy(url: str, topic: str, policy: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    if token := os.environ.get("PENSTOCK_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
+    target = f"{url.rstrip('/')}/topics/{quote(topic, safe='')}/policy"
+    request = urllib.request.Request(target, msgspec.json.encode({"policy": policy}), headers, method="PUT")
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+    except urllib.error.HTTPError as error:
+        raise InvalidRequest(f"{url}: {error.read().decode(errors='replace')[:300] or error}") from None
+    except OSError as error:
+        raise Unavailable(f"the broker at {url} does not answer: {error}") from None
 
 
 @commands.command()

@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass
 class Manifest:
-    kind: str  # topic or queue
+    kind: str  # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
     name: str
     position: dict[str, Any] = field(default_factory=dict)  # where the next run begins, in the source's own terms
     files: list[Entry] = field(default_factory=list)
@@ -113,8 +113,8 @@ class Lake:
         source = f"{self._base}/_staging/{run}"
         for info in self._fs.get_file_info(fs.FileSelector(source, recursive=True, allow_not_found=True)):
             if info.type == fs.FileType.File and info.base_name.endswith(".parquet"):
-                day = next(part for part in info.path.split("/") if part.startswith("date="))
-                path = f"{self.folder(kind, name)}/{day}/{run}-{len(moved)}.parquet"
+                days = [part for part in info.path.removeprefix(source).split("/") if part.startswith("date=")]
+                path = "/".join([self.folder(kind, name), *days, f"{run}-{len(moved)}.parquet"])
                 self._fs.create_dir(f"{self._base}/{path.rpartition('/')[0]}", recursive=True)
                 self._fs.move(info.path, f"{self._base}/{path}")
                 moved.append(path)
@@ -146,6 +146,8 @@ class Lake:
         with self._fs.open_input_file(f"{self._base}/{path}") as file:
             footer = parquet.read_metadata(file)
             size = file.size()
+        if not footer.num_rows:
+            return Entry(path, 0, size, 0, -1)
         place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
         bounds = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
         return Entry(path, footer.num_rows, size, min(b.min for b in bounds), max(b.max for b in bounds))

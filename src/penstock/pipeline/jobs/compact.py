@@ -1,0 +1,189 @@
+"""compact: the latest record per key of a topic, to another topic, to Parquet, or in place.
+
+The key is a JSON path into the payload, or a SQL expression over topic, offset, timestamp and payload; keys are
+compared as text. A tombstone (an empty payload, or what the caller says is one) deletes its key. A record that has no
+key, or is no JSON, belongs to nobody: it is kept as it is, and counted.
+
+In place: see `penstock.pipeline.jobs.inplace`.
+
+To a topic: each run appends the latest of what came since the last one, in order. How far it got is a consumer group
+of the source, `compact-<target>`; where the run under way ends is written down before it writes, in the group
+`compact-<target>-plan`, so one that was killed is repeated exactly, and the idempotent producer drops what is there.
+
+To Parquet: a snapshot, replaced as a whole by replacing its manifest (`penstock.pipeline.jobs.lake`). The files of the
+snapshot before stay until the next run, for those who read them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.pipeline.jobs.broker import Broker
+from penstock.pipeline.jobs.inplace import in_place as swap_segments
+from penstock.pipeline.jobs.lake import Lake, Manifest
+from penstock.pipeline.jobs.latest import OVERHEAD, Compacted, Keys, Source, latest_rows
+from penstock.pipeline.topic_source import DataLoss
+
+__all__ = ["Compacted", "compact", "read_compacted"]
+
+RANGE = 1_000_000  # source offsets written to a topic at once; part of the identity, so it never changes
+SEGMENT_BYTES = 256 << 20  # neighbouring segments are merged up to this size
+FILE_ROWS = 5_000_000
+TOMBSTONE_SECONDS = 86_400.0
+
+
+def compact(
+    spark: Any,
+    *,
+    topic: str,
+    key: str | None = None,
+    key_sql: str | None = None,
+    tombstone: str | None = None,
+    tombstone_sql: str | None = None,
+    to_topic: str | None = None,
+    to: str | None = None,
+    in_place: bool = False,
+    broker: str = "127.0.0.1:12345",
+    url: str = "http://127.0.0.1:6632",
+    directory: str | None = None,
+    token: str | None = None,
+    tombstone_seconds: float = TOMBSTONE_SECONDS,
+    roll: bool = False,
+    segment_bytes: int = SEGMENT_BYTES,
+    dry_run: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Compacted:
+    """Keep the latest record per key of `topic`. Safe to kill at any moment and to run again."""
+    if sum((bool(to_topic), bool(to), in_place)) != 1:
+        raise InvalidRequest("compact goes to a topic, to a directory of Parquet files, or is done in place")
+    if to_topic == topic:
+        raise InvalidRequest(f"to compact {topic!r} into itself is to do it in place")
+    keys = Keys(key, key_sql, tombstone, tombstone_sql)
+    source = Source(spark, Broker(url, token), topic, keys, broker, directory, dry_run, say)
+    if in_place:
+        return swap_segments(source, tombstone_seconds, roll, segment_bytes)
+    return _to_topic(source, to_topic) if to_topic else _to_parquet(source, str(to))
+
+
+def read_compacted(spark: Any, root: str, topic: str) -> Any:
+    """A snapshot's rows: key, offset, timestamp, payload; exactly those the manifest lists."""
+    lake = Lake(root)
+    manifest = lake.require("compacted", topic)
+    return spark.read.parquet(*(lake.url(entry.path) for entry in manifest.files))
+
+
+def _to_topic(source: Source, target: str) -> Compacted:
+    from pyspark.sql import functions as f
+
+    group, plan = f"compact-{target}", f"compact-{target}-plan"
+    reached, planned = _position(source, group), _position(source, plan)
+    start = source.state["first_offset"] if reached is None else reached
+    if start < source.state["first_offset"]:
+        raise DataLoss(
+            f"topic {source.topic!r}: offsets {start} to {source.state['first_offset'] - 1} aged out before they were "
+            f"compacted to {target!r}. Delete the group {group!r} and compact to another topic."
+        )
+    killed = planned is not None and planned > start
+    end = planned if killed and planned is not None else source.state["next_offset"]
+    done = Compacted(source.topic, f"topic {target}", start, end, executed=not source.dry_run)
+    if start >= end:
+        return done
+    latest = latest_rows(source.rows(start, end)).persist()
+    try:
+        # What was never there need not be deleted.
+        chosen = latest.where("key IS NULL OR NOT tombstone") if reached is None else latest
+        _count(done, latest, chosen)
+        if source.dry_run:
+            return done
+        _commit(source, plan, end)
+        app = f"compact:{source.topic}:{source.state['incarnation']}:{target}:{source.keys.digest}:{start}:{end}"
+        ranges = chosen.select(f.expr(f"offset DIV {RANGE} AS range")).distinct().collect()
+        for number, (low,) in enumerate(sorted(tuple(row) for row in ranges), 1):
+            part = chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
+            writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
+            writer = writer.option("appId", f"{app}:{low}").option("topic", target).option("broker", source.broker)
+            writer.save()
+            source.say(f"topic {source.topic}: {number} of {len(ranges)} ranges written to topic {target}")
+        _commit(source, group, end)
+    finally:
+        latest.unpersist()
+    return done
+
+
+def _position(source: Source, group: str) -> int | None:
+    try:
+        return int(source.http.ask("GET", source.http.topic(source.topic, "groups", group))["committed"])
+    except NotFound:
+        return None
+
+
+def _commit(source: Source, group: str, offset: int) -> None:
+    source.http.ask("POST", source.http.topic(source.topic, "groups", group, "commit"), {"offset": offset})
+
+
+def _count(done: Compacted, latest: Any, chosen: Any) -> None:
+    totals = latest.selectExpr(
+        "sum(records) AS records",
+        "sum(bytes) AS bytes",
+        "count_if(key IS NULL) AS keyless",
+        "count_if(broken AND key IS NULL) AS broken",
+        "count(*) AS groups",
+    ).collect()[0]
+    done.records_before, done.bytes_before = totals.records or 0, totals.bytes or 0
+    done.keyless, done.broken = totals.keyless, totals.broken
+    left = chosen.selectExpr("count(*) AS records", f"sum(length(payload) + {OVERHEAD}) AS bytes").collect()[0]
+    done.records, done.bytes = left.records, left.bytes or 0
+    done.tombstones = totals.groups - left.records
+
+
+def _to_parquet(source: Source, root: str) -> Compacted:
+    lake = Lake(root)
+    manifest = lake.manifest("compacted", source.topic)
+    start, end = _parquet_range(source, manifest)
+    done = Compacted(source.topic, root, start, end, executed=not source.dry_run)
+    if start >= end:
+        return done
+    rows = source.rows(start, end)
+    if manifest.files:
+        before = source.spark.read.parquet(*(lake.url(entry.path) for entry in manifest.files))
+        older = before.selectExpr(
+            *("key", "offset", "timestamp", "payload", "false AS tombstone", "false AS broken"),
+            "CASE WHEN key IS NULL THEN offset END AS own",
+        )
+        rows = older.unionByName(rows)
+    latest = latest_rows(rows).persist()
+    try:
+        chosen = latest.where("key IS NULL OR NOT tombstone").select("key", "offset", "timestamp", "payload")
+        _count(done, latest, chosen)
+        if source.dry_run:
+            return done
+        lake.remove_strays(manifest)
+        run, staging = lake.staging()
+        files = max(1, -(-done.records // FILE_ROWS))
+        chosen.repartitionByRange(files, "offset").sortWithinPartitions("offset").write.parquet(staging)
+        manifest.files = [lake.describe(path, "offset") for path in lake.take_in(run, manifest.kind, manifest.name)]
+        if manifest.rows != done.records:
+            raise DataLoss(f"{manifest.rows} rows were written instead of {done.records}; the snapshot is unchanged")
+        manifest.position = {"incarnation": source.state["incarnation"], "next": end, "keys": source.keys.digest}
+        lake.replace(manifest)
+    finally:
+        latest.unpersist()
+    return done
+
+
+def _parquet_range(source: Source, manifest: Manifest) -> tuple[int, int]:
+    position, first = manifest.position, source.state["first_offset"]
+    if not position:
+        return first, source.state["next_offset"]
+    if position["incarnation"] != source.state["incarnation"]:
+        raise DataLoss(
+            f"topic {source.topic!r} was deleted and created again since this snapshot: compact to another directory"
+        )
+    if position["keys"] != source.keys.digest:
+        raise Conflict("this snapshot was made with another key or other tombstones: compact to another directory")
+    if position["next"] < first:
+        raise DataLoss(
+            f"topic {source.topic!r}: offsets {position['next']} to {first - 1} aged out before they were compacted: "
+            "compact to another directory"
+        )
+    return int(position["next"]), source.state["next_offset"]

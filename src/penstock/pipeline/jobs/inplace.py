@@ -1,0 +1,174 @@
+"""compact in place: which offsets of the sealed segments stay, told to the broker, who swaps them.
+
+The broker has the bytes, so it is only told which offsets stay, a bit each, for neighbouring sealed segments
+(`POST /topics/{topic}/compact`). Only sealed segments are read: what lies behind them may still be lost with the power,
+and must not be the reason to remove anything. Oldest segments go first and a swap is all or nothing, so a value is
+always gone before the tombstone that deleted it, wherever the job dies; run again, it goes on.
+"""
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import Conflict
+from penstock.pipeline.jobs.latest import OVERHEAD, Compacted, Source
+
+BUCKET = 32_768  # offsets in one of Spark's bitmaps
+
+
+class Kept:
+    """The offsets that stay, in buckets of bits (the lowest bit of a byte first)."""
+
+    def __init__(self, buckets: dict[int, bytes]) -> None:
+        self._buckets = buckets
+
+    def between(self, start: int, end: int) -> npt.NDArray[np.uint8]:
+        """A 1 for each offset from `start` to `end` that stays."""
+        found = np.zeros(end - start, np.uint8)
+        for bucket in range(start // BUCKET, -(-end // BUCKET)):
+            if (packed := self._buckets.get(bucket)) is not None:
+                low, high = max(start, bucket * BUCKET), min(end, (bucket + 1) * BUCKET)
+                bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+                found[low - start : high - start] = bits[low - bucket * BUCKET : high - bucket * BUCKET]
+        return found
+
+    def count(self, start: int, end: int) -> int:
+        return int(self.between(start, end).sum()) if end > start else 0
+
+
+def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
+    """Neighbouring segments whose compacted forms fit into one of about `target` bytes."""
+    groups: list[list[Any]] = []
+    size = 0.0
+    for segment in sealed:
+        share = segment["bytes"] * kept.count(segment["base"], segment["end"]) / max(1, segment["records"])
+        if groups and (size + share <= target or size == 0):
+            groups[-1].append(segment)
+            size += share
+        else:
+            groups.append([segment])
+            size = share
+    return groups
+
+
+def _dirty(group: list[Any], kept: Kept) -> bool:
+    """Whether there is anything to remove."""
+    return bool(kept.count(group[0]["base"], group[-1]["end"]) < sum(segment["records"] for segment in group))
+
+
+def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes: int) -> Compacted:
+    if roll and not source.dry_run:
+        source.http.ask("POST", source.http.topic(source.topic, "roll"))
+        source.state = source.describe()
+    if source.state["policy"] != "compact":
+        raise Conflict(
+            f"the policy of topic {source.topic!r} is {source.state['policy']!r}: compacting in place takes "
+            f"`penstock topic policy {source.topic} compact`, which also ends the deletion of its old segments"
+        )
+    archived = source.state["archived_offset"]
+    sealed = [segment for segment in source.state["segments"] if segment["sealed"]]
+    sealed = [segment for segment in sealed if archived is None or segment["end"] <= archived]
+    first = source.state["first_offset"]
+    done = Compacted(source.topic, "in place", first, sealed[-1]["end"] if sealed else first)
+    done.executed = not source.dry_run
+    if not sealed:
+        source.say(f"topic {source.topic}: nothing is sealed" + (" and archived" if archived is not None else ""))
+        return done
+    kept = _plan(source, done, tombstone_seconds)
+    there, stored = (sum(segment[name] for segment in sealed) for name in ("records", "bytes"))
+    if done.records_before != there:  # whatever was not judged would be removed
+        raise Conflict(
+            f"topic {source.topic!r}: {done.records_before} records were read where its segments have {there}: they "
+            "changed meanwhile, or cannot be read whole. Nothing was done; run it again, or `penstock topic verify`"
+        )
+    groups = [group for group in _groups(sealed, kept, segment_bytes) if _dirty(group, kept)]
+    done.bytes_before, done.bytes = stored, stored - done.bytes_before + done.bytes
+    if source.dry_run:
+        done.swaps = len(groups)
+        return done
+    done.records, done.bytes = there, stored
+    for number, group in enumerate(groups, 1):
+        found = _swap(source, group, kept)
+        done.swaps += 1
+        removed = found["records_before"] - found["records"]
+        done.records -= removed
+        done.bytes -= found["bytes_before"] - found["bytes"]
+        source.say(
+            f"topic {source.topic}: {number} of {len(groups)} swaps, offsets {group[0]['base']} to "
+            f"{group[-1]['end'] - 1}: {removed} of {found['records_before']} records removed"
+        )
+    return done
+
+
+def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
+    """Which offsets stay, and the counts of that."""
+    from pyspark.sql import functions as f
+
+    oldest = time.time() - tombstone_seconds
+    rows = source.rows(done.first, done.end).withColumn("size", f.length("payload") + OVERHEAD)
+    latest = rows.groupBy("key", "own").agg(
+        f.max("offset").alias("offset"),
+        f.max_by("tombstone", "offset").alias("tombstone"),
+        f.max_by("timestamp", "offset").alias("timestamp"),
+        f.max_by("size", "offset").alias("size"),
+        f.count(f.lit(1)).alias("records"),
+        f.sum("size").alias("bytes"),
+        f.max("broken").alias("broken"),
+    )
+    # Readers that are behind must meet the tombstone, so it stays a while; and a log ends with a record.
+    aged = f.col("timestamp") < f.timestamp_seconds(f.lit(oldest))
+    dropped = f.col("key").isNotNull() & f.col("tombstone") & aged & (f.col("offset") != done.end - 1)
+    judged = latest.withColumn("dropped", dropped).withColumn("bucket", f.expr(f"offset DIV {BUCKET}"))
+    buckets = (
+        judged.groupBy("bucket")
+        .agg(
+            f.expr(f"bitmap_construct_agg(offset % {BUCKET}) FILTER (WHERE NOT dropped)").alias("bits"),
+            f.sum("records").alias("before"),
+            f.sum("bytes").alias("bytes_before"),
+            f.expr("sum(size) FILTER (WHERE NOT dropped)").alias("bytes"),
+            f.expr("count_if(dropped)").alias("tombstones"),
+            f.expr("count_if(key IS NULL)").alias("keyless"),
+            f.expr("count_if(broken AND key IS NULL)").alias("broken"),
+        )
+        .collect()
+    )
+    for row in buckets:
+        done.records_before += row.before
+        done.bytes_before += row.bytes_before
+        done.bytes += row.bytes or 0
+        done.tombstones += row.tombstones
+        done.keyless += row.keyless
+        done.broken += row.broken
+    kept = Kept({row.bucket: bytes(row.bits) for row in buckets})
+    done.records = kept.count(done.first, done.end)
+    return kept
+
+
+def _swap(source: Source, group: list[Any], kept: Kept) -> Any:
+    bases = [segment["base"] for segment in group]
+    bits = np.packbits(kept.between(bases[0], group[-1]["end"]), bitorder="little").tobytes()
+    body = {
+        "incarnation": source.state["incarnation"],
+        "bases": bases,
+        "keep": base64.b64encode(bits).decode(),
+    }
+    try:
+        return source.http.ask("POST", source.http.topic(source.topic, "compact"), body, timeout=3600.0)
+    except Conflict:
+        if not source.http.repeated:
+            raise
+        # The answer to the first attempt was lost with its connection: was it done?
+        now = {segment["base"]: segment for segment in source.describe()["segments"]}
+        if bases[0] not in now or any(base in now for base in bases[1:]):
+            raise
+        before = {name: sum(segment[name] for segment in group) for name in ("records", "bytes")}
+        found = now[bases[0]]
+        return {
+            "records_before": before["records"],
+            "records": found["records"],
+            "bytes_before": before["bytes"],
+            "bytes": found["bytes"],
+        }

@@ -1,0 +1,134 @@
+"""A topic by key: how a record tells its key, and the latest record of each. What the ways of `compact` share."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidRequest
+from penstock.pipeline.jobs.broker import Broker
+
+OVERHEAD = 12 + 16  # header and index row of a record
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How a record tells its key, and whether it deletes it."""
+
+    path: str | None = None
+    sql: str | None = None
+    tombstone_path: str | None = None
+    tombstone_sql: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.path) == bool(self.sql):
+            raise InvalidRequest("compact takes a key: a JSON path such as '$.id', or a SQL expression")
+        if self.tombstone_path and self.tombstone_sql:
+            raise InvalidRequest("a tombstone is told by a JSON path or by a SQL expression, not both")
+        for path in (self.path, self.tombstone_path):
+            if path and not path.startswith("$"):
+                raise InvalidRequest(f"a JSON path begins with $, as in $.id; {path!r} does not")
+
+    @property
+    def digest(self) -> str:
+        parts = (self.path, self.sql, self.tombstone_path, self.tombstone_sql)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+    def read(self, frame: Any) -> Any:
+        """Columns key, own (the offset of a record without a key), offset, timestamp, payload, tombstone, broken."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import functions as f
+
+        text = f.col("payload").cast("string")
+        # Strict, and the whole record: half a JSON object, or one in another encoding, must not pass for an update.
+        valid = f.is_valid_utf8(text) & f.try_parse_json(text).isNotNull()
+        whole = f.when(valid, text)
+        empty = f.length("payload") == 0
+        broken = f.lit(False)
+        if self.path or self.tombstone_path:
+            broken = ~empty & ~f.coalesce(valid, f.lit(False))
+        key = f.get_json_object(whole, self.path) if self.path else f.expr(str(self.sql)).cast("string")
+        if self.tombstone_path:
+            tombstone = f.get_json_object(whole, self.tombstone_path) == "true"
+        else:
+            tombstone = f.expr(self.tombstone_sql) if self.tombstone_sql else empty
+        try:
+            found = frame.select(
+                key.alias("key"),
+                "offset",
+                "timestamp",
+                "payload",
+                f.coalesce(tombstone, f.lit(False)).alias("tombstone"),
+                broken.alias("broken"),
+            )
+        except AnalysisException as error:
+            raise InvalidRequest(f"the SQL of the key or the tombstone: {str(error).splitlines()[0]}") from None
+        return found.withColumn("own", f.when(f.col("key").isNull(), f.col("offset")))
+
+
+@dataclass
+class Compacted:
+    """What was, or in a dry run would be, done. Records that are left out are superseded, or tombstones."""
+
+    topic: str
+    to: str
+    first: int = 0
+    end: int = 0  # offsets looked at: from first up to, not including, end
+    records_before: int = 0
+    records: int = 0
+    bytes_before: int = 0
+    bytes: int = 0
+    tombstones: int = 0  # left out
+    keyless: int = 0  # without a key: kept
+    broken: int = 0  # of these, no valid JSON
+    swaps: int = 0
+    executed: bool = True
+
+    @property
+    def bytes_saved(self) -> int:
+        return self.bytes_before - self.bytes
+
+
+class Source:
+    """The topic to be compacted."""
+
+    def __init__(
+        self,
+        spark: Any,
+        http: Broker,
+        topic: str,
+        keys: Keys,
+        broker: str,
+        directory: str | None,
+        dry_run: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.spark, self.http, self.topic, self.keys = spark, http, topic, keys
+        self.broker, self.directory, self.dry_run, self.say = broker, directory, dry_run, say
+        self.state = self.describe()
+
+    def describe(self) -> Any:
+        return self.http.ask("GET", self.http.topic(self.topic))
+
+    def rows(self, start: int, end: int) -> Any:
+        """The records in [start, end) with their keys."""
+        given = {"topic": self.topic, "broker": self.broker, "directory": self.directory}
+        given["startingOffsets"] = json.dumps({self.topic: start})
+        given["endingOffsets"] = json.dumps({self.topic: end})
+        frame = self.spark.read.format("penstock").options(**{k: v for k, v in given.items() if v}).load()
+        return self.keys.read(frame)
+
+
+def latest_rows(rows: Any) -> Any:
+    """One row per key (and per record without one), with the counts of what it stands for."""
+    from pyspark.sql import functions as f
+
+    columns = f.struct("timestamp", "payload", "tombstone", "broken")
+    grouped = rows.groupBy("key", "own").agg(
+        f.max("offset").alias("offset"),
+        f.max_by(columns, "offset").alias("last"),
+        f.count(f.lit(1)).alias("records"),
+        f.sum(f.length("payload") + OVERHEAD).alias("bytes"),
+    )
+    return grouped.select("key", "offset", "last.*", "records", "bytes")

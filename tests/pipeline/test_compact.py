@@ -1,0 +1,227 @@
+"""The job compact: against a dict of what each key was last, killed in the middle, run again."""
+
+import json
+import urllib.request
+import uuid
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import pipeline as pipeline_commands
+from penstock.cli import topic as topic_commands
+from penstock.errors import Conflict, InvalidRequest
+from penstock.pipeline.jobs import compact as compact_job
+from penstock.pipeline.jobs import inplace
+from penstock.pipeline.jobs.compact import compact, read_compacted
+from penstock.pipeline.jobs.inplace import BUCKET, Kept, _groups
+from penstock.pipeline.jobs.lake import Lake
+from penstock.pipeline.jobs.latest import Keys
+from penstock.pipeline.link import TopicLink
+from penstock.wire import frames
+from tests.pipeline.support import batch_rows
+
+KEY = {"key": "$.id", "tombstone": "$.deleted"}
+
+
+def history(random: Random, size: int, begin: int = 0) -> list[bytes]:
+    """Values, tombstones, records without a key, and what only looks like JSON."""
+    found = []
+    for n in range(begin, begin + size):
+        key, draw = random.randint(0, 9), random.random()
+        if draw < 0.7:
+            found.append(b'{"id": %d, "n": %d}' % (key, n))
+        elif draw < 0.85:
+            found.append(b'{"id": %d, "deleted": true}' % key)
+        else:
+            odd = (b'{"n": %d}' % n, b'{"id": %d, "n"' % key, b"", b'{"id": "\xff"}', b'{"id": null}')
+            found.append(random.choice(odd))
+    return found
+
+
+def key_of(payload: bytes) -> int | None:
+    try:
+        return json.loads(payload.decode()).get("id")
+    except ValueError:
+        return None
+
+
+def expected(payloads: list[tuple[int, bytes]], *, tombstones: bool) -> list[tuple[int, bytes]]:
+    """The model: a dict of what each key was last, and all that belongs to nobody."""
+    last = {key_of(payload): (offset, payload) for offset, payload in payloads if key_of(payload) is not None}
+    stay = [record for record in last.values() if tombstones or b"deleted" not in record[1]]
+    return sorted(stay + [record for record in payloads if key_of(record[1]) is None])
+
+
+def records(tcp: str, topic: str) -> list[tuple[int, bytes]]:
+    return [(row["offset"], row["payload"]) for row in batch_rows(broker=tcp, topic=topic)]
+
+
+def call(url: str, method: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())
+
+
+def append(tcp: str, topic: str, payloads: list[bytes]) -> None:
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch(topic, payloads))
+
+
+@pytest.mark.spark
+def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_job_dies(
+    server, tcp, spark, monkeypatch, tmp_path
+) -> None:
+    topic, random = f"place-{uuid.uuid4().hex[:8]}", Random(7)
+    where = {"topic": topic, "broker": tcp, "url": server.url, "in_place": True, **KEY}
+    written: list[bytes] = []
+    for _ in range(4):
+        payloads = history(random, 60, len(written))
+        append(tcp, topic, payloads)
+        call(f"{server.url}/topics/{topic}/roll", "POST")
+        written += payloads
+    append(tcp, topic, history(random, 10, len(written)))
+    before = records(tcp, topic)
+    sealed, active = before[:240], before[240:]
+    with pytest.raises(Conflict, match="penstock topic policy place-"):
+        compact(spark, **where)
+    runner = CliRunner()
+    set_it = runner.invoke(topic_commands.commands, ["policy", topic, "compact", "--broker", tcp, "--url", server.url])
+    assert (set_it.exit_code, set_it.stdout) == (0, "compact\n")
+
+    options = ["--topic", topic, "--key", "$.id", "--tombstone", "$.deleted", "--in-place", "--broker", tcp]
+    dry = runner.invoke(pipeline_commands.commands, ["run", "compact", *options, "--url", server.url, "--dry-run"])
+    counts = json.loads(dry.stdout.splitlines()[-1])
+    odd = [payload for _, payload in sealed if key_of(payload) is None]
+    kept = expected(sealed, tombstones=True)  # they are not a day old
+    assert (counts["records_before"], counts["records"]) == (240, len(kept))
+    assert (counts["keyless"], counts["executed"], counts["tombstones"]) == (len(odd), False, 0)
+    assert 0 < counts["broken"] < counts["keyless"]
+    assert records(tcp, topic) == before
+
+    real, swaps = inplace._swap, []
+
+    def dies(*given: Any) -> Any:
+        if len(swaps) == 1:
+            raise KeyboardInterrupt
+        swaps.append(real(*given))
+        return swaps[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inplace, "_swap", dies)
+        with pytest.raises(KeyboardInterrupt):
+            compact(spark, **where, segment_bytes=1000)
+    halfway = records(tcp, topic)
+    assert expected(halfway, tombstones=False) == expected(before, tombstones=False)
+    assert len(halfway) < len(before)
+    done = compact(spark, **where, segment_bytes=1000, tombstone_seconds=-3600.0)
+    left = expected(sealed, tombstones=False) + (kept[-1:] if b"deleted" in kept[-1][1] else [])
+    assert records(tcp, topic) == left + active
+    assert done.tombstones == sum(b"deleted" in payload for _, payload in kept[:-1])
+    assert done.records == len(left)
+    assert done.bytes_saved > 0
+    described = call(f"{server.url}/topics/{topic}", "GET")
+    assert (described["first_offset"], described["next_offset"]) == (0, 250)
+    assert described["records"] == len(left) + len(active)
+
+    append(tcp, topic, [b'{"id": 1, "n": "new"}'])
+    rolled = compact(spark, **where, roll=True)
+    everything = expected(left + active, tombstones=True)
+    assert (rolled.end, rolled.records) == (251, len(records(tcp, topic)))
+    assert records(tcp, topic)[-1] == (250, b'{"id": 1, "n": "new"}')
+    assert len(records(tcp, topic)) <= len(everything) + 1
+    segments = call(f"{server.url}/topics/{topic}", "GET")["segments"]
+    assert [segment["compacted"] for segment in segments] == [True, False]
+    monkeypatch.setattr(inplace, "_plan", lambda *_: Kept({}))
+    with pytest.raises(Conflict, match=r"0 records were read where its segments have \d+"):
+        compact(spark, **where)  # what was not read is not judged, and must not be removed
+    assert len(records(tcp, topic)) == rolled.records
+
+
+@pytest.mark.spark
+def test_a_topic_is_compacted_into_another_once_and_then_kept_up_to_date(server, tcp, spark, monkeypatch) -> None:
+    topic, target = f"log-{uuid.uuid4().hex[:8]}", f"latest-{uuid.uuid4().hex[:8]}"
+    where = {"topic": topic, "broker": tcp, "url": server.url, "to_topic": target, **KEY}
+    append(tcp, topic, history(Random(1), 80))
+    first = records(tcp, topic)
+    wanted = [payload for _, payload in expected(first, tombstones=False)]
+
+    def dies(source: Any, group: str, offset: int, real: Any = compact_job._commit) -> None:
+        if not group.endswith("-plan"):
+            raise KeyboardInterrupt  # all is written, and not noted
+        real(source, group, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compact_job, "_commit", dies)
+        with pytest.raises(KeyboardInterrupt):
+            compact(spark, **where)
+    append(tcp, topic, history(Random(2), 40, 80))  # the run under way must not grow by these
+    done = compact(spark, **where)
+    assert (done.end, done.records) == (80, len(wanted))
+    assert [payload for _, payload in records(tcp, target)] == wanted
+
+    more = compact(spark, **where)
+    assert (more.first, more.end, more.tombstones) == (80, 120, 0)
+    later = [payload for _, payload in expected(records(tcp, topic)[80:], tombstones=True)]
+    assert [payload for _, payload in records(tcp, target)] == wanted + later
+    assert compact(spark, **where).records_before == 0
+    lag = call(f"{server.url}/topics/{topic}/groups/compact-{target}", "GET")["lag"]
+    assert lag == 0
+
+
+@pytest.mark.spark
+def test_a_parquet_snapshot_is_replaced_as_a_whole(server, tcp, spark, tmp_path, monkeypatch) -> None:
+    topic, root = f"snap-{uuid.uuid4().hex[:8]}", str(tmp_path / "lake")
+    where = {"topic": topic, "broker": tcp, "url": server.url, "to": root, **KEY}
+
+    def snapshot() -> list[tuple[int, bytes]]:
+        return sorted((row.offset, bytes(row.payload)) for row in read_compacted(spark, root, topic).collect())
+
+    append(tcp, topic, history(Random(3), 60))
+    first = records(tcp, topic)
+    assert compact(spark, **where).records == len(expected(first, tombstones=False))
+    assert snapshot() == expected(first, tombstones=False)
+    append(tcp, topic, history(Random(4), 60, 60))
+
+    def killed(self: Lake, manifest: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compact(spark, **where)
+    assert snapshot() == expected(first, tombstones=False)
+    compact(spark, **where)
+    assert snapshot() == expected(records(tcp, topic), tombstones=False)
+    assert compact(spark, **where).records_before == 0
+    with pytest.raises(Conflict, match="another key"):
+        compact(spark, **{**where, "key": "$.n"})
+    with pytest.raises(InvalidRequest, match="the SQL of the key"):
+        compact(spark, **{**where, "key": None, "key_sql": "no_such_column", "to": str(tmp_path / "other")})
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    for keys in ({}, {"path": "$.id", "sql": "offset"}, {"path": "id"}, {"sql": "x", "tombstone_path": "deleted"}):
+        with pytest.raises(InvalidRequest):
+            Keys(**keys)
+    with pytest.raises(InvalidRequest, match="to a topic, to a directory"):
+        compact(None, topic="t", key="$.id")
+    with pytest.raises(InvalidRequest, match="in place"):
+        compact(None, topic="t", key="$.id", to_topic="t")
+
+
+def test_bits_are_cut_and_segments_grouped_as_the_broker_expects() -> None:
+    bits = np.zeros(3 * BUCKET, np.uint8)
+    bits[[0, 9, BUCKET - 1, BUCKET, 2 * BUCKET + 5]] = 1
+    packed = np.packbits(bits, bitorder="little").reshape(3, -1)
+    kept = Kept({0: packed[0].tobytes(), 1: packed[1].tobytes(), 2: packed[2].tobytes()})
+    for start, end in ((0, 10), (9, BUCKET + 1), (1, 3 * BUCKET), (BUCKET, BUCKET)):
+        assert kept.between(start, end).tolist() == bits[start:end].tolist()
+    segments = [{"base": 10 * i, "end": 10 * i + 10, "records": 10, "bytes": 1000} for i in range(4)]
+    every = Kept({0: bytes([255]) * (BUCKET // 8)})
+    assert [len(group) for group in _groups(segments, every, 2000)] == [2, 2]
+    assert [len(group) for group in _groups(segments, Kept({}), 1)] == [4]  # nothing stays: one swap
+    assert [len(group) for group in _groups(segments, every, 1)] == [1, 1, 1, 1]
