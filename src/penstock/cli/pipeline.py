@@ -253,6 +253,7 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, change nothing.")] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
+    token: Token = "",
     master: Master = LOCAL,
 ) -> None:
     """Keep the latest record per key of a topic. Records without a key, or that are no JSON, are kept and counted.
@@ -282,7 +283,7 @@ def compact(
             dry_run=dry_run,
             broker=broker,
             url=url,
-            token=os.environ.get("PENSTOCK_TOKEN"),
+            token=token,
             say=_say,
         )
     typer.echo(json.dumps({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved}))

@@ -135,20 +135,21 @@ def policy(
     wanted: Annotated[Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")] = None,
     broker: Broker = DEFAULT_BROKER,
     url: Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")] = DEFAULT_URL,
+    token: Token = "",
 ) -> None:
     """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact` compacts them.
 
     Example: `penstock topic policy prices compact`
     """
-    with _session(broker) as client:
+    with _session(broker, token) as client:
         if wanted is not None:
-            _put_policy(url, topic, wanted.value)
+            _put_policy(url, token, topic, wanted.value)
         sys.stdout.write(f"{client.info(topic).policy}\n")
 
 
-def _put_policy(url: str, topic: str, policy: str) -> None:
+def _put_policy(url: str, token: str, topic: str, policy: str) -> None:
     headers = {"Content-Type": "application/json"}
-    if token := os.environ.get("PENSTOCK_TOKEN"):
+    if token:
         headers["Authorization"] = f"Bearer {token}"
     target = f"{url.rstrip('/')}/topics/{quote(topic, safe='')}/policy"
     request = urllib.request.Request(target, msgspec.json.encode({"policy": policy}), headers, method="PUT")

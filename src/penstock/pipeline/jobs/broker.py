@@ -20,6 +20,7 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
+from penstock.pipeline.options import bearer
 
 ERRORS: dict[int, type[PenstockError]] = {
     400: InvalidRequest,
@@ -35,8 +36,10 @@ PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
 class Broker:
     def __init__(self, url: str, token: str | None = None, patience: float = 60.0) -> None:
+        """Without a token the environment's PENSTOCK_TOKEN is used, if there is one."""
         self._url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
+        self.token = token
+        self._headers = {"Content-Type": "application/json", **bearer()}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._patience = patience

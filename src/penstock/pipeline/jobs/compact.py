@@ -97,13 +97,22 @@ def _to_topic(source: Source, target: str) -> Compacted:
             return done
         _commit(source, plan, end)
         app = f"compact:{source.topic}:{source.state['incarnation']}:{target}:{source.keys.digest}:{start}:{end}"
-        ranges = chosen.select(f.expr(f"offset DIV {RANGE} AS range")).distinct().collect()
-        for number, (low,) in enumerate(sorted(tuple(row) for row in ranges), 1):
+        # Which records they are is part of who writes them: what a compaction in place took out of a range since a
+        # killed run must not shift others onto numbers that the broker has seen.
+        ranges = chosen.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
+        found = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
+        for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in found), 1):
             part = chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
             writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-            writer = writer.option("appId", f"{app}:{low}").option("topic", target).option("broker", source.broker)
+            writer = (
+                writer.option("appId", f"{app}:{low}:{rows}:{identity}")
+                .option("topic", target)
+                .option("broker", source.broker)
+            )
+            if source.http.token:
+                writer = writer.option("token", source.http.token)
             writer.save()
-            source.say(f"topic {source.topic}: {number} of {len(ranges)} ranges written to topic {target}")
+            source.say(f"topic {source.topic}: {number} of {len(found)} ranges written to topic {target}")
         _commit(source, group, end)
     finally:
         latest.unpersist()

@@ -113,7 +113,7 @@ class Source:
 
     def rows(self, start: int, end: int) -> Any:
         """The records in [start, end) with their keys."""
-        given = {"topic": self.topic, "broker": self.broker, "directory": self.directory}
+        given = {"topic": self.topic, "broker": self.broker, "directory": self.directory, "token": self.http.token}
         given["startingOffsets"] = json.dumps({self.topic: start})
         given["endingOffsets"] = json.dumps({self.topic: end})
         frame = self.spark.read.format("penstock").options(**{k: v for k, v in given.items() if v}).load()
