@@ -1,6 +1,7 @@
 """Keys, tokens made with them, and an identity provider that publishes them."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def claims_of(
 ) -> dict[str, Any]:
     found = {"sub": subject, "role": role, "iss": ISSUER, "aud": AUDIENCE, **claims}
     if lifetime is not None:
-        found["exp"] = time.time() + lifetime
+        found["exp"] = math.ceil(time.time() + lifetime)  # whole seconds, as issuers write it: up to one more
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -515,4 +515,6 @@ def test_metrics_as_json_have_the_dialects_names(api):
     assert {"uptime", "requests", "messages", "database", "memory", "cpu"} <= set(found)
     assert set(found["database"]) == {"poolSize", "idleConnections", "waitingRequests"}
     assert found["memory"]["rss"] > 1 << 20
-    assert api.client.get("/health").json()["worker_id"] == 0
+    health = api.client.get("/health").json()
+    assert (health["worker_id"], health["shared_state"]["enabled"]) == (0, True)
+    assert set(health["queen"]["merging"]) == {"push", "pop", "ack"}

@@ -256,7 +256,7 @@ def test_a_websocket_needs_a_token_and_its_role(broker):
             assert answer["error_message"] == "This needs the role read-write; the token has read-only"
             await reader.send(listing)
             assert json.loads(await reader.recv())["success"] is True
-        brief = token("read-write", lifetime=1.0)
+        brief = token("read-write", lifetime=1.5)
         async with connect(broker.websocket, additional_headers=bearer(brief)) as writer:
             await writer.send(produce)
             assert json.loads(await writer.recv())["success"] is True
@@ -297,7 +297,7 @@ def test_over_tcp_a_connection_says_who_it_is_before_anything_else(broker):
         assert exchange(connection, delete)[:2] == (frames.ERROR, TcpStatus.FORBIDDEN)
         assert exchange(connection, frames.request(Command.AUTH, b"nonsense"))[1] == TcpStatus.UNAUTHORIZED
         assert exchange(connection, listing)[1] == TcpStatus.UNAUTHORIZED  # not who it was before
-        assert exchange(connection, frames.request(Command.AUTH, token(lifetime=0.5).encode()))[1] == 0
+        assert exchange(connection, frames.request(Command.AUTH, token(lifetime=1.5).encode()))[1] == 0
         deadline = time.monotonic() + 10
         while exchange(connection, listing)[1] != TcpStatus.UNAUTHORIZED:
             assert time.monotonic() < deadline
@@ -335,16 +335,14 @@ def test_the_clients_send_their_token(broker, monkeypatch):
             given_out: list[str] = []
 
             def renewed() -> str:
-                given_out.append(READ_WRITE if given_out else token("read-write", lifetime=0.6))
+                given_out.append(READ_WRITE if given_out else token("read-write", lifetime=1.5))
                 return given_out[-1]
 
             async with TopicClient(address, token=renewed) as topics:
                 producer = topics.producer("by-client")
-                ends = time.monotonic() + 1.5
-                while time.monotonic() < ends:  # the first token expires, the connection is made anew with the next
+                while len(given_out) < 2:  # the first token expires, the connection is made anew with the next
                     await (await producer.send(b"more"))
                 await producer.close()
-            assert len(given_out) == 2
             for wrong in ("nonsense", None):
                 async with TopicClient(address, token=wrong) as topics:
                     with pytest.raises(errors.Unauthorized):

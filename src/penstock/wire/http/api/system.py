@@ -31,6 +31,8 @@ class Health(msgspec.Struct):
     version: str
     uptime: float
     listeners: dict[str, str]
+    shared_state: dict[str, Any]
+    queen: dict[str, Any]  # the queue engine, by the dialect's name for it
 
 
 class Welcome(msgspec.Struct):
@@ -54,6 +56,8 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
             version=__version__,
             uptime=round(broker.uptime, 3),
             listeners=addresses(),
+            shared_state={"enabled": True, "server_id": broker.presence.member},
+            queen={"waiting_pops": broker.queues.signals.waiting, "merging": _merging(broker)},
         )
         return json_response(found, 200 if up else 503)
 
@@ -137,6 +141,11 @@ def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
         failed=_total(metrics, "penstock_buffer_failed"),
         db_healthy=broker.database.healthy,
     )
+
+
+def _merging(broker: Broker) -> dict[str, float]:
+    """Requests that wait to share a call to the database, by kind."""
+    return {kind: count for (kind,), count in broker.metrics.values_of("penstock_queue_merging").items()}
 
 
 def _total(metrics: dict[str, Any], name: str) -> int:
