@@ -248,7 +248,7 @@ class Topic:
         run(make())
 
     def store(self, pool: ThreadPoolExecutor) -> TopicStore:
-        return TopicStore(self.directory, Topics(), pool=pool, metrics=Metrics())
+        return TopicStore(self.directory / "topics", Topics(), pool=pool, metrics=Metrics())
 
     def close(self) -> None:
         shutil.rmtree(self.directory)
@@ -266,7 +266,7 @@ class Topic:
                     "destination": {"type": "http", "url": url, **target},
                     "batch": {"records": BATCH, "linger": 0},
                 }
-                config = Config(data_directory=self.directory / f".run{self.turn}", routes={"r": route})
+                config = Config(data_directory=self.directory / f"run{self.turn}", routes={"r": route})
                 exports = Exports(config, pool=pool, metrics=Metrics(), topics=store)
                 began = time.perf_counter()
                 await exports.start()
@@ -289,7 +289,7 @@ class Topic:
             with ThreadPoolExecutor(2) as pool:
                 store = self.store(pool)
                 await store.start()
-                groups = Groups(self.directory / ".groups", store, pool=pool, metrics=Metrics())
+                groups = Groups(self.directory / f"groups{self.turn}", store, pool=pool, metrics=Metrics())
                 await groups.start()
                 topic = store.require("orders")
                 began = time.perf_counter()

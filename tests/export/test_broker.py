@@ -104,7 +104,7 @@ def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every
 
                 async def append(start: int) -> None:
                     same = [b"the same in every batch"] * 10
-                    for number in range(start, start + 300, 10):
+                    for number in range(start, start + 150, 10):
                         for topic in sources.values():
                             await topic.append([record(each) for each in range(number, number + 9)] + [b"\xff"])
                             await topic.append(same)
@@ -115,9 +115,9 @@ def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every
                 await append(0)
                 await eventually(lambda: arrived(100), 20)
                 await asyncio.to_thread(broker.kill)
-                await append(300)
+                await append(150)
                 await asyncio.to_thread(broker.start)
-                await eventually(lambda: arrived(1200), 30)
+                await eventually(lambda: arrived(600), 30)
             assert proxy.lost > 10, "answers were lost on the way"
             expected = {workers: [payload for _, payload in everything(t)] for workers, t in sources.items()}
             assert await contents(broker, "by1") == expected[1], "byte for byte, in order, each once"

@@ -113,7 +113,7 @@ def test_compression_reads_back(data: bytes, compression: int):
     assert decompress(compress(data, compression), compression) == data
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.permutations(list(range(1, 25))))
 def test_settled_ranges_merge_in_any_order(order: list[int]):
     settled, model = Settled(), set()

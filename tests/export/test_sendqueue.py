@@ -16,6 +16,7 @@ from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
+from tests.conftest import SOAK
 from tests.export.making import POOL, FakeClock, block, number_of
 from tests.support.faults import FaultyFs
 from tests.support.wait import eventually
@@ -217,7 +218,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000 if SOAK else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps,
     st.sampled_from(["always", "interval", "never"]),

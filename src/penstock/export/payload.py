@@ -13,7 +13,7 @@ A record that is no JSON still goes into a JSON body: as a string if it is UTF-8
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import cramjam
 import msgspec
@@ -41,14 +41,19 @@ def join(records: Sequence[bytes], encoding: int) -> bytes:
         if len(records) != 1:
             raise ValueError("a raw body is exactly one record")
         return records[0]
-    array = b"[" + b",".join(records) + b"]"
-    if not _is_array_of(array, records):
-        records = [as_json(record) for record in records]
-        array = b"[" + b",".join(records) + b"]"
     if encoding == JSON:
-        return array
-    if b"\n" in array:
-        records = [msgspec.json.format(record, indent=-1) for record in records]
+        body = b"[" + b",".join(records) + b"]"
+        if _holds(body, records, _raw_list.decode):
+            return body
+        return b"[" + b",".join(as_json(record) for record in records) + b"]"
+    body = _join_lines(records)
+    if body.count(b"\n") == len(records) and _holds(body, records, _raw_one.decode_lines):
+        return body
+    records = [as_json(record) for record in records]
+    return _join_lines([msgspec.json.format(record, indent=-1) if b"\n" in record else record for record in records])
+
+
+def _join_lines(records: Sequence[bytes]) -> bytes:
     return b"\n".join(records) + b"\n" if records else b""
 
 
@@ -80,10 +85,12 @@ def as_json(record: bytes) -> bytes:
         return msgspec.json.encode({"$base64": base64.b64encode(record).decode()})
 
 
-def _is_array_of(array: bytes, records: Sequence[bytes]) -> bool:
-    """Whether the array's elements are exactly the records (`1,2` between commas would pass for two)."""
+def _holds(body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list[msgspec.Raw]]) -> bool:
+    """Whether the body is valid and its values are exactly the records (`1,2` between commas would pass for two).
+
+    Lengths say it all: values as long as the records, one by one, leave no room for anything but what is between."""
     try:
-        return [bytes(element) for element in _raw_list.decode(array)] == list(records)
+        return list(map(len, decode(body))) == list(map(len, records))
     except msgspec.DecodeError:
         return False
 

@@ -43,26 +43,28 @@ class Source(Protocol):
 
 
 def make_blocks(
-    records: list[bytes], encoding: int, batch: Batching, positions: list[int] | None = None
+    records: list[bytes], encoding: int, batch: Batching, position: Callable[[int], int] | None = None
 ) -> list[Block]:
-    """Records as blocks of at most `batch` size. `positions`: where the source goes on behind each record."""
+    """Records as blocks of at most `batch` size. `position`: where the source goes on behind the n-th record."""
     blocks = []
     start, size = 0, 0
     most = 1 if encoding == RAW else batch.records
+    if 0 < len(records) <= most and sum(map(len, records)) <= batch.bytes:
+        return [_block(records, 0, len(records), encoding, position)]
     for at, record in enumerate(records):
         if at > start and (at - start >= most or size + len(record) > batch.bytes):
-            blocks.append(_block(records, start, at, encoding, positions))
+            blocks.append(_block(records, start, at, encoding, position))
             start, size = at, 0
         size += len(record)
     if records:
-        blocks.append(_block(records, start, len(records), encoding, positions))
+        blocks.append(_block(records, start, len(records), encoding, position))
     return blocks
 
 
-def _block(records: list[bytes], start: int, stop: int, encoding: int, positions: list[int] | None) -> Block:
+def _block(records: list[bytes], start: int, stop: int, encoding: int, position: Callable[[int], int] | None) -> Block:
     block = Block(join(records[start:stop], encoding), stop - start, encoding)
-    if positions is not None:
-        block.position = positions[stop - 1]
+    if position is not None:
+        block.position = position(stop - 1)
     return block
 
 
@@ -122,22 +124,29 @@ class TopicSource:
             if offset < topic.first_offset:
                 self._gap(offset, topic.first_offset)
                 offset = topic.first_offset
-            blocks: list[Block] = []
-            for _ in range(AHEAD):
+            batches: list[Any] = []
+            while len(batches) < AHEAD:
                 found = topic.read(offset, self._batch.records, self._batch.bytes)
                 if not found.count:
                     break
-                blocks += await asyncio.get_running_loop().run_in_executor(self._pool, self._make, found, generation)
+                batches.append(found)
                 offset = found.next_offset
                 if topic.next_offset - offset < self._batch.records:
                     break
+            blocks = await asyncio.get_running_loop().run_in_executor(self._pool, self._make, batches, generation)
             await push_patiently(self._route, self._queue, blocks, self._clock)
             self._read = offset
 
-    def _make(self, found: Any, generation: int) -> list[Block]:
-        shifted = generation << GENERATION_BITS
-        following = [*found.offsets.tolist()[1:], found.next_offset]
-        return make_blocks(found.payloads(), self._encoding, self._batch, [shifted | offset for offset in following])
+    def _make(self, batches: list[Any], generation: int) -> list[Block]:
+        blocks = []
+        for found in batches:
+
+            def position(at: int, found: Any = found) -> int:
+                following = found.offsets[at + 1] if at + 1 < found.count else found.next_offset
+                return generation << GENERATION_BITS | int(following)
+
+            blocks += make_blocks(found.payloads(), self._encoding, self._batch, position)
+        return blocks
 
     def _first(self, topic: TopicPort) -> int:
         if self._start == "latest":
