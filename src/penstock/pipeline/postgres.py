@@ -29,7 +29,7 @@ class Postgres:
         try:
             connection = dbapi.connect(self.url)
         except dbapi.Error as error:
-            raise Unavailable(f"PostgreSQL cannot be reached: {_first_line(error)}") from error
+            raise Unavailable(f"PostgreSQL cannot be reached: {first_line(error)}") from error
         with connection.cursor() as cursor:
             quoted = '"' + self.schema.replace('"', '""') + '"'
             cursor.execute(f"SET search_path TO {quoted}")
@@ -46,7 +46,7 @@ class Postgres:
                 connection.commit()
                 return found
             except dbapi.Error as error:
-                raise Unavailable(f"PostgreSQL refused: {_first_line(error)}") from error
+                raise Unavailable(f"PostgreSQL refused: {first_line(error)}") from error
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """A large answer, batch by batch as it arrives."""
@@ -57,8 +57,8 @@ class Postgres:
                 cursor.execute(query)
                 yield from cursor.fetch_record_batch()
             except dbapi.Error as error:
-                raise Unavailable(f"PostgreSQL failed while a range was read: {_first_line(error)}") from error
+                raise Unavailable(f"PostgreSQL failed while a range was read: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

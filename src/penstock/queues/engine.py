@@ -18,6 +18,7 @@ from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues.ack import Acknowledger
 from penstock.queues.admin import Admin
+from penstock.queues.analytics import Analytics
 from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
@@ -37,7 +38,8 @@ A = TypeVar("A")
 
 
 class Queues:
-    """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`, `status`, `upkeep`."""
+    """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`, `status`, `analytics`,
+    `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
@@ -57,6 +59,7 @@ class Queues:
         self.messages = Messages(database, self.catalog, self.keys, self.signals)
         self.traces = Traces(database, self.catalog, self.keys)
         self.status = Status(database, self.catalog)
+        self.analytics = Analytics(database)
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge("penstock_queue_waiting_pops", "Pops waiting for messages", read=lambda: self.signals.waiting)
         metrics.gauge(

@@ -15,6 +15,7 @@ DECLARE
   ords bigint[]; classes text[]; seqs bigint[]; lease_of uuid[];
   completed int8multirange; answered int8multirange; buried int8multirange; given_up int8multirange;
   failed bigint[]; failures text[]; direct bigint[]; reasons text[]; listed text[]; ended uuid[]; n bigint;
+  times timestamptz[]; again bigint;
 BEGIN
   FOR k IN
     SELECT a.*, p.name AS partition, p.queue_id, g.id AS group_id
@@ -46,8 +47,9 @@ BEGIN
          AND x.group_id = k.group_id AND x.expires_at > t;
       n := cardinality(k.ords);
       IF FOUND AND n = (SELECT sum(upper(r) - lower(r)) FROM unnest(held.open) r) THEN
-        SELECT array_agg(m.transaction_id) INTO listed FROM unnest(held.open) r CROSS JOIN LATERAL (
-          SELECT m.seq, m.transaction_id FROM messages m
+        SELECT array_agg(m.transaction_id), array_agg(m.created_at) INTO listed, times
+          FROM unnest(held.open) r CROSS JOIN LATERAL (
+          SELECT m.seq, m.transaction_id, m.created_at FROM messages m
            WHERE m.partition_id = k.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
            ORDER BY m.seq LIMIT upper(r) - lower(r)) m;
         IF listed = k.transactions OR
@@ -58,7 +60,8 @@ BEGIN
           c.leased := c.leased - completed;
           c.consumed := c.consumed + n;
           c.consumed_at := t;
-          INSERT INTO tally_log (queue_id, group_id, consumed, done) VALUES (k.queue_id, k.group_id, n, n);
+          INSERT INTO tally_log (queue_id, group_id, consumed, done, bucket, counts)
+          VALUES (k.queue_id, k.group_id, n, n, latency_bucket(t - times[n]), latency_counts(times, t));
           IF c.failing THEN
             DELETE FROM attempts a WHERE a.partition_id = k.partition_id AND a.group_id = k.group_id AND completed @> a.seq;
             c.failing := EXISTS (SELECT 1 FROM attempts a WHERE a.partition_id = k.partition_id AND a.group_id = k.group_id);
@@ -76,12 +79,12 @@ BEGIN
     END IF;
 
     WITH item AS MATERIALIZED (
-      SELECT i.ord, i.status, i.error, i.lease_id, m.seq,
+      SELECT i.ord, i.status, i.error, i.lease_id, m.seq, m.created_at,
              row_number() OVER (PARTITION BY m.seq ORDER BY i.ord) AS nth
         FROM unnest(k.ords, k.transactions, k.leases, k.statuses, k.errors)
                AS i (ord, transaction_id, lease_id, status, error)
         LEFT JOIN LATERAL (
-          SELECT m.seq FROM messages m
+          SELECT m.seq, m.created_at FROM messages m
            WHERE m.partition_id = k.partition_id AND m.transaction_id = i.transaction_id
              AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1) m ON true
     ), lease AS MATERIALIZED (
@@ -114,8 +117,10 @@ BEGIN
            array_agg(coalesce(x.error, 'Retries exhausted') ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
            array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'dlq'),
            array_agg(coalesce(x.error, 'Moved to the dead-letter queue') ORDER BY x.seq)
-             FILTER (WHERE x.class = 'ok' AND x.status = 'dlq')
-      INTO ords, classes, seqs, lease_of, completed, answered, n, failed, failures, direct, reasons
+             FILTER (WHERE x.class = 'ok' AND x.status = 'dlq'),
+           array_agg(x.created_at ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'completed'),
+           count(*) FILTER (WHERE x.class = 'ok' AND x.status = 'retry')
+      INTO ords, classes, seqs, lease_of, completed, answered, n, failed, failures, direct, reasons, times, again
       FROM classed x;
 
     buried := '{}';
@@ -125,10 +130,14 @@ BEGIN
         c.settled := c.settled + completed;
         c.consumed := c.consumed + n;
         c.consumed_at := t;
-        INSERT INTO tally_log (queue_id, group_id, consumed, done) VALUES (k.queue_id, k.group_id, n, n);
+        INSERT INTO tally_log (queue_id, group_id, consumed, done, bucket, counts)
+        VALUES (k.queue_id, k.group_id, n, n, latency_bucket(t - times[n]), latency_counts(times, t));
         IF c.failing THEN
           DELETE FROM attempts a WHERE a.partition_id = k.partition_id AND a.group_id = k.group_id AND completed @> a.seq;
         END IF;
+      END IF;
+      IF again > 0 THEN
+        INSERT INTO tally_log (queue_id, group_id, retried) VALUES (k.queue_id, k.group_id, again);
       END IF;
       IF failed IS NOT NULL THEN
         given_up := queue_fail(q, k.partition_id, k.group_id, failed, failures, true, false, t);

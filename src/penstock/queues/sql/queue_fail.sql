@@ -30,7 +30,7 @@ BEGIN
   )
   SELECT range_agg(int8range(seq, seq + 1)), count(*) INTO over, n FROM used_up;
 
-  INSERT INTO tally_log (queue_id, group_id, failed, consumed, done, dead, dropped)
-  VALUES (q.id, p_group, cardinality(p_seqs), n, n, CASE WHEN keep THEN n ELSE 0 END, CASE WHEN keep THEN 0 ELSE n END);
+  INSERT INTO tally_log (queue_id, group_id, failed, retried, consumed, done, dead, dropped)
+  VALUES (q.id, p_group, cardinality(p_seqs), cardinality(p_seqs) - n, n, n, CASE WHEN keep THEN n ELSE 0 END, CASE WHEN keep THEN 0 ELSE n END);
   RETURN coalesce(over, '{}');
 END $$;

@@ -2,7 +2,7 @@
 -- free again and no attempt is counted (the waiting client is gone). Answers the groups of the leases that were there.
 CREATE OR REPLACE FUNCTION queue_release(p_leases uuid[], p_settle boolean) RETURNS SETOF int LANGUAGE plpgsql AS $$
 DECLARE
-  l leases; c cursors; q queues; n bigint;
+  l leases; c cursors; q queues; times timestamptz[]; n bigint;
 BEGIN
   FOR l IN SELECT * FROM leases x WHERE x.lease_id = ANY (p_leases) ORDER BY x.partition_id, x.group_id LOOP
     SELECT * INTO c FROM cursors x WHERE x.partition_id = l.partition_id AND x.group_id = l.group_id
@@ -14,17 +14,19 @@ BEGIN
     c.leased := c.leased - l.open;
     IF isempty(c.leased) THEN c.next_expiry := NULL; END IF;
     IF p_settle THEN
-      SELECT count(*) INTO n FROM unnest(l.open) r, LATERAL (
-        SELECT 1 FROM messages m WHERE m.partition_id = l.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+      SELECT coalesce(array_agg(m.created_at), '{}') INTO times FROM unnest(l.open) r, LATERAL (
+        SELECT m.created_at FROM messages m WHERE m.partition_id = l.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
          ORDER BY m.seq LIMIT upper(r) - lower(r)) m;
       c.settled := c.settled + l.open;
+      n := cardinality(times);
       c.consumed := c.consumed + n;
       c.batches := c.batches + 1;
       c.consumed_at := clock_timestamp();
       IF c.failing THEN
         DELETE FROM attempts a WHERE a.partition_id = l.partition_id AND a.group_id = l.group_id AND l.open @> a.seq;
       END IF;
-      INSERT INTO tally_log (queue_id, group_id, consumed, done) VALUES (l.queue_id, l.group_id, n, n);
+      INSERT INTO tally_log (queue_id, group_id, consumed, done, bucket, counts)
+      VALUES (l.queue_id, l.group_id, n, n, latency_bucket(c.consumed_at - times[n]), latency_counts(times, c.consumed_at));
     END IF;
     c.due_at := queue_next(c, q);
     PERFORM queue_keep(c);

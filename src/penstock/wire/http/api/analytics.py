@@ -1,17 +1,96 @@
-"""Time series for dashboards: what the counters' history and PostgreSQL say."""
+"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that the Spark job `rollup` has
+written down.
+"""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from penstock.latency import ERROR, PERCENTILES
+from penstock.queues.analytics import Point
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.bodies import answer
+from penstock.wire.http.api.bodies import answer, moment
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
 
 
+class MinutesQuery(msgspec.Struct, frozen=True):
+    from_: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+    queue: str | None = None
+    topic: str | None = None
+    group: str | None = None
+    interval: Literal["minute", "hour", "day"] = "minute"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+
+
+class Latency(msgspec.Struct):
+    """From push to ack, in milliseconds; each within `latencyError` of the truth."""
+
+    count: int
+    p50: float
+    p95: float
+    p99: float
+
+
+class Minute(msgspec.Struct, kw_only=True):
+    """A queue, a group of a queue, or a topic in one interval."""
+
+    time: str
+    kind: Literal["queue", "group", "topic"]
+    queue: str | None
+    group: str | None
+    topic: str | None
+    pushed: int
+    bytes: int
+    acked: int
+    failed: int
+    retried: int
+    deadLetters: int  # noqa: N815
+    dropped: int
+    lag: int | None  # at the end of the interval
+    latency: Latency | None
+
+
+class Minutes(msgspec.Struct, kw_only=True):
+    from_: str = msgspec.field(name="from")
+    to: str
+    interval: str
+    latencyError: float  # noqa: N815
+    points: list[Minute]
+    truncated: bool  # there is more: ask again from `next`, or for a longer interval
+    next: str | None
+
+
 def routes(queues: Queues) -> list[Route]:
     status = queues.status
+
+    async def minutes(request: Request) -> Response:
+        args: MinutesQuery = request.args
+        until = moment(args.to, "to") if args.to else datetime.now(UTC)
+        since = moment(args.from_, "from") if args.from_ else until - timedelta(hours=1)
+        found = await queues.analytics.points(
+            since,
+            until,
+            BUCKETS[args.interval],
+            queue=args.queue or None,
+            topic=args.topic or None,
+            group=args.group or None,
+            limit=args.limit,
+        )
+        return answer(
+            {
+                "from": since,
+                "to": until,
+                "interval": args.interval,
+                "latencyError": round(ERROR, 4),
+                "points": [_minute(point) for point in found.points],
+                "truncated": found.truncated,
+                "next": found.next,
+            }
+        )
 
     async def queue_ops(request: Request) -> Response:
         args: RangeQuery = request.args
@@ -37,7 +116,38 @@ def routes(queues: Queues) -> list[Route]:
         return Route("GET", path, handler, summary=summary, tag="analytics", answer=dict[str, Any], **more)
 
     return [
+        Route(
+            "GET",
+            "/api/v1/analytics",
+            minutes,
+            query=MinutesQuery,
+            answer=Minutes,
+            summary="Counts, bytes, latencies, retries, dead letters and lag per interval, as last rolled up",
+            tag="analytics",
+        ),
         route("queue-ops", queue_ops, "Messages pushed, settled, failed and given up over time", query=RangeQuery),
         route("queue-lag", queue_lag, "How far behind every group is", query=RangeQuery),
         route("postgres-stats", postgres, "Size, sessions, dead rows, what holds vacuum back"),
     ]
+
+
+def _minute(point: Point) -> dict[str, Any]:
+    of_queue = point.kind != "topic"
+    counts = dict(point.counts)
+    dead = counts.pop("dead")
+    latency = {f"p{percent}": _milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES}
+    return {
+        "time": point.at,
+        "kind": point.kind,
+        "queue": point.name if of_queue else None,
+        "group": point.group if point.kind == "group" else None,
+        "topic": None if of_queue else point.name,
+        **counts,
+        "deadLetters": dead,
+        "lag": point.lag,
+        "latency": {"count": point.latency.total, **latency} if point.latency.total else None,
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds * 1000:.4g}")

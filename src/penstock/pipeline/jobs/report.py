@@ -1,0 +1,325 @@
+"""Reports for people: panels over time, drawn twice from the same numbers, as one HTML file and as a PNG.
+
+The HTML holds plotly.js itself, so it opens anywhere, without a network. The PNG is drawn by matplotlib: plotly's own
+images need a browser on the machine, and a job that runs at night on a server has none.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import Unavailable
+
+COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777", "#64748b")
+OTHERS = "all others"
+MOST = len(COLORS) - 1  # series of a panel; the rest is added up
+INK, FAINT, GRID = "#0f172a", "#64748b", "#e2e8f0"
+
+
+@dataclass
+class Series:
+    label: str
+    values: list[float | None]  # one per time of the report; None = not known
+
+
+@dataclass
+class Panel:
+    title: str
+    unit: str
+    series: list[Series]
+    kind: Literal["line", "bar"] = "line"  # bars are stacked
+    empty: str = "nothing in this time"
+    log: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(value for series in self.series for value in series.values)
+
+
+@dataclass
+class Table:
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    empty: str = "nothing in this time"
+    text: int = 1  # so many columns at the left are text, the others numbers
+
+
+@dataclass
+class Report:
+    title: str
+    since: datetime
+    until: datetime
+    times: list[datetime]
+    panels: list[Panel]
+    tiles: list[tuple[str, str]] = field(default_factory=list)  # what, how much
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    step: str = ""  # "per minute"
+
+    @property
+    def subtitle(self) -> str:
+        window = f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M} to {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return f"{window}, {self.step}" if self.step else window
+
+
+def write(report: Report, html: str | Path | None = None, png: str | Path | None = None) -> None:
+    """Write the report to the files that are named. A file is whole or not there."""
+    if html:
+        _replace(Path(html), to_html(report).encode())
+    if png:
+        _replace(Path(png), to_png(report))
+
+
+def top(found: dict[str, list[float | None]]) -> list[Series]:
+    """The largest series by their sum, the rest added up: nobody can read forty lines."""
+    order = sorted(found, key=lambda label: (-sum(value or 0 for value in found[label]), label))
+    shown = [Series(label, found[label]) for label in order[:MOST]]
+    rest = [found[label] for label in order[MOST:]]
+    if rest:
+        shown.append(Series(OTHERS, [sum(value or 0 for value in values) for values in zip(*rest, strict=True)]))
+    return shown
+
+
+def to_html(report: Report) -> str:
+    """One page with everything in it."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise _missing("plotly") from None
+    tiles = "".join(
+        f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in report.tiles
+    )
+    panels = "".join(_section(report, panel) for panel in report.panels)
+    tables = "".join(_table(table) for table in report.tables)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
+    return (
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(report.title)}</title>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
+        f"<header><h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p></header>"
+        f"<div class=tiles>{tiles}</div><main>{panels}</main>{tables}<footer>{notes}"
+        f"<p>Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Penstock.</p></footer></body></html>"
+    )
+
+
+def _section(report: Report, panel: Panel) -> str:
+    import plotly.graph_objects as go
+
+    about = f"<h2>{escape(panel.title)} <small>{escape(panel.unit)}</small></h2>"
+    if panel.is_empty:
+        return f"<section>{about}<p class=empty>{escape(panel.empty)}</p></section>"
+    figure = go.Figure()
+    for series, color in zip(panel.series, COLORS, strict=False):
+        hover = f"%{{y:,.4~g}} {panel.unit}"
+        if panel.kind == "bar":
+            figure.add_bar(x=report.times, y=series.values, name=series.label, marker_color=color, hovertemplate=hover)
+        else:
+            alone = (
+                {"mode": "lines+markers", "marker": {"size": 4, "color": color}}
+                if _sparse(series)
+                else {"mode": "lines"}
+            )
+            figure.add_scatter(
+                x=report.times,
+                y=series.values,
+                name=series.label,
+                line={"color": color, "width": 2},
+                hovertemplate=hover,
+                **alone,
+            )
+    figure.update_layout(
+        template="plotly_white",
+        height=320,
+        margin={"l": 64, "r": 16, "t": 8, "b": 40},
+        barmode="stack",
+        hovermode="x unified",
+        showlegend=True,
+        legend={"orientation": "h", "y": -0.18, "x": 0},
+        font={"family": "system-ui, sans-serif", "size": 12, "color": INK},
+    )
+    figure.update_xaxes(range=[report.since, report.until], gridcolor=GRID)
+    figure.update_yaxes(
+        title_text=panel.unit, gridcolor=GRID, rangemode="tozero", type="log" if panel.log else "linear"
+    )
+    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    return f"<section>{about}{drawn}</section>"
+
+
+def _sparse(series: Series) -> bool:
+    """A value between gaps has no line to show it."""
+    return any(value is None for value in series.values) or len(series.values) < 3
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f"<th{'' if place >= table.text else ' class=text'}>{escape(name)}" for place, name in enumerate(table.columns)
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td{'' if place >= table.text else ' class=text'}>{escape(cell)}" for place, cell in enumerate(row))
+        for row in table.rows
+    )
+    body = f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>"
+    shown = body if table.rows else f"<p class=empty>{escape(table.empty)}</p>"
+    return f"<section class=wide><h2>{escape(table.title)}</h2>{shown}</section>"
+
+
+def to_png(report: Report) -> bytes:
+    """The panels and the most important numbers on one sheet."""
+    import io
+
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise _missing("matplotlib") from None
+    across = 2
+    down = -(-len(report.panels) // across)
+    height = 1.5 + 3.6 * down
+    figure = Figure(figsize=(15, height), dpi=110, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.text(0.035, 1 - 0.38 / height, report.title, fontsize=19, fontweight="bold", color=INK, va="center")
+    figure.text(0.035, 1 - 0.72 / height, report.subtitle, fontsize=11, color=FAINT, va="center")
+    for place, (name, value) in enumerate(report.tiles):
+        x = 0.035 + place * 0.93 / max(1, len(report.tiles))
+        figure.text(x, 1 - 1.12 / height, value, fontsize=15, fontweight="bold", color=INK, va="center")
+        figure.text(x, 1 - 1.38 / height, name, fontsize=9, color=FAINT, va="center")
+    grid = figure.add_gridspec(
+        down, across, left=0.055, right=0.985, top=1 - 2.0 / height, bottom=0.55 / height, hspace=0.5, wspace=0.14
+    )
+    for place, panel in enumerate(report.panels):
+        _draw(figure.add_subplot(grid[place // across, place % across]), report, panel)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _draw(axes: Any, report: Report, panel: Panel) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=8)
+    axes.set_ylabel(panel.unit, fontsize=9, color=FAINT)
+    axes.set_xlim(report.since, report.until)
+    locator: Any = AutoDateLocator(minticks=3, maxticks=9, tz=UTC)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    axes.tick_params(labelsize=8.5, colors=FAINT, length=0)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if panel.is_empty:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=11)
+        return
+    width = (report.times[1] - report.times[0]) * 0.9 if len(report.times) > 1 else (report.until - report.since) * 0.9
+    base = [0.0] * len(report.times)
+    for series, color in zip(panel.series, COLORS, strict=False):
+        values = [float("nan") if value is None else value for value in series.values]
+        if panel.kind == "bar":
+            heights = [value or 0.0 for value in series.values]
+            axes.bar(report.times, heights, width, base, color=color, label=short(series.label, 34), align="edge")
+            base = [below + value for below, value in zip(base, heights, strict=True)]
+        else:
+            dot = {"marker": "o", "markersize": 2.5} if _sparse(series) else {}
+            axes.plot(report.times, values, color=color, linewidth=1.6, label=short(series.label, 34), **dot)
+    if panel.log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, fontsize=8.5, frameon=False, labelcolor=INK)
+
+
+def number(value: float | None) -> str:
+    """1,234 as 1,234; 12,345,678 as 12.3 M; 0.0123 as 0.0123."""
+    if value is None:
+        return "–"
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= limit:
+            return f"{value / ({' G': 1e9, ' M': 1e6, ' k': 1e3}[unit]):.3g}{unit}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "–"
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    for limit, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= limit:
+            return f"{seconds / limit:.3g} {unit}"
+    return f"{seconds * 1000:.3g} ms"
+
+
+def short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def bins(since: datetime, until: datetime, most: int = 180) -> tuple[int, str]:
+    """The shortest step in seconds that makes at most so many, and what to call it."""
+    length = (until - since).total_seconds()
+    steps = {60: "per minute", 300: "per 5 minutes", 900: "per 15 minutes", 3600: "per hour", 21600: "per 6 hours"}
+    for step, name in steps.items():
+        if length / step <= most:
+            return step, name
+    return 86400, "per day"
+
+
+def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
+    first, last = int(since.timestamp()) // step * step, until.timestamp()
+    return [datetime.fromtimestamp(at, UTC) for at in range(first, int(last) + (last % 1 > 0), step)]
+
+
+def check_targets(targets: Sequence[str | Path | None]) -> None:
+    """Before the long work: may the files be written, are the libraries there?"""
+    import importlib.util
+
+    wanted = [Path(target) for target in targets if target]
+    for target in wanted:
+        if not target.parent.is_dir():
+            raise Unavailable(f"{target} cannot be written: there is no directory {target.parent}")
+    for module in ("plotly", "matplotlib") if wanted else ():
+        if importlib.util.find_spec(module) is None:
+            raise _missing(module)
+
+
+def _missing(module: str) -> Unavailable:
+    return Unavailable(f"reports need {module}: pip install 'penstock[pipeline]'")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;background:#f8fafc;margin:0 auto;max-width:1400px;padding:24px}
+header h1{margin:0;font-size:26px}header p{margin:2px 0 18px;color:#64748b}
+.tiles{display:flex;flex-wrap:wrap;gap:12px;margin-bottom:16px}
+.tile{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:10px 18px;min-width:110px}
+.tile b{display:block;font-size:22px}.tile span{color:#64748b;font-size:13px}
+main{display:grid;grid-template-columns:repeat(auto-fit,minmax(520px,1fr));gap:16px}
+section{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:12px 16px;min-width:0}
+section.wide{margin-top:16px;overflow-x:auto}
+h2{font-size:16px;margin:0 0 4px}h2 small{color:#64748b;font-weight:400}
+.empty{color:#64748b;text-align:center;padding:70px 0;margin:0}.wide .empty{padding:20px}
+table{border-collapse:collapse;width:100%;font-size:14px}th,td{padding:5px 10px;text-align:right;
+border-bottom:1px solid #e2e8f0;vertical-align:top;font-variant-numeric:tabular-nums}th{color:#64748b;font-weight:500}
+.text{text-align:left;overflow-wrap:anywhere}footer{color:#64748b;font-size:13px;margin-top:16px}footer p{margin:2px 0}
+@media(max-width:640px){main{grid-template-columns:1fr}}
+"""

@@ -1,0 +1,150 @@
+"""rollup: what happened, minute by minute, of every queue, group and topic, into the table behind /api/v1/analytics.
+
+    topics   records and bytes by append time, read through the topic source
+    queues   messages pushed (the broker's counters) and bytes (the stored messages, counted in PostgreSQL by tasks that
+             each take some partitions and some of the time)
+    groups   acknowledged, failed, retried, dead and dropped messages, latencies from push to ack, and lag, from the
+             history that the broker's upkeep folds every few seconds
+
+Incremental and idempotent: a run begins a little before the last one ended, and a minute that is rolled up again
+replaces itself. Counts are never made smaller by that, because what a source can say about a minute only ever shrinks:
+retention, compaction and the history's week take away what was counted before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.pipeline.jobs import minutes, tables
+from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
+from penstock.pipeline.options import Options
+from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.topics import Topics
+
+OVERLAP = timedelta(minutes=5)  # of runs: longer than counters wait to be folded and commits are late
+FIRST = timedelta(days=1)  # how far back a first run looks
+TASKS = 8
+
+COUNTS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
+_SAME = "minute, kind, name, group_name"
+_KEPT = ", ".join(f"{name} = greatest(a.{name}, excluded.{name})" for name in COUNTS)
+WRITE = f"""
+  INSERT INTO analytics AS a ({_SAME}, {", ".join(COUNTS)}, lag, latency_buckets, latency_counts)
+  SELECT {_SAME}, {", ".join(f"coalesce({name}, 0)" for name in COUNTS)}, lag, latency_buckets, latency_counts
+    FROM jsonb_to_recordset($1::jsonb) AS r (minute timestamptz, kind text, name text, group_name text,
+         {", ".join(f"{name} bigint" for name in COUNTS)}, lag bigint,
+         latency_buckets smallint[], latency_counts bigint[])
+   ORDER BY 1, 2, 3, 4
+  ON CONFLICT ({_SAME}) DO UPDATE SET {_KEPT}, lag = coalesce(excluded.lag, a.lag),
+    latency_buckets = CASE WHEN excluded.acked >= a.acked THEN excluded.latency_buckets ELSE a.latency_buckets END,
+    latency_counts = CASE WHEN excluded.acked >= a.acked THEN excluded.latency_counts ELSE a.latency_counts END"""
+
+# A run that leaves out what is before it does not count: the next one still begins where the last whole one ended.
+REACHED = """
+  INSERT INTO rollups AS r (scope, upto) SELECT $1, $3::text::timestamptz
+  ON CONFLICT (scope) DO UPDATE SET upto = greatest(r.upto, excluded.upto), ran_at = clock_timestamp()
+   WHERE r.upto >= $2::text::timestamptz"""
+
+
+@dataclass
+class RolledUp:
+    """What a run did."""
+
+    since: datetime
+    until: datetime
+    queues: int = 0
+    groups: int = 0
+    topics: int = 0
+    rows: int = 0  # written to the table: one per minute and queue, group or topic
+    forgotten: int = 0  # rows older than `keep_days`, deleted
+
+
+def rollup(
+    spark: Any,
+    *,
+    database: str | None = None,
+    broker: str | None = None,
+    queues: Sequence[str] = (),
+    topics: Sequence[str] = (),
+    since: str | datetime | None = None,
+    until: str | datetime | None = None,
+    keep_days: int | None = None,
+    tasks: int = TASKS,
+    say: Callable[[str], None] = lambda _: None,
+) -> RolledUp:
+    """Roll up whole minutes from `since` (default: where the last run ended) to `until` (default: now).
+
+    Without `queues` and `topics` it takes all of both; topics only when `broker` is given.
+    """
+    postgres = Postgres(Options({"database": database} if database else {}))
+    if topics and not broker:
+        raise InvalidRequest("give the broker's address: topics are read from it")
+    postgres.rows("SELECT queue_rollup()")
+    scopes = [*(f"queue:{name}" for name in queues), *(f"topic:{name}" for name in topics)]
+    scopes = scopes or ["queues", *(["topics"] if broker else [])]
+    start, end = _window(postgres, scopes, since, until)
+    done = RolledUp(start, end)
+    if start >= end:
+        return done
+    if queues or not topics:
+        known = _known(postgres, queues)
+        done.queues, done.groups = len(known.queues), len(known.groups)
+        if known.queues:
+            say(f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to {end:%F %H:%M} UTC")
+            made = minutes.queue_minutes(spark, postgres, known, start, end, tasks)
+            done.rows += tables.write(made, postgres, WRITE)
+    if broker and (topics or not queues):
+        names = _topic_names(broker, topics)
+        done.topics = len(names)
+        if names:
+            say(f"{done.topics} topics, {start:%F %H:%M} to {end:%F %H:%M} UTC")
+            done.rows += tables.write(minutes.topic_minutes(spark, broker, names, start, end), postgres, WRITE)
+    for scope in scopes:
+        postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
+    if keep_days is not None:
+        forget = "WITH gone AS (DELETE FROM analytics WHERE minute < now() - make_interval(days => {}) RETURNING 1)"
+        done.forgotten = postgres.rows(forget.format(int(keep_days)) + " SELECT count(*) FROM gone")[0][0]
+    return done
+
+
+def _window(
+    postgres: Postgres, scopes: list[str], since: str | datetime | None, until: str | datetime | None
+) -> tuple[datetime, datetime]:
+    ((now,),) = postgres.rows("SELECT clock_timestamp()")
+    end = minute_of(now)
+    if until:
+        end = min(minute_of(moment(until, now, "until")), end + MINUTE)  # the minute that runs, when it is asked for
+    if since:
+        return minute_of(moment(since, now, "since")), end
+    ends: dict[str, datetime] = dict(postgres.rows("SELECT scope, upto FROM rollups"))
+    never = now - FIRST + OVERLAP
+    reached = [max(ends.get(scope, never), ends.get(scope.partition(":")[0] + "s", never)) for scope in scopes]
+    return minute_of(min(reached) - OVERLAP), end
+
+
+def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
+    found = minutes.Known()
+    for number, name in postgres.rows("SELECT id, name FROM queues WHERE deleted_at IS NULL ORDER BY id"):
+        if not queues or name in queues:
+            found.queues[number] = name
+    missing = [name for name in queues if name not in found.queues.values()]
+    if missing:
+        raise NotFound(f"there is no queue {missing[0]!r}")
+    for number, queue, name in postgres.rows("SELECT id, queue_id, name FROM groups"):
+        if queue in found.queues:
+            found.groups[number] = (queue, name)
+    return found
+
+
+def _topic_names(broker: str, topics: Sequence[str]) -> list[str]:
+    looking = Topics(Options({"broker": broker, "brokerTimeout": "10"}))
+    try:
+        names = looking.names()
+    finally:
+        looking.close()
+    missing = [name for name in topics if name not in names]
+    if missing:
+        raise NotFound(f"there is no topic {missing[0]!r} on {broker}")
+    return list(topics) or names

@@ -1,0 +1,220 @@
+"""The report over rolled up minutes: throughput, latency, lag, retries and dead letters by queue and topic."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.latency import ERROR, Latencies
+from penstock.pipeline.jobs import report as drawing
+from penstock.pipeline.jobs.report import Panel, Report, Series, Table, duration, number, size, top
+from penstock.pipeline.options import Options
+from penstock.pipeline.postgres import Postgres
+
+COLUMNS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
+MOST = 1_000_000  # points
+SQL = "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', NULL, NULL, {most})"
+QUEUE_MODE = "__QUEUE_MODE__"
+
+
+@dataclass
+class Point:
+    at: datetime
+    kind: str
+    name: str
+    group: str
+    counts: dict[str, int]
+    lag: int | None
+    latency: Latencies
+
+    @property
+    def label(self) -> str:
+        if self.kind != "group" or self.group == QUEUE_MODE:
+            return self.name
+        return f"{self.name} / {self.group}"
+
+
+def write_report(
+    since: datetime,
+    until: datetime,
+    *,
+    database: str | None = None,
+    queues: Sequence[str] = (),
+    topics: Sequence[str] = (),
+    html: str | Path | None = None,
+    png: str | Path | None = None,
+) -> Report:
+    """Draw what the table says of the time from `since` to `until`."""
+    made = build(
+        load(Postgres(Options({"database": database} if database else {})), since, until), since, until, queues, topics
+    )
+    drawing.write(made, html, png)
+    return made
+
+
+def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
+    step, _ = drawing.bins(since, until)
+    rows = postgres.rows(SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST))
+    return [
+        Point(at, kind, name, group, dict(zip(COLUMNS, counts, strict=True)), lag, Latencies(buckets, shares))
+        for at, kind, name, group, *counts, lag, buckets, shares in rows
+    ]
+
+
+def build(
+    points: list[Point], since: datetime, until: datetime, queues: Sequence[str] = (), topics: Sequence[str] = ()
+) -> Report:
+    step, called = drawing.bins(since, until)
+    times = drawing.times_of(since, until, step)
+    place = {at: index for index, at in enumerate(times)}
+    if queues or topics:
+        points = [point for point in points if point.name in (topics if point.kind == "topic" else queues)]
+    points = [point for point in points if point.at in place]
+    of = {kind: [point for point in points if point.kind == kind] for kind in ("queue", "group", "topic")}
+
+    def rates(kind: str, column: str, per: float) -> list[Series]:
+        found: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
+        for point in of[kind]:
+            found[point.label][place[point.at]] = point.counts[column] / per
+        return top({label: values for label, values in found.items() if any(values)})
+
+    overall: list[Latencies] = [Latencies() for _ in times]
+    each: dict[str, dict[int, Latencies]] = defaultdict(dict)
+    for point in of["group"]:
+        overall[place[point.at]].merge(point.latency)
+        each[point.label][place[point.at]] = point.latency
+    whole = Latencies()
+    for one in overall:
+        whole.merge(one)
+    panels = [
+        Panel("Pushed, by queue", "messages/s", rates("queue", "pushed", step)),
+        Panel("Acknowledged, by group", "messages/s", rates("group", "acked", step)),
+        Panel(
+            "Latency from push to ack, all groups",
+            "ms",
+            [Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in (50, 95, 99)],
+            log=True,
+            empty="nothing was acknowledged in this time",
+        ),
+        Panel(
+            "Latency p99, by group",
+            "ms",
+            _p99(each, len(times)),
+            log=True,
+            empty="nothing was acknowledged in this time",
+        ),
+        Panel("Lag, by group", "messages", _lags(of["group"], place, len(times)), empty="no group was behind"),
+        Panel(
+            "Retries, by group",
+            f"deliveries {called}",
+            rates("group", "retried", 1),
+            "bar",
+            empty="nothing was retried",
+        ),
+        Panel(
+            "Dead letters, by group", f"messages {called}", rates("group", "dead", 1), "bar", empty="no dead letters"
+        ),
+        Panel("Topics: appended", "records/s", rates("topic", "pushed", step), empty="nothing was appended to a topic"),
+        Panel("Bytes pushed, by queue", "KiB/s", rates("queue", "bytes", step * 1024)),
+        Panel(
+            "Bytes appended, by topic",
+            "KiB/s",
+            rates("topic", "bytes", step * 1024),
+            empty="nothing was appended to a topic",
+        ),
+    ]
+
+    def total(kind: str, column: str) -> int:
+        return sum(point.counts[column] for point in of[kind])
+
+    tiles = [
+        ("messages pushed", number(total("queue", "pushed"))),
+        ("pushed", size(total("queue", "bytes"))),
+        ("acknowledged", number(total("group", "acked"))),
+        ("latency p50", duration(whole.percentile(50))),
+        ("latency p99", duration(whole.percentile(99))),
+        ("retries", number(total("group", "retried"))),
+        ("dead letters", number(total("group", "dead"))),
+        ("topic records", number(total("topic", "pushed"))),
+    ]
+    notes = [
+        f"Latencies are from push to ack and within {ERROR:.1%} of the truth.",
+        "Lag is at the end of each interval, within the 5 s in which brokers fold their counters.",
+        "A retry is a delivery that did not settle its message: failed, asked for again, or not answered in time.",
+    ]
+    return Report("Penstock: queues and topics", since, until, times, panels, tiles, _tables(of), notes, step=called)
+
+
+def _p99(each: dict[str, dict[int, Latencies]], count: int) -> list[Series]:
+    busiest = sorted(each, key=lambda label: (-sum(one.total for one in each[label].values()), label))[: drawing.MOST]
+    return [
+        Series(label, [_ms(each[label][i].percentile(99)) if i in each[label] else None for i in range(count)])
+        for label in busiest
+    ]
+
+
+def _lags(points: list[Point], place: dict[datetime, int], count: int) -> list[Series]:
+    found: dict[str, list[float | None]] = defaultdict(lambda: [None] * count)
+    for point in points:
+        found[point.label][place[point.at]] = point.lag
+    for values in found.values():
+        for index in range(1, count):  # what did not change is not written down again
+            if values[index] is None:
+                values[index] = values[index - 1]
+    return top({label: values for label, values in found.items() if any(values)})
+
+
+def _tables(of: dict[str, list[Point]]) -> list[Table]:
+    queues: dict[str, list[Point]] = defaultdict(list)
+    for point in (*of["queue"], *of["group"]):
+        queues[point.name].append(point)
+    rows: list[tuple[int, list[str]]] = []
+    for name, points in queues.items():
+        own = [point for point in points if point.kind == "queue"]
+        pushed, held = sum(p.counts["pushed"] for p in own), sum(p.counts["bytes"] for p in own)
+        groups: dict[str, list[Point]] = defaultdict(list)
+        for point in points:
+            if point.kind == "group":
+                groups[point.group].append(point)
+        own_cells = [number(pushed), size(held)]
+        rows += [
+            (-pushed, [name, "–" if group in ("", QUEUE_MODE) else group, *own_cells, *_group_cells(groups[group])])
+            for group in sorted(groups) or [""]
+        ]
+    columns = [
+        "queue",
+        "group",
+        "pushed",
+        "bytes",
+        "acked",
+        "retries",
+        "dead letters",
+        "p50",
+        "p95",
+        "p99",
+        "lag at the end",
+    ]
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for point in of["topic"]:
+        totals[point.name][0] += point.counts["pushed"]
+        totals[point.name][1] += point.counts["bytes"]
+    topics = [[name, number(n), size(held)] for name, (n, held) in sorted(totals.items(), key=lambda kv: -kv[1][0])]
+    return [
+        Table("Queues and groups", columns, [cells for _, cells in sorted(rows)], text=2),
+        Table("Topics", ["topic", "records", "bytes"], topics),
+    ]
+
+
+def _group_cells(points: list[Point]) -> list[str]:
+    latency = Latencies()
+    for point in points:
+        latency.merge(point.latency)
+    lags = [point.lag for point in points if point.lag is not None]
+    sums = [number(sum(point.counts[column] for point in points)) for column in ("acked", "retried", "dead")]
+    return [*sums, *(duration(latency.percentile(p)) for p in (50, 95, 99)), number(lags[-1]) if lags else "–"]
+
+
+def _ms(seconds: float | None) -> Any:
+    return None if seconds is None else seconds * 1000

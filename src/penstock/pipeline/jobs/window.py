@@ -1,0 +1,26 @@
+"""The stretch of time a job looks at: given as times, or as how long ago."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from penstock.errors import InvalidRequest
+
+AGO = re.compile(r"(\d+)\s*([smhdw])")
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+MINUTE = timedelta(minutes=1)
+
+
+def moment(text: str | datetime, now: datetime, what: str) -> datetime:
+    """`2026-01-31T12:00Z` (UTC when it names no zone), or `90m`, `24h`, `7d` for as long before `now`."""
+    if isinstance(text, datetime):
+        return text.replace(tzinfo=text.tzinfo or UTC)
+    if found := AGO.fullmatch(text.strip()):
+        return now - timedelta(**{UNITS[found[2]]: int(found[1])})
+    try:
+        return moment(datetime.fromisoformat(text.strip()), now, what)
+    except ValueError:
+        raise InvalidRequest(f"{what} is a time such as 2026-01-31T12:00:00Z, or 90m, 24h, 7d, not {text!r}") from None
+
+
+def minute_of(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(second=0, microsecond=0)
