@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from penstock.errors import Unavailable
 
-COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777", "#64748b")
+COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
+GREY = "#94a3b8"
 OTHERS = "all others"
-MOST = len(COLORS) - 1  # series of a panel; the rest is added up
+MOST = len(COLORS)  # series of a panel; the rest is added up
 INK, FAINT, GRID = "#0f172a", "#64748b", "#e2e8f0"
 
 
@@ -24,6 +25,7 @@ INK, FAINT, GRID = "#0f172a", "#64748b", "#e2e8f0"
 class Series:
     label: str
     values: list[float | None]  # one per time of the report; None = not known
+    color: str
 
 
 @dataclass
@@ -75,13 +77,12 @@ def write(report: Report, html: str | Path | None = None, png: str | Path | None
         _replace(Path(png), to_png(report))
 
 
-def top(found: dict[str, list[float | None]]) -> list[Series]:
-    """The largest series by their sum, the rest added up: nobody can read forty lines."""
-    order = sorted(found, key=lambda label: (-sum(value or 0 for value in found[label]), label))
-    shown = [Series(label, found[label]) for label in order[:MOST]]
-    rest = [found[label] for label in order[MOST:]]
+def top(found: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
+    """The first of the ranks, the rest added up: nobody can read forty lines. A label has one color in all panels."""
+    shown = [Series(label, found[label], color) for label, color in zip(ranks, COLORS, strict=False) if label in found]
+    rest = [found[label] for label in found if label not in ranks[:MOST]]
     if rest:
-        shown.append(Series(OTHERS, [sum(value or 0 for value in values) for values in zip(*rest, strict=True)]))
+        shown.append(Series(OTHERS, [sum(value or 0 for value in values) for values in zip(*rest, strict=True)], GREY))
     return shown
 
 
@@ -114,13 +115,15 @@ def _section(report: Report, panel: Panel) -> str:
     if panel.is_empty:
         return f"<section>{about}<p class=empty>{escape(panel.empty)}</p></section>"
     figure = go.Figure()
-    for series, color in zip(panel.series, COLORS, strict=False):
+    for series in panel.series:
         hover = f"%{{y:,.4~g}} {panel.unit}"
         if panel.kind == "bar":
-            figure.add_bar(x=report.times, y=series.values, name=series.label, marker_color=color, hovertemplate=hover)
+            figure.add_bar(
+                x=report.times, y=series.values, name=series.label, marker_color=series.color, hovertemplate=hover
+            )
         else:
             alone = (
-                {"mode": "lines+markers", "marker": {"size": 4, "color": color}}
+                {"mode": "lines+markers", "marker": {"size": 4, "color": series.color}}
                 if _sparse(series)
                 else {"mode": "lines"}
             )
@@ -128,7 +131,7 @@ def _section(report: Report, panel: Panel) -> str:
                 x=report.times,
                 y=series.values,
                 name=series.label,
-                line={"color": color, "width": 2},
+                line={"color": series.color, "width": 2},
                 hovertemplate=hover,
                 **alone,
             )
@@ -190,7 +193,7 @@ def to_png(report: Report) -> bytes:
         figure.text(x, 1 - 1.12 / height, value, fontsize=15, fontweight="bold", color=INK, va="center")
         figure.text(x, 1 - 1.38 / height, name, fontsize=9, color=FAINT, va="center")
     grid = figure.add_gridspec(
-        down, across, left=0.055, right=0.985, top=1 - 2.0 / height, bottom=0.55 / height, hspace=0.5, wspace=0.14
+        down, across, left=0.055, right=0.985, top=1 - 2.0 / height, bottom=0.85 / height, hspace=0.5, wspace=0.14
     )
     for place, panel in enumerate(report.panels):
         _draw(figure.add_subplot(grid[place // across, place % across]), report, panel)
@@ -201,15 +204,15 @@ def to_png(report: Report) -> bytes:
 
 def _draw(axes: Any, report: Report, panel: Panel) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=8)
     axes.set_ylabel(panel.unit, fontsize=9, color=FAINT)
     axes.set_xlim(report.since, report.until)
     locator: Any = AutoDateLocator(minticks=3, maxticks=9, tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-    axes.tick_params(labelsize=8.5, colors=FAINT, length=0)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC, show_offset=False))  # type: ignore[no-untyped-call]
+    axes.tick_params(which="both", labelsize=8.5, colors=FAINT, length=0)
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side in axes.spines.values():
@@ -218,19 +221,30 @@ def _draw(axes: Any, report: Report, panel: Panel) -> None:
         axes.set_yticks([])
         axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=11)
         return
-    width = (report.times[1] - report.times[0]) * 0.9 if len(report.times) > 1 else (report.until - report.since) * 0.9
+    width = report.times[1] - report.times[0] if len(report.times) > 1 else report.until - report.since
     base = [0.0] * len(report.times)
-    for series, color in zip(panel.series, COLORS, strict=False):
+    for series in panel.series:
         values = [float("nan") if value is None else value for value in series.values]
         if panel.kind == "bar":
             heights = [value or 0.0 for value in series.values]
-            axes.bar(report.times, heights, width, base, color=color, label=short(series.label, 34), align="edge")
+            axes.bar(
+                report.times,
+                heights,
+                width,
+                base,
+                color=series.color,
+                label=short(series.label, 34),
+                align="edge",
+                linewidth=0,
+            )
             base = [below + value for below, value in zip(base, heights, strict=True)]
         else:
             dot = {"marker": "o", "markersize": 2.5} if _sparse(series) else {}
-            axes.plot(report.times, values, color=color, linewidth=1.6, label=short(series.label, 34), **dot)
+            axes.plot(report.times, values, color=series.color, linewidth=1.6, label=short(series.label, 34), **dot)
     if panel.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))

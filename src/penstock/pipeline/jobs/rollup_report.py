@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.latency import ERROR, Latencies
 from penstock.pipeline.jobs import report as drawing
-from penstock.pipeline.jobs.report import Panel, Report, Series, Table, duration, number, size, top
+from penstock.pipeline.jobs.report import COLORS, Panel, Report, Series, Table, duration, number, size, top
 from penstock.pipeline.options import Options
 from penstock.pipeline.postgres import Postgres
 
@@ -17,6 +17,7 @@ COLUMNS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
 MOST = 1_000_000  # points
 SQL = "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', NULL, NULL, {most})"
 QUEUE_MODE = "__QUEUE_MODE__"
+PERCENTILES = {50: COLORS[0], 95: COLORS[1], 99: COLORS[4]}
 
 
 @dataclass
@@ -74,11 +75,13 @@ def build(
     points = [point for point in points if point.at in place]
     of = {kind: [point for point in points if point.kind == kind] for kind in ("queue", "group", "topic")}
 
+    ranks = {kind: _ranks(of[kind], "acked" if kind == "group" else "pushed") for kind in of}
+
     def rates(kind: str, column: str, per: float) -> list[Series]:
         found: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
         for point in of[kind]:
             found[point.label][place[point.at]] = point.counts[column] / per
-        return top({label: values for label, values in found.items() if any(values)})
+        return top({label: values for label, values in found.items() if any(values)}, ranks[kind])
 
     overall: list[Latencies] = [Latencies() for _ in times]
     each: dict[str, dict[int, Latencies]] = defaultdict(dict)
@@ -94,18 +97,23 @@ def build(
         Panel(
             "Latency from push to ack, all groups",
             "ms",
-            [Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in (50, 95, 99)],
+            [Series(f"p{p}", [_ms(one.percentile(p)) for one in overall], color) for p, color in PERCENTILES.items()],
             log=True,
             empty="nothing was acknowledged in this time",
         ),
         Panel(
             "Latency p99, by group",
             "ms",
-            _p99(each, len(times)),
+            _p99(each, ranks["group"], len(times)),
             log=True,
             empty="nothing was acknowledged in this time",
         ),
-        Panel("Lag, by group", "messages", _lags(of["group"], place, len(times)), empty="no group was behind"),
+        Panel(
+            "Lag, by group",
+            "messages",
+            _lags(of["group"], ranks["group"], place, len(times)),
+            empty="no group was behind",
+        ),
         Panel(
             "Retries, by group",
             f"deliveries {called}",
@@ -147,15 +155,23 @@ def build(
     return Report("Penstock: queues and topics", since, until, times, panels, tiles, _tables(of), notes, step=called)
 
 
-def _p99(each: dict[str, dict[int, Latencies]], count: int) -> list[Series]:
-    busiest = sorted(each, key=lambda label: (-sum(one.total for one in each[label].values()), label))[: drawing.MOST]
+def _ranks(points: list[Point], column: str) -> list[str]:
+    """The labels, the busiest first."""
+    totals: dict[str, int] = defaultdict(int)
+    for point in points:
+        totals[point.label] += point.counts[column]
+    return sorted(totals, key=lambda label: (-totals[label], label))
+
+
+def _p99(each: dict[str, dict[int, Latencies]], ranks: list[str], count: int) -> list[Series]:
     return [
-        Series(label, [_ms(each[label][i].percentile(99)) if i in each[label] else None for i in range(count)])
-        for label in busiest
+        Series(label, [_ms(each[label][i].percentile(99)) if i in each[label] else None for i in range(count)], color)
+        for label, color in zip(ranks, COLORS, strict=False)
+        if any(one.total for one in each[label].values())
     ]
 
 
-def _lags(points: list[Point], place: dict[datetime, int], count: int) -> list[Series]:
+def _lags(points: list[Point], ranks: list[str], place: dict[datetime, int], count: int) -> list[Series]:
     found: dict[str, list[float | None]] = defaultdict(lambda: [None] * count)
     for point in points:
         found[point.label][place[point.at]] = point.lag
@@ -163,7 +179,7 @@ def _lags(points: list[Point], place: dict[datetime, int], count: int) -> list[S
         for index in range(1, count):  # what did not change is not written down again
             if values[index] is None:
                 values[index] = values[index - 1]
-    return top({label: values for label, values in found.items() if any(values)})
+    return top({label: values for label, values in found.items() if any(values)}, ranks)
 
 
 def _tables(of: dict[str, list[Point]]) -> list[Table]:

@@ -1,0 +1,128 @@
+"""`penstock pipeline run rollup` and `run dlq-report`: figures and reports made by Spark."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.pipeline import (
+    LOCAL,
+    LOCAL_BROKER,
+    Broker,
+    Database,
+    Json,
+    Master,
+    _reporting,
+    _say,
+    _session,
+    run_commands,
+)
+
+Since = Annotated[str | None, typer.Option(help="A time (2026-01-31T12:00Z), or how long ago: 90m, 24h, 7d.")]
+Until = Annotated[str | None, typer.Option(help="The same; now when it is left out.")]
+Queues = Annotated[list[str] | None, typer.Option("--queue", help="Only this queue; may be given several times.")]
+Html = Annotated[Path | None, typer.Option(help="Write the report here, as one HTML file.")]
+Png = Annotated[Path | None, typer.Option(help="Write the report's plots here, as an image.")]
+
+
+@run_commands.command()
+def rollup(
+    since: Since = None,
+    until: Until = None,
+    queue: Queues = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="Only this topic; may be given several times.")
+    ] = None,
+    html: Html = None,
+    png: Png = None,
+    keep_days: Annotated[int | None, typer.Option(min=1, help="Delete rolled up minutes older than this.")] = None,
+    broker: Broker = LOCAL_BROKER,
+    database: Database = None,
+    master: Master = LOCAL,
+) -> None:
+    """Roll up what happened per minute: counts, bytes, latencies, lag, retries, dead letters.
+
+    Goes on where the last run ended; running it again changes nothing. The broker serves the result at
+    /api/v1/analytics. With a report of the last day:
+
+    `penstock pipeline run rollup --since 24h --html day.html --png day.png`
+    """
+    with _reporting():
+        from penstock.pipeline.jobs.report import check_targets
+        from penstock.pipeline.jobs.rollup import rollup as job
+        from penstock.pipeline.jobs.rollup_report import write_report
+
+        check_targets([html, png])
+        queues, topics = queue or [], topic or []
+        done = job(
+            _session("rollup", master),
+            database=database,
+            broker=broker if topics or not queues else None,
+            queues=queues,
+            topics=topics,
+            since=since,
+            until=until,
+            keep_days=keep_days,
+            say=_say,
+        )
+        if html or png:
+            window = (done.since, max(done.until, done.since))
+            write_report(*window, database=database, queues=queues, topics=topics, html=html, png=png)
+    typer.echo(json.dumps(dataclasses.asdict(done), default=_text))
+
+
+@run_commands.command("dlq-report")
+def dlq_report(
+    since: Since = None,
+    until: Until = None,
+    queue: Queues = None,
+    samples: Annotated[int, typer.Option(min=0, max=100, help="Dead letters shown of each kind.")] = 3,
+    html: Html = None,
+    png: Png = None,
+    as_json: Json = False,
+    database: Database = None,
+    master: Master = LOCAL,
+) -> None:
+    """Dead letters by error and queue, with samples.
+
+    Errors that differ only in ids, numbers and times are one kind. Example:
+
+    `penstock pipeline run dlq-report --since 7d --html dead.html`
+    """
+    with _reporting():
+        from penstock.pipeline.jobs.dlq_report import dlq_report as job
+
+        found = job(
+            _session("dlq-report", master),
+            database=database,
+            queues=queue or [],
+            since=since,
+            until=until,
+            samples=samples,
+            html=html,
+            png=png,
+            say=_say,
+        )
+    if as_json:
+        made = dataclasses.asdict(dataclasses.replace(found, times={}))
+        del made["times"]
+        typer.echo(json.dumps(made, default=_text))
+        return
+    if not found.kinds:
+        typer.echo("no dead letters")
+        return
+    table = Table("error", "queue", "groups", "count", "attempts", "first (UTC)", "last (UTC)", "sample payload")
+    for kind in found.kinds:
+        sample = next((one.payload for one in kind.samples if one.payload), "")
+        times = (f"{kind.first:%m-%d %H:%M:%S}", f"{kind.last:%m-%d %H:%M:%S}")
+        numbers = (f"{kind.count:,}", str(kind.attempts))
+        table.add_row(kind.error, kind.queue, ", ".join(kind.groups), *numbers, *times, (sample or "")[:60])
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    return str(value.isoformat())

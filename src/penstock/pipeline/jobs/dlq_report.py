@@ -1,0 +1,276 @@
+"""dlq-report: what went wrong how often. Dead letters by error and queue, with samples, over time.
+
+Errors are told apart by their text without what differs from one message to the next: ids, hexadecimal numbers,
+times, addresses and numbers become placeholders; of a Python traceback the last line counts, of any other text the
+first. Payloads are read for the samples only; those of encrypted messages stay closed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.pipeline.jobs import report as drawing
+from penstock.pipeline.jobs import tables
+from penstock.pipeline.jobs.report import Panel, Report, Series, Table, number, short, top
+from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
+from penstock.pipeline.options import Options
+from penstock.pipeline.postgres import Postgres
+
+TASKS = 8
+PER_TASK = 50_000
+LONGEST = 200  # characters of an error's text
+PAYLOAD = 500  # bytes of a sample's
+
+LETTERS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("queue", pa.string()),
+        ("consumer", pa.string()),
+        ("partition", pa.string()),
+        ("transaction", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("attempts", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+SOURCE = """
+    FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
+    JOIN partitions p ON p.id = d.partition_id LEFT JOIN groups g ON g.id = d.group_id
+   WHERE d.failed_at < '{until}' {where}"""
+READ = "SELECT d.id, q.name, g.name, p.name, d.transaction_id, d.failed_at, d.attempts::bigint, d.error" + SOURCE
+
+# In this order: what is longer and more telling first.
+PATTERNS = (
+    (r"(?i)\\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\b", "<id>"),
+    (r"\\b\\d{4}-\\d\\d-\\d\\d([T ]\\d\\d:\\d\\d(:\\d\\d)?([.,]\\d+)?(Z|[+-]\\d\\d:?\\d\\d)?)?", "<time>"),
+    (r"\\b\\d{1,3}(\\.\\d{1,3}){3}(:\\d+)?\\b", "<address>"),
+    (r"(?i)\\b0x[0-9a-f]+\\b", "<hex>"),
+    (r"(?i)\\b(?=[0-9a-f]*\\d)[0-9a-f]{12,}\\b", "<id>"),
+    (r"\\d+([.,]\\d+)*", "<n>"),
+    (r"\\s+", " "),
+)
+
+
+@dataclass
+class Sample:
+    id: int  # dlqId, as in /api/v1/dlq
+    partition: str
+    group: str | None
+    transaction_id: str
+    failed_at: datetime
+    error: str
+    payload: str | None  # its beginning; None = encrypted, or gone meanwhile
+
+
+@dataclass
+class Kind:
+    """Dead letters of one queue that failed alike."""
+
+    error: str
+    queue: str
+    count: int
+    groups: list[str]
+    attempts: int  # most of any
+    first: datetime
+    last: datetime
+    samples: list[Sample] = field(default_factory=list)
+
+
+@dataclass
+class Letters:
+    since: datetime
+    until: datetime
+    total: int
+    kinds: list[Kind]  # the most frequent first
+    times: dict[tuple[str, str], dict[datetime, int]] = field(default_factory=dict, repr=False)
+
+
+def dlq_report(
+    spark: Any,
+    *,
+    database: str | None = None,
+    queues: Sequence[str] = (),
+    since: str | datetime | None = None,
+    until: str | datetime | None = None,
+    samples: int = 3,
+    html: str | Path | None = None,
+    png: str | Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Letters:
+    """Group the dead letters that failed between `since` (default: the first) and `until` (default: now)."""
+    if not 0 <= samples <= 100:
+        raise InvalidRequest("samples is between 0 and 100")
+    drawing.check_targets([html, png])
+    postgres = Postgres(Options({"database": database} if database else {}))
+    ((now,),) = postgres.rows("SELECT clock_timestamp()")
+    end = moment(until, now, "until") if until else now
+    begin = moment(since, now, "since") if since else None
+    found = _collect(spark, postgres, _queries(postgres, queues, begin, end), begin, end, samples)
+    say(f"{found.total} dead letters of {len(found.kinds)} kinds")
+    _add_payloads(postgres, found.kinds)
+    if html or png:
+        drawing.write(build(found), html, png)
+    return found
+
+
+def _queries(postgres: Postgres, queues: Sequence[str], since: datetime | None, until: datetime) -> list[str]:
+    known = {name: number for number, name in postgres.rows("SELECT id, name FROM queues WHERE deleted_at IS NULL")}
+    missing = [name for name in queues if name not in known]
+    if missing:
+        raise NotFound(f"there is no queue {missing[0]!r}")
+    where = f"AND d.queue_id IN ({', '.join(str(known[name]) for name in queues)}) " if queues else ""
+    where += f"AND d.failed_at >= '{since.isoformat()}' " if since else ""
+    bounds = {"until": until.isoformat(), "where": where}
+    ((first, last, count),) = postgres.rows("SELECT min(d.id), max(d.id), count(*)" + SOURCE.format(**bounds))
+    if not count:
+        return []
+    shares = min(TASKS, -(-count // PER_TASK))
+    step = -(-(last - first + 1) // shares)
+    return [
+        READ.format(until=until.isoformat(), where=where + f"AND d.id >= {at} AND d.id < {at + step}")
+        for at in range(first, last + 1, step)
+    ]
+
+
+def _collect(
+    spark: Any, postgres: Postgres, queries: list[str], since: datetime | None, until: datetime, samples: int
+) -> Letters:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    if not queries:
+        return Letters(since or until - timedelta(days=1), until, 0, [])
+    letters = tables.read(spark, postgres, queries, LETTERS).withColumn("kind", f.expr(signature("error")))
+    nth = f.row_number().over(Window.partitionBy("kind", "queue").orderBy(f.desc("id")))
+    sample = f.struct("id", "partition", "consumer", "transaction", "at", f.substring("error", 1, 2000).alias("error"))
+    grouped = letters.withColumn("nth", nth).groupBy("kind", "queue", f.date_trunc("minute", "at").alias("minute"))
+    rows = grouped.agg(
+        f.count("*").alias("count"),
+        f.collect_set("consumer").alias("groups"),
+        f.max("attempts").alias("attempts"),
+        f.min("at").alias("first"),
+        f.max("at").alias("last"),
+        f.collect_list(f.when(f.col("nth") <= samples, sample)).alias("samples"),
+    ).collect()
+    kinds: dict[tuple[str, str], Kind] = {}
+    times: dict[tuple[str, str], dict[datetime, int]] = defaultdict(dict)
+    for row in rows:
+        first, last = row["first"].astimezone(UTC), row["last"].astimezone(UTC)
+        key = (row.kind, row.queue)
+        one = kinds.setdefault(key, Kind(row.kind, row.queue, 0, [], 0, first, last))
+        one.count += row["count"]
+        one.groups = sorted({*one.groups, *row.groups})
+        one.attempts = max(one.attempts, row.attempts)
+        one.first, one.last = min(one.first, first), max(one.last, last)
+        one.samples += [
+            Sample(s.id, s.partition, s.consumer, s.transaction, s["at"].astimezone(UTC), s.error, None)
+            for s in row.samples
+        ]
+        times[key][minute_of(row.minute.astimezone(UTC))] = row["count"]
+    for one in kinds.values():
+        one.samples.sort(key=lambda sample: -sample.id)
+    ordered = sorted(kinds.values(), key=lambda kind: (-kind.count, kind.queue, kind.error))
+    start = since or minute_of(min(kind.first for kind in ordered))
+    return Letters(start, until, sum(kind.count for kind in ordered), ordered, dict(times))
+
+
+def signature(column: str) -> str:
+    """A SQL expression: the error's text without what makes each one different."""
+    lines = f"split(trim({column}), '\\n')"
+    found = f"trim(element_at({lines}, IF(startswith({column}, 'Traceback'), -1, 1)))"
+    for pattern, replacement in PATTERNS:
+        found = f"regexp_replace({found}, '{pattern}', '{replacement}')"
+    return f"IF(length({found}) = 0, '(no text)', left({found}, {LONGEST}))"
+
+
+def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
+    wanted = [str(sample.id) for kind in kinds for sample in kind.samples]
+    payloads: dict[int, bytes | None] = {}
+    for begin in range(0, len(wanted), 1000):
+        payloads |= dict(
+            postgres.rows(
+                f"SELECT id, CASE WHEN key_id IS NULL THEN substring(payload FROM 1 FOR {PAYLOAD}) END "
+                f"FROM dead_letters WHERE id IN ({', '.join(wanted[begin : begin + 1000])})"
+            )
+        )
+    for kind in kinds:
+        for sample in kind.samples:
+            found = payloads.get(sample.id)
+            sample.payload = None if found is None else found.decode("utf-8", "replace")
+
+
+def build(found: Letters) -> Report:
+    """The report for people."""
+    until = minute_of(found.until) + MINUTE
+    step, called = drawing.bins(found.since, until)
+    times = drawing.times_of(found.since, until, step)
+    place = {at: index for index, at in enumerate(times)}
+
+    def over_time(label: Callable[[tuple[str, str]], str]) -> list[Series]:
+        series: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
+        totals: dict[str, int] = defaultdict(int)
+        for key, counts in found.times.items():
+            for minute, count in counts.items():
+                at = datetime.fromtimestamp(int(minute.timestamp()) // step * step, UTC)
+                series[label(key)][place[at]] = (series[label(key)][place[at]] or 0) + count
+                totals[label(key)] += count
+        return top(dict(series), sorted(totals, key=lambda name: (-totals[name], name)))
+
+    kinds = [
+        [
+            kind.error,
+            kind.queue,
+            ", ".join(kind.groups),
+            number(kind.count),
+            number(kind.attempts),
+            f"{kind.first:%Y-%m-%d %H:%M:%S}",
+            f"{kind.last:%Y-%m-%d %H:%M:%S}",
+        ]
+        for kind in found.kinds[:100]
+    ]
+    samples = [
+        [
+            sample.error,
+            "(encrypted)" if sample.payload is None else sample.payload,
+            kind.queue,
+            sample.partition,
+            sample.transaction_id,
+            f"{sample.failed_at:%Y-%m-%d %H:%M:%S}",
+        ]
+        for kind in found.kinds[:100]
+        for sample in kind.samples
+    ]
+    last = max((kind.last for kind in found.kinds), default=None)
+    none = "no dead letters"
+    return Report(
+        "Penstock: dead letters",
+        found.since,
+        until,
+        times,
+        [
+            Panel("By error", f"dead letters {called}", over_time(lambda key: short(key[0], 60)), "bar", none),
+            Panel("By queue", f"dead letters {called}", over_time(lambda key: key[1]), "bar", none),
+        ],
+        [
+            ("dead letters", number(found.total)),
+            ("kinds of errors", number(len({kind.error for kind in found.kinds}))),
+            ("queues", number(len({kind.queue for kind in found.kinds}))),
+            ("last one", f"{last:%m-%d %H:%M}" if last else "–"),
+        ],
+        [
+            Table(
+                "Errors", ["error", "queue", "groups", "count", "most attempts", "first", "last"], kinds, none, text=3
+            ),
+            Table(
+                "Samples", ["error", "payload", "queue", "partition", "transactionId", "failed"], samples, none, text=6
+            ),
+        ],
+        ["Put them back with `penstock queue dlq requeue` once the cause is gone. Times are UTC."],
+        step=called,
+    )
