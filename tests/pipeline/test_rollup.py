@@ -4,18 +4,29 @@ import asyncio
 import json
 import random
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli import app
+from penstock.cli import pipeline as _pipeline_commands  # noqa: F401
+from penstock.errors import InvalidRequest, NotFound
 from penstock.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
-from penstock.pipeline.jobs.rollup import rollup
+from penstock.pipeline.jobs.dlq_report import dlq_report
+from penstock.pipeline.jobs.minutes import merge_queue
+from penstock.pipeline.jobs.rollup import REACHED, _window, rollup
 from penstock.pipeline.link import TopicLink
+from penstock.pipeline.options import Options
+from penstock.pipeline.postgres import Postgres
 from penstock.wire import frames
 
 
@@ -101,6 +112,111 @@ def test_the_database_sorts_into_the_same_buckets(server) -> None:
     assert spread == dict(Counter(buckets))
 
 
+def test_lag_is_told_for_every_minute_in_which_the_queue_changed() -> None:
+    at = [datetime(2026, 1, 31, 12, minute, tzinfo=UTC) for minute in range(6)]
+
+    def changed(group: int, minute: int, level: int, moved: int, **more: Any) -> dict[str, Any]:
+        return {"group": group, "minute": at[minute], "level": level, "moved": moved, **more}
+
+    rows = [
+        changed(0, 1, 100, 60, pushed=60),
+        changed(0, 3, 150, 50, pushed=50),
+        {"group": 0, "minute": at[3], "bytes": 700, "level": None},  # the stored messages know bytes only
+        changed(1, 2, 30, 10, acked=10),
+        changed(1, 4, 90, 60, acked=60),
+        changed(0, 5, 140, -10),  # retention took ten
+    ]
+    found = list(merge_queue(rows, "q", {1: "busy", 2: "idle"}, lambda group: {0: 140, 1: 90, 2: 7}[group]))
+    lags = {name: [row["lag"] for row in found if row["group_name"] == name] for name in ("", "busy", "idle")}
+    assert lags == {
+        "": [None] * 5,
+        "busy": [100 - 20, 100 - 30, 150 - 30, 150 - 90, 140 - 90],
+        "idle": [100 - 7, 100 - 7, 150 - 7, 150 - 7, 140 - 7],
+    }
+    (full,) = [row for row in found if row["minute"] == at[3] and row["kind"] == "queue"]
+    assert (full["pushed"], full["bytes"], full["acked"]) == (50, 700, None)
+    assert sum(row["acked"] or 0 for row in found) == 70
+
+
+def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> None:
+    name = f"a-{uuid.uuid4().hex[:8]}"
+    start = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+
+    async def fill() -> None:
+        connection = await asyncpg.connect(server.database_url, server_settings={"search_path": "penstock"})
+        for minute in range(90):
+            at = start + timedelta(minutes=minute)
+            sql = "INSERT INTO analytics (minute, kind, name, group_name, pushed, acked, lag, latency_buckets, "
+            sql += "latency_counts) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+            await connection.execute(sql, at, "queue", name, "", 10, 0, None, None, None)
+            await connection.execute(sql, at, "group", name, "g", 0, 3, minute, [bucket_of(0.1), bucket_of(5)], [2, 1])
+            await connection.execute(sql, at, "topic", name, "", 7, 0, None, None, None)
+        await connection.close()
+
+    asyncio.run(fill())
+    window = f"{server.url}/api/v1/analytics?from=2026-01-31T12:00:00Z&to=2026-01-31T14:00:00Z"
+    hours = call(f"{window}&queue={name}&interval=hour")["points"]
+    assert [(p["time"], p["kind"], p["pushed"], p["acked"], p["lag"]) for p in hours] == [
+        ("2026-01-31T12:00:00.000Z", "group", 0, 180, 59),
+        ("2026-01-31T12:00:00.000Z", "queue", 600, 0, None),
+        ("2026-01-31T13:00:00.000Z", "group", 0, 90, 89),
+        ("2026-01-31T13:00:00.000Z", "queue", 300, 0, None),
+    ]
+    latency = hours[0]["latency"]
+    assert latency["count"] == 180
+    assert latency["p50"] == pytest.approx(100, rel=ERROR + 0.001)
+    assert latency["p99"] == pytest.approx(5000, rel=ERROR + 0.001)
+    (topic,) = call(f"{window}&topic={name}&interval=day")["points"]
+    assert (topic["topic"], topic["queue"], topic["pushed"]) == (name, None, 630)
+
+    seen: list[str] = []
+    page = call(f"{window}&queue={name}&limit=71")
+    assert page["truncated"]
+    while page["truncated"]:  # whole minutes, none twice
+        seen += [p["time"] for p in page["points"]]
+        page = call(f"{server.url}/api/v1/analytics?from={page['next']}&to=2026-01-31T14:00:00Z&queue={name}&limit=71")
+    seen += [p["time"] for p in page["points"]]
+    assert Counter(Counter(seen).values()) == {2: 90}
+    assert page["next"] is None
+    for wrong in (
+        "interval=week",
+        "limit=0",
+        "limit=10001",
+        "from=yesterday",
+        "from=2026-01-02&to=2026-01-01",
+        "topic=a&queue=b",
+    ):
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            call(f"{server.url}/api/v1/analytics?{wrong}")
+    described = call(f"{server.url}/openapi.json")["paths"]["/api/v1/analytics"]["get"]
+    names = {parameter["name"] for parameter in described["parameters"]}
+    assert names == {"from", "to", "queue", "topic", "group", "interval", "limit"}
+
+
+class Outside(HTMLParser):
+    """What a page would fetch from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag == "link" or any(name in ("src", "href") for name, _ in attributes):
+            self.found.append(tag)
+
+
+def is_report(html: Path, png: Path, *texts: str) -> None:
+    page = html.read_text()
+    outside = Outside()
+    outside.feed(page)
+    assert outside.found == []
+    assert all(text in page for text in texts)
+    assert "Plotly.newPlot" in page
+    head = png.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(head[16:20], "big") >= 1000
+
+
 @pytest.mark.spark
 def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server, tcp, spark, tmp_path) -> None:
     ledger = Ledger(server.url, retryLimit=1)
@@ -124,9 +240,15 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     since = datetime.now(UTC) - timedelta(minutes=10)
     until = datetime.now(UTC) + timedelta(minutes=1)
     where = {"database": server.database_url, "broker": tcp, "since": since, "until": until}
-    done = rollup(spark, **where)
-    assert done.queues >= 1
-    assert done.topics >= 1
+    html, png = tmp_path / "r.html", tmp_path / "r.png"
+    arguments = ["--since", since.isoformat(), "--until", until.isoformat(), "--broker", tcp]
+    arguments += ["--database", server.database_url, "--html", str(html), "--png", str(png), "--master", "local[2]"]
+    ran = CliRunner().invoke(app, ["pipeline", "run", "rollup", *arguments])
+    assert ran.exit_code == 0, ran.output
+    done = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert done["queues"] >= 1
+    assert done["topics"] >= 1
+    is_report(html, png, ledger.queue, topic, "Latency from push to ack", "Dead letters, by group")
     query = f"from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
     ask = f"{server.url}/api/v1/analytics?{query}"
     (of_queue,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
@@ -146,10 +268,88 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     assert (of_topic["pushed"], of_topic["bytes"], of_topic["latency"], of_topic["lag"]) == (3, 8, None, None)
 
     again = rollup(spark, **where)
-    assert again.rows == done.rows
+    assert again.rows == done["rows"]
     assert call(f"{ask}&queue={ledger.queue}&group=g") == first
     call(f"{server.url}/api/v1/queues/{ledger.queue}/clear", "DELETE")  # its bytes can be read no more
-    rollup(spark, queues=[ledger.queue], **{**where, "broker": None})
+    until = datetime.now(UTC) + timedelta(minutes=1)
+    rollup(spark, queues=[ledger.queue], database=server.database_url, since=since, until=until)
+    ask = f"{server.url}/api/v1/analytics?from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
     (kept,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
     assert (kept["pushed"], kept["bytes"]) == (50, ledger.counts["bytes"])
-    assert call(f"{ask}&queue={ledger.queue}&group=g")["points"][0]["lag"] == 0
+    (kept,) = call(f"{ask}&queue={ledger.queue}&group=g")["points"]
+    assert (kept["acked"], kept["latency"], kept["lag"]) == (acked, of_group["latency"], 0)
+    with pytest.raises(NotFound, match="no queue 'nobody'"):
+        rollup(spark, queues=["nobody"], database=server.database_url)
+    with pytest.raises(InvalidRequest, match="since is a time such as"):
+        rollup(spark, since="last week", database=server.database_url)
+
+
+def test_a_run_goes_on_where_the_last_one_of_its_kind_ended(server) -> None:
+    postgres = Postgres(Options({"database": server.database_url}))
+    tag = uuid.uuid4().hex[:8]
+    ((now,),) = postgres.rows("SELECT date_trunc('minute', clock_timestamp())")
+
+    def since(*scopes: str) -> timedelta:
+        return now - _window(postgres, list(scopes), None, None)[0]
+
+    def ran(scope: str, begin: timedelta, end: timedelta) -> None:
+        postgres.rows(REACHED, (scope, (now - begin).isoformat(), (now - end).isoformat()))
+
+    hour, minute = timedelta(hours=1), timedelta(minutes=1)
+    a, b = f"topic:a{tag}", f"topic:b{tag}"
+    assert since(a) >= timedelta(hours=23)
+    ran(a, 24 * hour, 2 * hour)
+    assert 2 * hour <= since(a) <= 2 * hour + 6 * minute
+    assert since(a, b) >= timedelta(hours=23)  # as far back as the one that lags
+    ran(a, hour, minute)  # leaves out an hour, so it does not count
+    assert 2 * hour <= since(a) <= 2 * hour + 6 * minute
+    ran(a, 2 * hour, minute)
+    assert since(a) <= 7 * minute
+    end = _window(postgres, [a], None, now + timedelta(days=3))[1]
+    assert end <= now + timedelta(minutes=3)  # the future is not rolled up
+
+
+@pytest.mark.spark
+def test_dead_letters_are_grouped_by_error_and_queue_with_samples(server, spark, tmp_path) -> None:
+    one, other = Ledger(server.url, retryLimit=0), Ledger(server.url, retryLimit=0)
+    errors = [
+        "timeout after 30 s calling 10.0.0.7:8080",
+        "timeout after 5 s calling 10.0.0.12:80",
+        f"order {uuid.uuid4()} at 2026-01-31T12:00:00Z: it's 'sold out'",
+        f"order {uuid.uuid4()} at 2026-02-01T08:30:11.5Z: it's 'sold out'",
+        "Traceback (most recent call last):\n  File x, line 3\nKeyError: 'price'",
+    ]
+    for ledger, count in ((one, 5), (other, 2)):
+        ledger.push(count)
+        taken = ledger.pop(batch=count)
+        for message, error in zip(taken, errors, strict=False):
+            ledger.ack([message], "failed", error)
+    html, png = tmp_path / "d.html", tmp_path / "d.png"
+    arguments = ["--database", server.database_url, "--html", str(html), "--png", str(png), "--json"]
+    arguments += ["--queue", one.queue, "--queue", other.queue, "--samples", "2", "--master", "local[2]"]
+    ran = CliRunner().invoke(app, ["pipeline", "run", "dlq-report", *arguments])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert found["total"] == 7
+    assert {(kind["error"], kind["queue"], kind["count"]) for kind in found["kinds"]} == {
+        ("timeout after <n> s calling <address>", one.queue, 2),
+        ("timeout after <n> s calling <address>", other.queue, 2),
+        ("order <id> at <time>: it's 'sold out'", one.queue, 2),
+        ("KeyError: 'price'", one.queue, 1),
+    }
+    listed = call(f"{server.url}/api/v1/dlq?queue={one.queue}&limit=10")["messages"]
+    by_id = {letter["dlqId"]: letter for letter in listed}
+    for kind in found["kinds"]:
+        assert len(kind["samples"]) == kind["count"]
+        assert (kind["groups"], kind["attempts"]) == (["g"], 1)
+        if kind["queue"] == one.queue:
+            letters = [by_id[sample["id"]] for sample in kind["samples"]]
+            assert [json.loads(sample["payload"]) for sample in kind["samples"]] == [one_["data"] for one_ in letters]
+            times = sorted(datetime.fromisoformat(letter["failedAt"]) for letter in letters)
+            assert datetime.fromisoformat(kind["first"]) - times[0] < timedelta(milliseconds=1)
+            assert datetime.fromisoformat(kind["last"]) - times[-1] < timedelta(milliseconds=1)
+    is_report(html, png, one.queue, other.queue, "timeout after &lt;n&gt; s", "By error")
+    quiet = Ledger(server.url)
+    nothing = dlq_report(spark, database=server.database_url, queues=[quiet.queue], html=html, png=png)
+    assert (nothing.total, nothing.kinds) == (0, [])
+    assert "no dead letters" in html.read_text()

@@ -362,3 +362,6 @@ def _ask(url: str, token: str, method: str, path: str) -> Any:
         raise (NotFound if error.code == 404 else Unavailable)(text) from None
     except OSError as error:
         raise Unavailable(f"the broker at {url} does not answer: {error}") from None
+
+
+import penstock.cli.pipeline_reports  # noqa: E402, F401  # its commands join those above
