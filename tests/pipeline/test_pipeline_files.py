@@ -1,9 +1,12 @@
 """Pipeline files: what is refused before Spark starts, and what they do when they run."""
 
 import json
+import threading
 import urllib.request
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +20,7 @@ from penstock.pipeline.runner import Heartbeat, PipelineFailed, Runner, cause
 from penstock.pipeline.spec import parse
 from penstock.pipelines import Pipelines
 from penstock.wire import frames
+from tests.support.wait import until
 
 BASE = """
 name: big
@@ -210,3 +214,97 @@ def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
         resolve_route(parse(file.replace("hook-", "direct-")))
     with pytest.raises(ConfigError, match="no export route 'nobody'"):
         resolve_route(parse(file.replace(f"hook-{tag}", "nobody")))
+
+
+class Destination:
+    """An HTTP server that takes lines of JSON: away at first, and with an opinion about one of them."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.refusals = 3
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                lines = self.rfile.read(int(self.headers["Content-Length"])).splitlines()
+                ids = [json.loads(line)["id"] for line in lines]
+                if outer.refusals:
+                    outer.refusals -= 1
+                    self.send_response(503)
+                elif 13 in ids:
+                    self.send_response(422)
+                else:
+                    outer.taken += ids
+                    self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                del format, arguments
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/in"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> "Destination":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.spark
+def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(server, tcp, spark, tmp_path) -> None:
+    tag = uuid.uuid4().hex[:8]
+
+    def ask(method: str, path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{server.url}/api/v1/routes{path}", data, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read() or b"null")
+
+    with Destination() as destination, TopicLink(tcp, 20) as link:
+        route = {
+            "name": f"out-{tag}",
+            "source": {"topic": f"out-{tag}"},
+            "destination": {"type": "http", "url": destination.url},
+            "batch": {"records": 5, "linger": "10ms"},
+            "queue": {"workers": 1, "retry_interval": "10ms", "max_retry_delay": "50ms"},
+        }
+        ask("POST", "", route)
+
+        def append(*numbers: int) -> None:
+            link.append(frames.produce_batch(f"in-{tag}", [b'{"id": %d, "ok": %d}' % (i, i % 2) for i in numbers]))
+
+        append(*range(10))
+        file = parse(f"""
+name: out-{tag}
+sources:
+  numbers: {{topic: in-{tag}, format: json, schema: "id BIGINT, ok INT"}}
+steps:
+  - {{name: odd, sql: "SELECT id FROM numbers WHERE ok = 1"}}
+sink: {{route: out-{tag}}}
+trigger: 100 milliseconds
+checkpoint: {tmp_path}/checkpoint
+broker: {tcp}
+url: {server.url}
+""")
+        check(file)
+        runner = Runner(file, "local[2]")
+        stream = threading.Thread(target=runner.run, args=(spark,))
+        stream.start()
+        try:
+            until(lambda: destination.taken == [1, 3, 5, 7, 9], 90, "the first records arrive")
+            append(*range(10, 20))  # the stream is still running
+            until(lambda: set(destination.taken) >= {11, 15, 17, 19}, 90, "the others arrive")
+            letters = until(lambda: ask("GET", f"/out-{tag}/deadletters")["letters"], 20, "one is refused")
+        finally:
+            runner.stop()
+            stream.join(90)
+        assert runner.report.state == "finished"
+        assert sorted(destination.taken) == [1, 3, 5, 7, 9, 11, 15, 17, 19]
+        assert destination.refusals == 0
+        assert [json.loads(letter["record"]) for letter in letters] == [{"id": 13}]
+        ask("DELETE", f"/out-{tag}?force=true")

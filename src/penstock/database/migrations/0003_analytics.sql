@@ -33,7 +33,7 @@ CREATE TABLE analytics (
 );
 
 CREATE TABLE rollups (
-  -- How far a scope ('all', 'queue:<name>', 'topic:<name>') was rolled up; the next run goes on a little before.
+  -- How far a scope ('queues', 'topics', 'queue:<name>', 'topic:<name>') was rolled up; the next run goes on a little before.
   scope  text PRIMARY KEY,
   upto   timestamptz NOT NULL,
   ran_at timestamptz NOT NULL DEFAULT clock_timestamp()

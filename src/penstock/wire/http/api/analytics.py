@@ -1,5 +1,5 @@
-"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that the Spark job `rollup` has
-written down.
+"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that the Spark job
+`rollup` has written down.
 """
 
 from datetime import UTC, datetime, timedelta
