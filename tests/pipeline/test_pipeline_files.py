@@ -4,6 +4,7 @@ import json
 import threading
 import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -293,16 +294,21 @@ url: {server.url}
 """)
         check(file)
         runner = Runner(file, "local[2]")
-        stream = threading.Thread(target=runner.run, args=(spark,))
-        stream.start()
-        try:
-            until(lambda: destination.taken == [1, 3, 5, 7, 9], 90, "the first records arrive")
-            append(*range(10, 20))  # the stream is still running
-            until(lambda: set(destination.taken) >= {11, 15, 17, 19}, 90, "the others arrive")
-            letters = until(lambda: ask("GET", f"/out-{tag}/deadletters")["letters"], 20, "one is refused")
-        finally:
-            runner.stop()
-            stream.join(90)
+        letters: list[dict[str, Any]] = []
+
+        def look() -> None:
+            try:
+                until(lambda: destination.taken == [1, 3, 5, 7, 9], 120, "the first records arrive")
+                append(*range(10, 20))  # the stream is still running
+                until(lambda: set(destination.taken) >= {11, 15, 17, 19}, 120, "the others arrive")
+                letters.extend(until(lambda: ask("GET", f"/out-{tag}/deadletters")["letters"], 20, "one is refused"))
+            finally:
+                runner.stop()
+
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(look)
+            runner.run(spark)
+            looking.result()
         assert runner.report.state == "finished"
         assert sorted(destination.taken) == [1, 3, 5, 7, 9, 11, 15, 17, 19]
         assert destination.refusals == 0

@@ -296,7 +296,7 @@ def test_a_run_goes_on_where_the_last_one_of_its_kind_ended(server) -> None:
         postgres.rows(REACHED, (scope, (now - begin).isoformat(), (now - end).isoformat()))
 
     hour, minute = timedelta(hours=1), timedelta(minutes=1)
-    a, b = f"topic:a{tag}", f"topic:b{tag}"
+    a, b = f"x{tag}:a", f"x{tag}:b"
     assert since(a) >= timedelta(hours=23)
     ran(a, 24 * hour, 2 * hour)
     assert 2 * hour <= since(a) <= 2 * hour + 6 * minute
