@@ -518,3 +518,47 @@ def test_metrics_as_json_have_the_dialects_names(api):
     health = api.client.get("/health").json()
     assert (health["worker_id"], health["shared_state"]["enabled"]) == (0, True)
     assert set(health["queen"]["merging"]) == {"push", "pop", "ack"}
+
+
+CONTRACT = """
+POST /api/v1/push                                    GET /api/v1/pop
+GET /api/v1/pop/queue/{}                             GET /api/v1/pop/queue/{}/partition/{}
+POST /api/v1/ack                                     POST /api/v1/ack/batch
+POST /api/v1/lease/{}/extend                         POST /api/v1/transaction
+POST /api/v1/configure                               POST /api/v1/stats/refresh
+GET /api/v1/dlq                                      POST /api/v1/dlq/requeue
+DELETE /api/v1/dlq                                   GET /api/v1/consumer-groups
+GET /api/v1/consumer-groups/lagging                  GET /api/v1/consumer-groups/{}
+DELETE /api/v1/consumer-groups/{}                    DELETE /api/v1/consumer-groups/{}/queues/{}
+POST /api/v1/consumer-groups/{}/subscription         POST /api/v1/consumer-groups/{}/queues/{}/seek
+POST /api/v1/consumer-groups/{}/queues/{}/partitions/{}/seek
+GET /api/v1/messages                                 GET /api/v1/messages/{}/{}
+DELETE /api/v1/messages/{}/{}                        POST /api/v1/messages/{}/{}/retry
+POST /api/v1/messages/{}/{}/dlq                      DELETE /api/v1/queues/{}/clear
+POST /api/v1/traces                                  GET /api/v1/traces/{}/{}
+GET /api/v1/traces/by-name/{}                        GET /api/v1/traces/names
+GET /api/v1/resources/queues                         GET /api/v1/resources/queues/{}
+DELETE /api/v1/resources/queues/{}                   GET /api/v1/resources/partitions
+GET /api/v1/resources/namespaces                     GET /api/v1/resources/tasks
+GET /api/v1/resources/overview                       GET /api/v1/status
+GET /api/v1/status/queues                            GET /api/v1/status/queues/{}
+GET /api/v1/status/queues/{}/messages                GET /api/v1/status/analytics
+GET /api/v1/status/buffers                           GET /api/v1/analytics/system-metrics
+GET /api/v1/analytics/worker-metrics                 GET /api/v1/analytics/queue-lag
+GET /api/v1/analytics/queue-ops                      GET /api/v1/analytics/queue-parked-replicas
+GET /api/v1/analytics/retention                      GET /api/v1/analytics/postgres-stats
+GET /health                                          GET /metrics
+GET /metrics/prometheus                              GET /api/v1/system/maintenance
+POST /api/v1/system/maintenance                      GET /api/v1/system/maintenance/pop
+POST /api/v1/system/maintenance/pop                  GET /api/v1/system/shared-state
+GET /internal/api/shared-state/stats                 GET /internal/api/inter-instance/stats
+POST /internal/api/notify
+"""
+
+
+def test_every_route_of_the_contract_is_served(api):
+    paths = api.client.get("/openapi.json").json()["paths"]
+    served = {
+        f"{method.upper()} {re.sub('{.*?}', '{}', path)}" for path, methods in paths.items() for method in methods
+    }
+    assert {route.strip() for route in re.split(r"  +|\n", CONTRACT) if route.strip()} - served == set()
