@@ -520,6 +520,18 @@ def test_metrics_as_json_have_the_dialects_names(api):
     assert set(health["queen"]["merging"]) == {"push", "pop", "ack"}
 
 
+def test_throughput_is_of_the_namespace_and_task_that_were_asked_for(api, queue):
+    api.ask("POST", "configure", {"queue": queue, "namespace": queue, "task": "bill", "options": {}})
+    api.ask("POST", "push", {"items": [{"queue": queue, "payload": n} for n in range(3)]}, 201)
+
+    def pushed(path: str, points: str, name: str, **query: str) -> int:
+        return sum(point[name] for point in api.ask("GET", path, **query)[points])
+
+    for asked, count in (({}, 3), ({"task": "bill"}, 3), ({"task": "other"}, 0)):
+        assert pushed("status", "throughput", "ingested", namespace=queue, **asked) == count
+        assert pushed("status/analytics", "dataPoints", "messages", namespace=queue, **asked) == count
+
+
 CONTRACT = """
 POST /api/v1/push                                    GET /api/v1/pop
 GET /api/v1/pop/queue/{}                             GET /api/v1/pop/queue/{}/partition/{}

@@ -65,7 +65,7 @@ class DeadLetters:
 
     async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
         """What the newest letters died of, the most frequent first, and in how many partitions; of LOOKED_AT letters."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             f"""WITH newest AS MATERIALIZED (SELECT d.partition_id, left(d.error, 500) AS error, d.failed_at {SOURCE}
                                              ORDER BY d.id DESC LIMIT {LOOKED_AT})
                 SELECT error, count(*) AS n, max(failed_at) AS last,

@@ -139,7 +139,13 @@ class Status:
         }
 
     async def history(
-        self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
+        self,
+        since: datetime,
+        until: datetime,
+        bucket: timedelta,
+        queue: str | None = None,
+        namespace: str | None = None,
+        task: str | None = None,
     ) -> list[dict[str, Any]]:
         """Messages pushed, settled, failed and given up per time bucket."""
         rows = await self._database.read(
@@ -147,12 +153,16 @@ class Status:
                       sum(done)::bigint AS done, sum(failed)::bigint AS failed, sum(dead)::bigint AS dead
                  FROM (SELECT minute, queue_id, pushed, done, failed, dead FROM history WHERE minute BETWEEN $1 AND $2
                        UNION ALL SELECT at, queue_id, pushed, done, failed, dead FROM tally_log WHERE at BETWEEN $1 AND $2) h
-                WHERE $4::text IS NULL OR queue_id IN (SELECT id FROM queues WHERE name = $4 AND deleted_at IS NULL)
+                WHERE coalesce($4::text, $5::text, $6::text) IS NULL
+                   OR queue_id IN (SELECT id FROM queues WHERE deleted_at IS NULL AND ($4 IS NULL OR name = $4)
+                                      AND ($5 IS NULL OR namespace = $5) AND ($6 IS NULL OR task = $6))
                 GROUP BY 1 ORDER BY 1""",
             since,
             until,
             bucket.total_seconds(),
             queue,
+            namespace,
+            task,
         )
         return [dict(row) for row in rows]
 
@@ -160,7 +170,7 @@ class Status:
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
     ) -> list[dict[str, Any]]:
         """Messages deleted by upkeep per time bucket, queue and reason; the name is None when the queue is gone."""
-        rows = await self._database.fetch(
+        rows = await self._database.read(
             """SELECT to_timestamp(floor(extract(epoch FROM r.minute) / $3) * $3) AS bucket, r.reason, q.name, q.namespace, q.task,
                       sum(r.messages)::bigint AS messages, sum(r.steps)::bigint AS steps
                  FROM removals r LEFT JOIN queues q ON q.id = r.queue_id AND q.deleted_at IS NULL

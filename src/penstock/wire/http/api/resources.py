@@ -168,7 +168,8 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         args: RangeQuery = request.args
         since, until = args.range(timedelta(hours=1))
         minutes = max(1, round((until - since).total_seconds() / 60 / 60))
-        points = await status.history(since, until, timedelta(minutes=minutes), args.queue or None)
+        wanted = (args.queue or None, args.namespace or None, args.task or None)
+        points = await status.history(since, until, timedelta(minutes=minutes), *wanted)
         found = await status.queues(args.namespace or None, args.task or None, args.queue or None)
         messages = {name: sum(queue["messages"][name] for queue in found) for name in SIX}
         which = Which(queue=args.queue or None)
@@ -216,7 +217,8 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
     async def analytics(request: Request) -> Response:
         args: RangeQuery = request.args
         since, until = args.range(timedelta(hours=24))
-        points = await status.history(since, until, BUCKETS[args.interval], args.queue or None)
+        wanted = (args.queue or None, args.namespace or None, args.task or None)
+        points = await status.history(since, until, BUCKETS[args.interval], *wanted)
         return answer(
             {
                 "dataPoints": [{"timestamp": point["bucket"], "messages": point["pushed"]} for point in points],
