@@ -1,17 +1,19 @@
 """Acknowledge and extend. Each message is settled on its own; repeating an acknowledgement changes nothing."""
 
+import asyncio
+from typing import Any
 from uuid import UUID
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
-from penstock.queues.merge import Merger
+from penstock.queues.merge import Done, Merger
 from penstock.queues.push import Fetch
 from penstock.queues.signals import Signals
 from penstock.queues.types import Ack, Acked, Extended
 
-SQL = "SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6)"
+SQL = "SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6, $7)"
 STATUSES = {"completed": "completed", "success": "completed", "failed": "failed", "retry": "retry", "dlq": "dlq"}
 NOT_FOUND = "Message not found"
 NO_LEASE = "Invalid or expired lease"
@@ -31,6 +33,12 @@ class Acknowledger:
         for ack in acks:
             check(ack)
         return await self.merger.submit(acks)
+
+    def put(self, acks: list[Ack], future: "asyncio.Future[Any]", done: Done[list[Acked]]) -> None:
+        """`ack` without a coroutine: `done(future, outcome)` is called once."""
+        for ack in acks:
+            check(ack)
+        self.merger.put(acks, future, done)
 
     async def extend(self, lease_id: str, seconds: int) -> Extended:
         lease = uuid_of(lease_id)
@@ -54,36 +62,32 @@ class Acknowledger:
 
     async def settle(self, fetch: Fetch, acks: list[Ack]) -> list[Acked]:
         """Settle through `fetch` (of the pool or of a transaction)."""
-        answers: list[Acked] = [Acked(ack.transaction_id, False, NOT_FOUND) for ack in acks]
-        partitions, leases, places = [], [], []
-        numbers: dict[str, int | None] = {}  # a batch repeats a few ids many times
-        uuids: dict[str | None, UUID | None] = {None: None, "": None}
+        answers: list[Any] = [None] * len(acks)
+        starts: list[int] = []
+        runs: list[tuple[int | None, str, UUID | None, str | None, str | None]] = []
+        places: list[int] = []
+        last, error = None, None
         for place, ack in enumerate(acks):
-            status = STATUSES.get(ack.status)
-            if ack.partition_id not in numbers:
-                numbers[ack.partition_id] = self._catalog.partition_id(ack.partition_id)
-            if ack.lease_id not in uuids:
-                uuids[ack.lease_id] = uuid_of(ack.lease_id or "")
-            partition, lease = numbers[ack.partition_id], uuids[ack.lease_id]
-            if status is None:
-                answers[place].error = f"Unknown status: {ack.status}"
-            elif ack.lease_id and lease is None:
-                answers[place].error = NO_LEASE
-            elif partition is not None:
-                partitions.append(partition)
-                leases.append(lease)
+            key = ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error
+            if key != last:
+                last = key
+                status, lease = STATUSES.get(ack.status), uuid_of(ack.lease_id) if ack.lease_id else None
+                partition = self._catalog.partition_id(ack.partition_id)
+                error = (
+                    f"Unknown status: {ack.status}" if status is None
+                    else NO_LEASE if ack.lease_id and lease is None
+                    else NOT_FOUND if partition is None
+                    else None
+                )  # fmt: skip
+                if error is None:
+                    starts.append(len(places))
+                    runs.append((partition, ack.group, lease, status, ack.error and ack.error[:LONGEST_ERROR]))
+            if error is None:
                 places.append(place)
+            else:
+                answers[place] = Acked(ack.transaction_id, False, error)
         if places:
-            chosen = [acks[place] for place in places]
-            rows = await fetch(
-                SQL,
-                partitions,
-                [ack.group for ack in chosen],
-                [ack.transaction_id for ack in chosen],
-                leases,
-                [STATUSES[ack.status] for ack in chosen],
-                [ack.error[:LONGEST_ERROR] if ack.error else None for ack in chosen],
-            )
+            rows = await fetch(SQL, starts, *zip(*runs, strict=True), [acks[place].transaction_id for place in places])
             for items, outcomes, queue, partition, released, dead in rows:
                 if outcomes is None:
                     for item in items:

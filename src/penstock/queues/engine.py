@@ -23,7 +23,7 @@ from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.groups import Groups
-from penstock.queues.merge import Done, resolve
+from penstock.queues.merge import Done, resolve, tell
 from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
@@ -103,8 +103,16 @@ class Queues:
         if items and self.catalog.installation >= 0:
             self._pusher.merger.put(self._pusher.named(items), future, done)
         else:
-            task = self._loop.create_task(self.push(items))
-            task.add_done_callback(lambda task: done(future, task.exception() or task.result()))
+            tell(self.push(items), future, done)
+
+    def settle(self, acks: list[Ack], answer: Callable[[list[Acked]], A]) -> "asyncio.Future[A]":
+        """`ack` without a coroutine; the future gets what `answer` makes of the result."""
+        future = self._loop.create_future()
+        if acks and self.catalog.installation >= 0:
+            self._acknowledger.put(acks, future, lambda future, outcome: resolve(future, outcome, answer))
+        else:
+            tell(self.ack(acks), future, lambda future, outcome: resolve(future, outcome, answer))
+        return future
 
     async def pop(self, request: PopRequest) -> Popped:
         """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""

@@ -12,7 +12,7 @@ safe to repeat (each says why).
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import asyncpg
@@ -160,6 +160,12 @@ def resolve(future: "asyncio.Future[A]", outcome: R | BaseException, answer: Cal
         future.set_result(answer(outcome))
     except Exception as error:  # noqa: BLE001 - a bug of this answer must not reach those of others
         future.set_exception(error)
+
+
+def tell(work: Coroutine[Any, Any, R], future: "asyncio.Future[Any]", done: Done[R]) -> None:
+    """`done(future, outcome)` for what a coroutine comes to."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda task: done(future, task.exception() or task.result()))
 
 
 def _same(result: R) -> R:

@@ -209,7 +209,8 @@ class Messages:
         info = (await self._database.read("SELECT queue_id FROM partitions WHERE id = $1", number))[0]
         await self._database.fetch("SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number)
         rows = await self._database.fetch(
-            "SELECT dead[1] AS dead FROM queue_ack(ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[$3::text], ARRAY[NULL::uuid], ARRAY[$4::text], ARRAY[$5::text])",
+            """SELECT dead[1] AS dead FROM queue_ack(ARRAY[0], ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[NULL::uuid],
+                 ARRAY[$4::text], ARRAY[$5::text], ARRAY[$3::text])""",
             number,
             group,
             transaction_id,

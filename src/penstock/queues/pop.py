@@ -218,7 +218,7 @@ class Popper:
         results: list[Taken | PenstockError] = [Unavailable("no answer")] * len(takes)
         begin = 0
         for end, row in enumerate(rows):
-            if row["seq"] is None:
+            if row["seqs"] is None:
                 position = row["request"] - 1
                 take = ordered[position]
                 results[takes_in_order[position]] = Taken(take, rows[begin:end], row["note"], row["wait"])
@@ -244,33 +244,39 @@ class Popper:
             if request.auto_ack:
                 await self.settler.submit(take.lease)
             messages: list[Message] = []
-            claimed, partition, base = 0, -1, ""
-            for row in taken.rows:
-                number = row["partition_id"]
-                if number != partition:
-                    partition, base, claimed = number, catalog.partition_uuid(number), claimed + 1
-                payload, key_id, trace = row["payload"], row["key_id"], row["trace_id"]
-                messages.append(
+            queue, group = take.target.queue, take.target.group
+            for _, partition, name, seqs, transactions, traces, times, producers, keys, payloads, *_ in taken.rows:
+                partition_id, uuid = catalog.partition_uuid(partition), catalog.message_uuid
+                nothing = [None] * len(seqs)
+                if keys:
+                    payloads = [
+                        payload if key is None else self._keys.open(partition, key, payload)
+                        for key, payload in zip(keys, payloads, strict=True)
+                    ]
+                messages += [
                     Message(
-                        catalog.message_uuid(number, row["seq"]),
-                        row["transaction_id"],
+                        uuid(partition, seq),
+                        transaction,
                         None if trace is None else str(trace),
-                        payload if key_id is None else self._keys.open(number, key_id, payload),
-                        row["producer"],
-                        row["created_at"],
-                        take.target.queue,
-                        row["partition"],
-                        base,
+                        payload,
+                        producer,
+                        at,
+                        queue,
+                        name,
+                        partition_id,
                         lease,
-                        take.target.group,
-                        row["seq"],
+                        group,
+                        seq,
                     )
-                )
+                    for seq, transaction, trace, payload, producer, at in zip(
+                        seqs, transactions, traces or nothing, payloads, producers or nothing, times, strict=True
+                    )
+                ]
         except (PenstockError, asyncio.CancelledError):
             self._orphaned(taken)
             raise
-        self._popped.add(len(messages), take.target.queue)
-        return Popped(request.group, take.target.queue, lease, messages, claimed)
+        self._popped.add(len(messages), queue)
+        return Popped(request.group, queue, lease, messages, len(taken.rows))
 
     async def _settle(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
         rows = await self._database.fetch("SELECT * FROM queue_release($1, true)", leases)

@@ -1,18 +1,22 @@
--- queue_ack: settle messages. Arrays are parallel; statuses are completed, failed, retry or dlq; a NULL lease is not checked.
+-- queue_ack: settle messages. Acknowledgements that follow each other and have all but the transaction id in common are a
+-- run; p_starts is how many transaction ids come before each run's first, the arrays beside it are parallel to it.
+-- Statuses are completed, failed, retry or dlq; a NULL lease is not checked.
 -- One row per partition and group, with the positions of its items; outcomes NULL = all ok, and then released[1] and
 -- dead[1] go for all of them:
 --   outcomes  ok; done (was settled before, nothing changed); missing (no such message); lease (invalid or expired lease);
 --             idle (the group has never taken from the partition)
 --   released  the item's lease ended with this call;  dead  the message went to the dead letters
 -- Messages are settled one by one, in any order, any number of times; a cursor moves only over its settled prefix.
+-- Planned once per session, like queue_push.
 DROP FUNCTION IF EXISTS queue_ack;
 CREATE FUNCTION queue_ack(
-  p_partitions bigint[], p_groups text[], p_transactions text[], p_leases uuid[], p_statuses text[], p_errors text[]
-) RETURNS TABLE (items bigint[], outcomes text[], queue text, partition text, released boolean[], dead boolean[])
-LANGUAGE plpgsql AS $$
+  p_starts int[], p_partitions bigint[], p_groups text[], p_leases uuid[], p_statuses text[], p_errors text[],
+  p_transactions text[]
+) RETURNS TABLE (items int[], outcomes text[], queue text, partition text, released boolean[], dead boolean[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   k record; c cursors; q queues; held leases; t timestamptz;
-  ords bigint[]; classes text[]; seqs bigint[]; lease_of uuid[];
+  ords int[]; classes text[]; seqs bigint[]; lease_of uuid[];
   completed int8multirange; answered int8multirange; buried int8multirange; given_up int8multirange;
   failed bigint[]; failures text[]; direct bigint[]; reasons text[]; listed text[]; ended uuid[]; n bigint;
   times timestamptz[]; again bigint;
@@ -22,8 +26,11 @@ BEGIN
       FROM (SELECT u.partition_id, u.group_name, array_agg(u.ord) AS ords, array_agg(u.transaction_id) AS transactions,
                    array_agg(u.lease_id) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors,
                    bool_and(u.status = 'completed') AND count(DISTINCT u.lease_id) = 1 AND count(u.lease_id) = count(*) AS uniform
-              FROM unnest(p_partitions, p_groups, p_transactions, p_leases, p_statuses, p_errors) WITH ORDINALITY
-                AS u (partition_id, group_name, transaction_id, lease_id, status, error, ord) GROUP BY 1, 2) a
+              FROM (SELECT r.*, s.ord, p_transactions[s.ord] AS transaction_id
+                      FROM unnest(p_starts, p_starts[2:], p_partitions, p_groups, p_leases, p_statuses, p_errors)
+                             AS r (start, stop, partition_id, group_name, lease_id, status, error)
+                     CROSS JOIN generate_series(r.start + 1, coalesce(r.stop, cardinality(p_transactions))) s (ord)) u
+             GROUP BY 1, 2) a
       LEFT JOIN partitions p ON p.id = a.partition_id
       LEFT JOIN groups g ON g.queue_id = p.queue_id AND g.name = a.group_name
      ORDER BY a.partition_id, g.id

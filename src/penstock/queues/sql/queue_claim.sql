@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION queue_claim(
 ) RETURNS int8multirange LANGUAGE plpgsql AS $$
 DECLARE
   free int8multirange; taken int8multirange; lost int8multirange; stale int8multirange; last record;
-  n bigint := 0; hi bigint; cut bigint; head bigint; skipped bigint; expires timestamptz;
+  n bigint := 0; seqs bigint[]; hi bigint; cut bigint; head bigint; skipped bigint; expires timestamptz;
 BEGIN
   IF c.next_expiry <= p_now THEN
     WITH gone AS MATERIALIZED (
@@ -76,13 +76,18 @@ BEGIN
           free := free - stale;
         END IF;
       END IF;
-      SELECT range_agg(int8range(m.seq, m.seq + 1)), count(*), max(m.seq) INTO taken, n, hi
+      SELECT array_agg(m.seq), count(*), max(m.seq) INTO seqs, n, hi
         FROM (SELECT m.seq FROM unnest(free) r CROSS JOIN LATERAL (
                 SELECT m.seq FROM messages m
                  WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
                    AND (q.delayed_processing = 0 OR m.created_at <= p_now - make_interval(secs => q.delayed_processing))
                  ORDER BY m.seq LIMIT p_want) m LIMIT p_want) m;
       IF n > 0 THEN
+        IF hi - seqs[1] = n - 1 THEN
+          taken := int8multirange(int8range(seqs[1], hi + 1));
+        ELSE
+          SELECT range_agg(int8range(s.seq, s.seq + 1)) INTO taken FROM unnest(seqs) s (seq);
+        END IF;
         c.settled := c.settled + (free * int8multirange(int8range(NULL, hi + 1)) - taken);  -- numbers with no message
         expires := p_now + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END);
         INSERT INTO leases (lease_id, partition_id, group_id, queue_id, taken_at, expires_at, taken, open)

@@ -1,22 +1,24 @@
 -- queue_pop: answer several pops in one call. Arrays are parallel, one element per request:
 --   p_partitions  NULL = any partition of the group's queue;  p_spans  most partitions to take from
 --   p_since       do not look at cursors that were due before this (a hint that keeps the scan short; NULL = all)
--- Rows with seq are messages. Each request ends with a row whose seq is NULL:
+-- Rows with seqs are messages of one partition, in parallel arrays; traces, producers and keys are NULL when none has one.
+-- Each request ends with a row whose seqs are NULL:
 --   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
 --         more (there may be something, look again at once), discovering (another call is looking)
 --   wait  when empty: seconds until something may become due, NULL = nothing known
 --   due   the moment the first partition it took had become due
-CREATE OR REPLACE FUNCTION queue_pop(
+-- Planned once per session, like queue_push, with everything it calls.
+DROP FUNCTION IF EXISTS queue_pop;
+CREATE FUNCTION queue_pop(
   p_groups int[], p_partitions bigint[], p_batches int[], p_spans int[], p_leases uuid[],
   p_since timestamptz[]
 ) RETURNS TABLE (
-  request int, partition_id bigint, partition text, seq bigint, transaction_id text, trace_id uuid,
-  created_at timestamptz, producer text, key_id text, payload bytea, note text, wait double precision, due timestamptz
-) LANGUAGE plpgsql AS $$
+  request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
+  producers text[], keys text[], payloads bytea[], note text, wait double precision, due timestamptz
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   i int; t timestamptz := clock_timestamp(); c cursors; q queues; g groups; dry int; missing boolean;
-  dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took int8multirange; n bigint; first_due timestamptz;
-  outcome text; named text;
+  dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took int8multirange; first_due timestamptz; outcome text;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
     IF g.id IS DISTINCT FROM p_groups[i] THEN
@@ -26,8 +28,8 @@ BEGIN
     END IF;
     IF missing THEN
       g.id := NULL;
-      RETURN QUERY SELECT i, NULL::bigint, NULL::text, NULL::bigint, NULL::text, NULL::uuid, NULL::timestamptz, NULL::text,
-        NULL::text, NULL::bytea, 'gone'::text, NULL::double precision, NULL::timestamptz;
+      request := i; note := 'gone'; wait := NULL; due := NULL;
+      RETURN NEXT;
       CONTINUE;
     END IF;
     left_over := p_batches[i]; claimed := 0; tries := 0; first_due := NULL; outcome := 'empty';
@@ -73,15 +75,18 @@ BEGIN
         claimed := claimed + 1;
         first_due := coalesce(first_due, c.due_at);
         outcome := 'ok';
-        SELECT p.name INTO named FROM partitions p WHERE p.id = c.partition_id;
         RETURN QUERY
-          SELECT i, c.partition_id, named, m.seq, m.transaction_id, m.trace_id, m.created_at, m.producer, m.key_id, m.payload,
-                 NULL::text, NULL::double precision, NULL::timestamptz
-            FROM unnest(took) r CROSS JOIN LATERAL (
-              SELECT * FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
-               ORDER BY m.seq LIMIT upper(r) - lower(r)) m;
-        GET DIAGNOSTICS n = ROW_COUNT;
-        left_over := left_over - n;
+          SELECT i, c.partition_id, (SELECT p.name FROM partitions p WHERE p.id = c.partition_id), a.*, NULL::text,
+                 NULL::double precision, NULL::timestamptz
+            FROM (
+              SELECT array_agg(m.seq), array_agg(m.transaction_id),
+                     CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END, array_agg(m.created_at),
+                     CASE WHEN count(m.producer) > 0 THEN array_agg(m.producer) END,
+                     CASE WHEN count(m.key_id) > 0 THEN array_agg(m.key_id) END, array_agg(m.payload)
+                FROM unnest(took) r CROSS JOIN LATERAL (
+                  SELECT * FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+                   ORDER BY m.seq LIMIT upper(r) - lower(r)) m HAVING count(*) > 0) a;
+        left_over := left_over - (SELECT sum(upper(r) - lower(r)) FROM unnest(took) r);
       END IF;
     END LOOP;
     IF outcome = 'empty' AND tries >= 500 THEN outcome := 'more'; END IF;
@@ -89,7 +94,7 @@ BEGIN
       SELECT extract(epoch FROM k.due_at - t) INTO dry_wait FROM cursors k
        WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id ORDER BY k.version DESC LIMIT 1;
     END IF;
-    RETURN QUERY SELECT i, NULL::bigint, NULL::text, NULL::bigint, NULL::text, NULL::uuid, NULL::timestamptz, NULL::text,
-      NULL::text, NULL::bytea, outcome, CASE WHEN outcome <> 'ok' THEN dry_wait END, first_due;
+    request := i; note := outcome; wait := CASE WHEN outcome <> 'ok' THEN dry_wait END; due := first_due;
+    RETURN NEXT;
   END LOOP;
 END $$;

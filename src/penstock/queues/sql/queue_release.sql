@@ -1,6 +1,8 @@
 -- queue_release: end leases as a whole. With p_settle their open messages count as completed (auto-ack), without they are
 -- free again and no attempt is counted (the waiting client is gone). Answers the groups of the leases that were there.
-CREATE OR REPLACE FUNCTION queue_release(p_leases uuid[], p_settle boolean) RETURNS SETOF int LANGUAGE plpgsql AS $$
+-- Planned once per session, like queue_push.
+CREATE OR REPLACE FUNCTION queue_release(p_leases uuid[], p_settle boolean) RETURNS SETOF int
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   l leases; c cursors; q queues; times timestamptz[]; n bigint;
 BEGIN

@@ -259,19 +259,16 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
     def patience(args: PopQuery) -> float:
         return (queues.settings.default_timeout_ms if args.timeout is None else max(0, args.timeout)) / 1000
 
-    async def ack(request: Request) -> Response:
+    def ack(request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)
-        return ack_answer(await queues.ack([_ack(body, body.consumer_group or QUEUE_MODE)]))
+        return queues.settle([_ack(body, body.consumer_group or QUEUE_MODE)], ack_answer)
 
     def acks(request: Request) -> Answer | Awaitable[Answer]:
         body = read_acks(request.body)
         if not body.acknowledgments:
             return json_response([])
         group = body.consumer_group or QUEUE_MODE
-        return settle([_ack(item, group) for item in body.acknowledgments])
-
-    async def settle(found: list[Ack]) -> Response:
-        return ack_answer(await queues.ack(found))
+        return queues.settle([_ack(item, group) for item in body.acknowledgments], ack_answer)
 
     async def extend(request: Request) -> Response:
         body = read_extend(request.body)
