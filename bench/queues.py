@@ -202,6 +202,10 @@ async def plain_push(connection: Any, batch: int, *, one_by_one: bool) -> None:
         await connection.executemany("INSERT INTO plain (payload) VALUES ($1)", [(PAYLOAD.decode(),)] * batch)
 
 
+def meter() -> None:
+    """Called when the part of a round that counts begins and when it ends; `queues_cost` reads clocks here."""
+
+
 async def rate(workers: list[Callable[[], Awaitable[int]]], seconds: float = SECONDS) -> float:
     """What the workers, each called again and again, get done per second; they stop early when nothing is left."""
     done = 0
@@ -215,9 +219,12 @@ async def rate(workers: list[Callable[[], Awaitable[int]]], seconds: float = SEC
             done += count
             empty = 0 if count else empty + 1
 
+    meter()
     began = time.perf_counter()
     await asyncio.gather(*map(work, workers))
-    return done / (time.perf_counter() - began)
+    took = time.perf_counter() - began
+    meter()
+    return done / took
 
 
 async def produce(ground: Ground, callers: list[Caller], queue: str, batch: int, seconds: float = SECONDS) -> float:
@@ -225,6 +232,7 @@ async def produce(ground: Ground, callers: list[Caller], queue: str, batch: int,
     generator that shares the cores with what it measures should cost little."""
     finished = asyncio.get_running_loop().create_future()
     done, busy = 0, len(callers)
+    meter()
     began = time.perf_counter()
 
     def start(caller: Caller, place: int) -> None:
@@ -253,7 +261,9 @@ async def produce(ground: Ground, callers: list[Caller], queue: str, batch: int,
     for place, caller in enumerate(callers):
         start(caller, place)
     await finished
-    return done / (time.perf_counter() - began)
+    took = time.perf_counter() - began
+    meter()
+    return done / took
 
 
 PLAINLY, BATCHED = "plain table, a statement per message", "plain table, batched by hand"

@@ -32,6 +32,7 @@ from penstock.queues import Ack, Item, PopRequest, Queues
 
 PAYLOAD = b'{"order":12345,"customer":"c-1","amount":99.5,"note":"' + b"x" * 60 + b'"}'
 SECONDS = 2.0
+TO_TAKE = 150_000  # messages there are in a round of taking
 HISTORY = int(os.environ.get("PENSTOCK_BENCH_HISTORY", "1000000"))
 PLAIN = """CREATE TABLE IF NOT EXISTS plain (id bigserial PRIMARY KEY, queue text, payload bytea,
                                             created_at timestamptz NOT NULL DEFAULT now())"""
@@ -59,21 +60,24 @@ class Stage:
         await self.pool.close()
 
     def rate(self, workers: int, step: Callable[[int], Awaitable[int]]) -> Callable[[], float]:
-        """A round: that many workers repeat a step for a while; messages per second."""
+        """A round: that many workers repeat a step for a while, or until nothing is left; messages per second."""
 
         async def round_() -> float:
-            end = time.perf_counter() + SECONDS
+            begin = last = time.perf_counter()
             done = 0
 
             async def work(number: int) -> None:
-                nonlocal done
-                while time.perf_counter() < end:
+                nonlocal done, last
+                empty = 0
+                while time.perf_counter() < begin + SECONDS and empty < 3:
                     count = await step(number)  # apart from the sum, which others add to meanwhile
-                    done += count
+                    if count:
+                        done, last, empty = done + count, time.perf_counter(), 0
+                    else:
+                        empty += 1
 
-            began = time.perf_counter()
             await asyncio.gather(*(work(number) for number in range(workers)))
-            return done / (time.perf_counter() - began)
+            return done / (last - begin)
 
         return lambda: self.runner.run(round_())
 
@@ -119,13 +123,31 @@ class Stage:
             )
         )
 
-    def pop_and_ack(self, queue: str, batch: int) -> Callable[[int], Awaitable[int]]:
+    def pop_and_ack(self, queue: str, batch: int, wait: bool = True) -> Callable[[int], Awaitable[int]]:
         async def step(_: int) -> int:
-            popped = await self.queues.pop(PopRequest(queue=queue, batch=batch, wait=True, timeout=1))
+            popped = await self.queues.pop(PopRequest(queue=queue, batch=batch, wait=wait, timeout=1))
             acks = [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
             return len(await self.queues.ack(acks))
 
         return step
+
+    def taking(self, batch: int) -> Callable[[], float]:
+        """A round of pop and ack on a queue filled for it."""
+
+        def round_() -> float:
+            queue = f"full {next(self.numbers)}"
+            self.fill(queue, TO_TAKE)
+            return self.rate(8, self.pop_and_ack(queue, batch, wait=False))()
+
+        return round_
+
+    def plain_taking(self, batch: int) -> Callable[[], float]:
+        def round_() -> float:
+            self.runner.run(self.pool.execute("TRUNCATE plain"))
+            self.fill_plain(TO_TAKE)
+            return self.rate(8, self.plain_take(batch))()
+
+        return round_
 
     def plain_take(self, count: int) -> Callable[[int], Awaitable[int]]:
         async def step(_: int) -> int:
@@ -172,13 +194,8 @@ def contests() -> Iterator[Contest]:
         yield Contest(
             "push, 1000 per call, 4 callers", rate, s.rate(4, s.push(1000)), s.rate(4, s.batched_push), batched
         )
-        s.fill("full", 400_000)
-        s.fill_plain(600_000)
-        ours = s.rate(8, s.pop_and_ack("full", 100))
-        yield Contest("pop + ack, batches of 100", rate, ours, s.rate(8, s.plain_take(1)), plain, 4, rounds=3)
-        s.fill("full again", 400_000)
-        ours = s.rate(8, s.pop_and_ack("full again", 100))
-        yield Contest("pop + ack, batches of 100", rate, ours, s.rate(8, s.plain_take(100)), batched, rounds=3)
+        yield Contest("pop + ack, batches of 100", rate, s.taking(100), s.plain_taking(1), plain, 4, rounds=3)
+        yield Contest("pop + ack, batches of 100", rate, s.taking(100), s.plain_taking(100), batched, rounds=3)
 
         async def through(number: int) -> int:
             await s.queues.push(s.items("through", 100, f"p{number}"))
