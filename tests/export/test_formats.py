@@ -87,7 +87,9 @@ def test_frames_hold_any_bytes(given_records: list[bytes]):
 
 @given(
     st.lists(
-        st.one_of(st.binary(max_size=20), st.sampled_from([b"1,2", b"[3", b"4]", b'{"a": 1}', b'{"a":\n1}', b'"x'])),
+        st.one_of(
+            st.binary(max_size=20), st.sampled_from([b"1,2", b"[3", b"4]", b'{"a": 1}', b'{"a":\n1}', b'"x', b'"\xff"'])
+        ),
         min_size=1,
     )
 )
@@ -100,6 +102,8 @@ def test_whatever_the_records_are_a_json_body_is_valid_and_has_as_many(given_rec
     assert len(split(lines, NDJSON)) == len(given_records) == lines.count(b"\n")
     for line in split(lines, NDJSON):
         msgspec.json.decode(line)
+    array.decode()
+    lines.decode()
 
 
 def test_raw_is_one_record():

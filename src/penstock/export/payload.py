@@ -76,13 +76,13 @@ def split(body: bytes, encoding: int) -> list[bytes]:
 def as_json(record: bytes) -> bytes:
     """`record` if it is JSON, else JSON that carries it."""
     try:
+        text = record.decode()
+    except UnicodeDecodeError:  # the decoder does not look into strings
+        return msgspec.json.encode({"$base64": base64.b64encode(record).decode()})
+    try:
         return bytes(_raw_one.decode(record))
     except msgspec.DecodeError:
-        pass
-    try:
-        return msgspec.json.encode(record.decode())
-    except UnicodeDecodeError:
-        return msgspec.json.encode({"$base64": base64.b64encode(record).decode()})
+        return msgspec.json.encode(text)
 
 
 def _holds(body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list[msgspec.Raw]]) -> bool:
@@ -90,8 +90,10 @@ def _holds(body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list
 
     Lengths say it all: values as long as the records, one by one, leave no room for anything but what is between."""
     try:
+        if not body.isascii():
+            body.decode()  # the decoder does not look into strings
         return list(map(len, decode(body))) == list(map(len, records))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
 
 
