@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.errors import Locked
+from penstock.export.inspect import repair
 from penstock.net import HttpClient
 from tests.conftest import fresh_database
 from tests.export.lossy import LossyProxy
@@ -56,6 +58,8 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProce
             await eventually(lambda: len(set(destination.ids)) == 1000, 20)
             status = await ask("GET", "/api/v1/routes/out")
             assert status["lag"] == 0
+            with pytest.raises(Locked):  # another process has the directory
+                await repair(broker.data_dir / ".penstock" / "routes" / "out")
             assert len(destination.ids) - 1000 <= 20, "at most the one batch its worker held at the kill"
             keys: dict[int, set[str]] = {}
             for received in destination.ledger:
