@@ -119,7 +119,11 @@ def _section(report: Report, panel: Panel) -> str:
         hover = f"%{{y:,.4~g}} {panel.unit}"
         if panel.kind == "bar":
             figure.add_bar(
-                x=report.times, y=series.values, name=series.label, marker_color=series.color, hovertemplate=hover
+                x=report.times,
+                y=series.values,
+                name=escape(series.label),
+                marker_color=series.color,
+                hovertemplate=hover,
             )
         else:
             alone = (
@@ -130,7 +134,7 @@ def _section(report: Report, panel: Panel) -> str:
             figure.add_scatter(
                 x=report.times,
                 y=series.values,
-                name=series.label,
+                name=escape(series.label),
                 line={"color": series.color, "width": 2},
                 hovertemplate=hover,
                 **alone,
@@ -233,14 +237,14 @@ def _draw(axes: Any, report: Report, panel: Panel) -> None:
                 width,
                 base,
                 color=series.color,
-                label=short(series.label, 34),
+                label=_legend(series.label),
                 align="edge",
                 linewidth=0,
             )
             base = [below + value for below, value in zip(base, heights, strict=True)]
         else:
             dot = {"marker": "o", "markersize": 2.5} if _sparse(series) else {}
-            axes.plot(report.times, values, color=series.color, linewidth=1.6, label=short(series.label, 34), **dot)
+            axes.plot(report.times, values, color=series.color, linewidth=1.6, label=_legend(series.label), **dot)
     if panel.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -248,7 +252,15 @@ def _draw(axes: Any, report: Report, panel: Panel) -> None:
     else:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, fontsize=8.5, frameon=False, labelcolor=INK)
+    across = 3 if max(len(series.label) for series in panel.series) <= 28 else 2
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=across, fontsize=8.5, frameon=False, labelcolor=INK
+    )
+
+
+def _legend(label: str) -> str:
+    """As it is: to matplotlib dollars are formulas, and names that begin with an underscore are not shown."""
+    return ("\u2009" if label.startswith("_") else "") + short(label, 48).replace("$", r"\$")
 
 
 def number(value: float | None) -> str:
