@@ -195,8 +195,8 @@ class FastQueue:
 
     def _number(self, blocks: list[Block]) -> None:
         now = int(self._clock.steady() * 1e6)
-        sequence, before, position = self.state.next_sequence, self.state.numbered, self.state.position
-        for sequence, block in enumerate(blocks, sequence):  # noqa: B020
+        before, position = self.state.numbered, self.state.position
+        for sequence, block in enumerate(blocks, self.state.next_sequence):
             block.sequence, block.before, block.enqueued = sequence, before, now
             before += block.records
             if block.position != NO_POSITION:
