@@ -233,6 +233,8 @@ def test_a_new_group_meets_a_million_partitions_in_steps_and_finds_the_needle(fi
             report(f"a new group meets {MANY:,} partitions", time.perf_counter() - began)
             assert values(found) == ["needle"]
             assert all(acked.success for acked in await answer(queues, found.messages))
+            while (await queues.groups.listing("late", "many"))[0]["discovering"]:
+                assert (await pop(queues, "many", group="late")).messages == []
             assert await queues.groups.lag("many", "late") == 0
             await queues.groups.delete("late", "many")
 

@@ -215,59 +215,6 @@ def test_a_restart_of_postgres_in_the_middle_loses_nothing(own_postgres: Embedde
     asyncio.run(body())
 
 
-async def _rate(queues: Queues, seconds: float) -> float:
-    """Messages per second through push, pop and ack, on one hot partition and a few others."""
-    count = 0
-    end = time.monotonic() + seconds
-    began = time.monotonic()
-
-    async def one(name: int) -> None:
-        nonlocal count
-        while time.monotonic() < end:
-            await queues.push([Item("q", b'{"n":1}', f"p{name}") for _ in range(20)])
-            popped = await queues.pop(PopRequest(queue="q", batch=20, partition=f"p{name}"))
-            await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages])
-            count += len(popped.messages)
-
-    await asyncio.gather(*(one(name) for name in range(4)))
-    return count / (time.monotonic() - began)
-
-
-@pytest.mark.timeout(300)
-def test_sessions_that_hold_back_vacuum_or_sit_idle_change_little(own_postgres: EmbeddedPostgres, soak: bool) -> None:
-    """The limits are loose because machines are shared; `bench/queues_engine.py` measures the same in alternation."""
-
-    url = fresh_database(own_postgres)
-
-    async def body() -> None:
-        length = 10 if soak else 2
-        async with running(url) as queues, AsyncExitStack() as stack:
-            await _rate(queues, 0.5)
-            before = await _rate(queues, length)
-            holders = [await asyncpg.connect(url, server_settings={"search_path": "penstock"}) for _ in range(5)]
-            for holder in holders:
-                stack.push_async_callback(holder.close)
-            await holders[0].execute("BEGIN; SELECT pg_current_xact_id()")
-            for scanner in holders[1:]:
-                await scanner.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-                await scanner.execute("SELECT count(*) FROM messages")
-            idle = [await asyncpg.connect(url) for _ in range(300)]
-            for connection in idle:
-                stack.push_async_callback(connection.close)
-            during = await _rate(queues, length)
-            assert during > before * 0.4, f"{before:.0f} messages/s before, {during:.0f} with xmin held back"
-            calls = during * length / 20
-            dead = await queues.database.fetch(
-                """SELECT sum((SELECT count(*) FROM cursors)) AS live, pg_relation_size('cursors') AS cursors,
-                          pg_relation_size('leases') AS leases"""
-            )
-            # A few row versions per batch, not per message.
-            assert dead[0]["cursors"] < 8192 * 40 + calls * 4 * 250
-            assert dead[0]["leases"] < 8192 * 40 + calls * 300
-
-    asyncio.run(body())
-
-
 def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(database_url: str, soak: bool) -> None:
     async def body() -> None:
         async with running(database_url) as one, running(database_url) as two:
