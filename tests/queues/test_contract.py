@@ -761,6 +761,53 @@ def test_retention_deletes_old_messages_and_completed_ones_sooner(database_url: 
     run(database_url, body)
 
 
+def test_completed_retention_deletes_nothing_before_somebody_completed_it(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"retentionEnabled": True, "completedRetentionSeconds": 60})
+        await push(queues, "q", 1, 2)
+        await _age(queues, "10 minutes")
+        assert await queues.upkeep.retain() == 0  # there is no group yet: nobody has seen these
+        await complete(queues, await pop(queues, "q", 1, group="a"))
+        assert await queues.upkeep.retain() == 1
+        assert values(await pop(queues, "q", group="b")) == [2]
+
+    run(database_url, body)
+
+
+def test_failing_a_batch_of_100_counts_one_attempt_for_each_of_the_100(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"retryLimit": 3, "retryDelay": 0})
+        await push(queues, "q", *range(100))
+        await answer(queues, (await pop(queues, "q", 100)).messages, "failed", "no")
+        rows = await queues.database.fetch("SELECT attempts, count(*) AS n FROM attempts GROUP BY 1")
+        assert [tuple(row) for row in rows] == [(1, 100)]
+        assert values(await pop(queues, "q", 100)) == list(range(100))
+
+    run(database_url, body)
+
+
+def test_an_empty_partition_is_removed_when_it_was_idle_long_and_is_looked_at_once(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        looks = "SELECT queue_tidy(clock_timestamp() + interval '1 day', 1000)"
+        await push(queues, "q", 1, partition="full")
+        await push(queues, "q", 2, partition="empty")
+        await push(queues, "q", 3, partition="in use")
+        await queues.admin.clear("q", "empty")
+        await queues.database.fetch("UPDATE partitions SET emptied_at = emptied_at - interval '2 days'")
+        await queues.upkeep.tidy()
+        assert {row["name"] for row in await queues.admin.partitions("q")} == {"full", "empty", "in use"}  # 30 days
+        assert (await queues.database.fetch(looks))[0][0] == 3
+        assert {row["name"] for row in await queues.admin.partitions("q")} == {"full", "in use"}
+        assert (await queues.database.fetch(looks))[0][0] == 0  # those with messages are not looked at again
+        await queues.admin.clear("q", "full")
+        assert (await queues.database.fetch(looks))[0][0] == 1
+        await push(queues, "q", "anew", partition="empty")
+        assert {row["name"] for row in await queues.admin.partitions("q")} == {"empty", "in use"}
+        assert sorted(map(str, values(await pop(queues, "q", partitions=5)))) == ["3", "anew"]
+
+    run(database_url, body)
+
+
 def test_eviction_deletes_only_what_some_group_has_not_taken_in_time(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"maxWaitTimeSeconds": 60})

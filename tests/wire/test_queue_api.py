@@ -574,3 +574,59 @@ def test_every_route_of_the_contract_is_served(api):
         f"{method.upper()} {re.sub('{.*?}', '{}', path)}" for path, methods in paths.items() for method in methods
     }
     assert {route.strip() for route in re.split(r"  +|\n", CONTRACT) if route.strip()} - served == set()
+
+
+def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
+    api.push(queue, 1)
+    nowhere = "00000000-0000-0000-0000-000000000000"
+    huge = 10**12
+    for method, path, body, query in (
+        ("POST", "configure", {"queue": queue, "options": {"leaseTime": huge}}, {}),
+        ("POST", "configure", {"queue": queue, "options": {"priority": -huge}}, {}),
+        ("POST", "configure", {"queue": queue, "namespace": "\x00"}, {}),
+        ("GET", f"pop/queue/{queue}", None, {"batch": huge, "partitions": huge}),
+        ("GET", f"pop/queue/{queue}", None, {"consumerGroup": "\x00"}),
+        ("GET", f"pop/queue/{queue}", None, {"consumerGroup": "g", "subscriptionFrom": "9999999-01-01T00:00:00Z"}),
+        ("GET", "pop", None, {"namespace": "\x00"}),
+        ("POST", "ack", {"transactionId": "\x00", "partitionId": nowhere}, {}),
+        ("POST", "ack", {"transactionId": "x", "partitionId": "'; DROP TABLE messages; --"}, {}),
+        ("POST", "ack", {"transactionId": "x", "partitionId": nowhere, "status": "'"}, {}),
+        ("POST", "lease/not-a-uuid/extend", {"seconds": huge}, {}),
+        ("POST", f"lease/{nowhere}/extend", {"seconds": huge}, {}),
+        ("GET", "messages", None, {"queue": queue, "from": "yesterday", "limit": huge}),
+        ("GET", "messages", None, {"queue": "\x00"}),
+        ("GET", f"messages/{nowhere}/'", None, {}),
+        ("GET", "dlq", None, {"queue": "\x00", "offset": huge}),
+        ("GET", "traces/by-name/%00", None, {}),
+        ("DELETE", "resources/queues/%00", None, {}),
+        ("DELETE", "consumer-groups/%00", None, {}),
+        ("POST", "consumer-groups/g/queues/none/seek", {"timestamp": "never"}, {}),
+    ):
+        content = None if body is None else json.dumps(body).encode()
+        answer = api.client.request(method, f"/api/v1/{path}", content=content, params=query or None)
+        assert answer.status_code < 500, (method, path, body, query, answer.text)
+        for word in (
+            "asyncpg",
+            "psql",
+            "SELECT",
+            "INSERT",
+            "syntax",
+            "relation",
+            "int4",
+            "out of range for type",
+            "0x00",
+        ):
+            assert word not in answer.text, (path, answer.text)
+    assert api.pop(queue, consumerGroup="still there")
+
+
+def test_unknown_fields_of_a_later_version_are_ignored_and_unknown_options_refused(api, queue):
+    item = {"queue": queue, "payload": 1, "someFutureField": {"a": 1}}
+    (pushed,) = api.post("push", {"items": [item], "clientVersion": "9.9"}, 201)
+    assert pushed["status"] == "queued"
+    (message,) = api.pop(queue, someFutureParameter="7", autopilot="true")
+    ids = {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
+    (acked,) = api.post("ack", {**ids, "status": "completed", "someFutureField": 1})
+    assert acked["success"]
+    refused = api.post("configure", {"queue": queue, "options": {"someFutureOption": 1}}, 400)
+    assert "someFutureOption" in refused["error"]  # it would silently not be in force

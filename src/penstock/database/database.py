@@ -27,7 +27,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
-from penstock.errors import ConnectionLost, PenstockError, Unavailable
+from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -130,13 +130,20 @@ class Database:
             return rows
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """`fetch` for what may run twice: when only its connection was lost, it is asked again on another."""
-        for _ in range(READS - 1):
+        """`fetch` for what may run twice: when only its connection was lost, it is asked again on another.
+
+        A value that PostgreSQL cannot take (a NUL in a name, a year it has no room for) is the asker's mistake.
+        """
+        for turn in range(READS):
             try:
                 return await self.fetch(sql, *args)
             except ConnectionLost:
-                continue
-        return await self.fetch(sql, *args)
+                if turn == READS - 1:
+                    raise
+            except asyncpg.DataError as error:
+                log.info("the database refused a value: %s", error)
+                raise InvalidRequest("a value of this request cannot be stored or looked for") from error
+        raise AssertionError("unreachable")
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:

@@ -69,6 +69,7 @@ class Admin:
 
     async def delete(self, queue: str) -> bool:
         """Delete a queue with its groups and their subscriptions; its messages are purged in the background."""
+        check_text("queue", queue)
         async with self._database.connection() as connection, connection.transaction():
             row = await connection.fetchrow(
                 "UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL RETURNING id", queue

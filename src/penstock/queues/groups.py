@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import NotFound
-from penstock.queues.catalog import Catalog
+from penstock.queues.catalog import Catalog, check_text
 from penstock.queues.signals import Signals
 
 STEP = 1000  # partitions per call
@@ -166,6 +166,8 @@ class Groups:
 
     async def delete(self, group: str, queue: str | None = None, *, metadata: bool = True) -> dict[str, Any]:
         """Forget a group; without `metadata` its subscription stays and the next pop starts from there again."""
+        check_text("consumerGroup", group)
+        check_text("queue", queue or "")
         async with self._database.connection() as connection, connection.transaction():
             rows = await connection.fetch(
                 """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id
@@ -205,6 +207,7 @@ class Groups:
 
     async def subscription(self, group: str, moment: datetime) -> dict[str, Any]:
         """Change where the group starts in partitions it has not met yet."""
+        check_text("consumerGroup", group)
         rows = await self._database.fetch(
             """UPDATE groups g SET mode = 'timestamp', start_at = $2,
                       discover_to = CASE WHEN g.mode IS NULL
