@@ -15,6 +15,7 @@ The formats (all little-endian; `penstock.topics.layout` is the reference):
     incarnation                               text: 32 hexadecimal digits, a space, 8 digits CRC32C, a newline
 """
 
+import mmap
 import os
 import re
 import time
@@ -39,8 +40,9 @@ BATCH_ROW = np.dtype(
 )
 COMPACTED = 2
 SEALED = re.compile(r"data-(\d{20})\.log")
-ATTEMPTS = 5  # listings of the directory before a contradiction counts as damage
+ATTEMPTS = 16  # listings of the directory before a contradiction counts as damage
 SWAP_SECONDS = 10.0  # the longest wait for a swap: a few renames and fsyncs, unless its broker was killed
+SIDECAR_PAUSES = (0.001, 0.005, 0.02, 0.1, 0.3)  # seconds, before it counts as lost
 MAX_ROWS = 1 << 16
 MAX_BYTES = 16 << 20
 
@@ -61,6 +63,7 @@ class _Segment:
         suffix = "" if base is None else f"-{base:020d}"
         self.path = directory / f"data{suffix}.log"
         self._fds: list[int] = []
+        self.timed = True  # whether it has a sidecar
         try:
             self.data = self._open(self.path)
             self.index = self._map(directory / f"index{suffix}.idx", INDEX_ROW)
@@ -83,12 +86,19 @@ class _Segment:
 
     def _map(self, path: Path, row: np.dtype, *, optional: bool = False) -> np.ndarray:
         try:
-            count = path.stat().st_size // row.itemsize
-            return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             if optional:
+                self.timed = False
                 return np.empty(0, row)
             raise
+        try:  # size and contents of one file, whatever its name means by now
+            count = os.fstat(fd).st_size // row.itemsize
+            if not count:
+                return np.empty(0, row)
+            return np.frombuffer(mmap.mmap(fd, count * row.itemsize, access=mmap.ACCESS_READ), row, count)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         while self._fds:
@@ -166,6 +176,11 @@ class _Contradiction(Exception):
     """Index and data disagree: files were swapped under us, or are damaged."""
 
 
+def _pause(attempt: int) -> None:
+    """Before looking again: at once first, then longer, so that a busy broker gets to the end of what it does."""
+    time.sleep(min(0.05, 0.0005 * 2**attempt))
+
+
 class TopicFiles:
     """The records of one topic's directory."""
 
@@ -184,7 +199,7 @@ class TopicFiles:
 
     def bounds(self) -> tuple[int, int]:
         """The first offset and the one after the last."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             found: list[tuple[int, int]] = []
             try:
                 for base in self._bases():
@@ -197,6 +212,7 @@ class TopicFiles:
                         following = self._metadata()
                         found.append((following, following))
             except FileNotFoundError:
+                _pause(attempt)
                 continue  # renamed or deleted since it was listed
             return (min(f for f, _ in found), max(n for _, n in found)) if found else (0, 0)
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
@@ -211,10 +227,11 @@ class TopicFiles:
 
     def offset_at(self, microseconds: int) -> int:
         """The first offset appended at or after this time; the next offset if there is none."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 found = self._offset_at(microseconds)
             except FileNotFoundError:
+                _pause(attempt)
                 continue  # renamed or deleted since it was listed
             return self.bounds()[1] if found is None else found
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
@@ -263,9 +280,17 @@ class TopicFiles:
                 attempts += 1
                 if attempts >= ATTEMPTS:
                     raise Damaged(f"{self.directory}: {error}") from None
+                _pause(attempts)
 
     def _open(self, base: int | None) -> _Segment:
         segment = _Segment(self.directory, base)
+        for pause in SIDECAR_PAUSES if (self.directory / "incarnation").exists() else ():
+            if segment.timed:
+                break
+            # A sidecar is the first to be renamed or removed: not to see it is no reason to guess the times.
+            segment.close()
+            time.sleep(pause)
+            segment = _Segment(self.directory, base)
         if base is not None and any(name.startswith("swap-") for name in os.listdir(self.directory)):
             segment.close()
             raise FileNotFoundError(segment.path)  # perhaps this one: its files may be of before and after

@@ -60,7 +60,7 @@ from penstock.topics.topic import Topic
 log = logging.getLogger("penstock.topics")
 
 RECORDS_AT_ONCE = 1 << 16
-BYTES_AT_ONCE = 8 << 20
+BYTES_AT_ONCE = 1 << 20  # numpy holds the interpreter while it copies: a step must be short
 SYNC_BYTES = 64 << 20  # synced in steps, so that commits do not wait behind one long fsync
 
 _running: set["asyncio.Task[Swapped]"] = set()  # a task that nobody refers to may be collected
@@ -210,6 +210,13 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
         await settle(topic, context)
     except (StorageFull, StorageFailed) as error:
         log.error("topic %s: a swap counts, but is not finished on disk yet: %s", topic.name, error)
+    await context.run(_forget, old)
+
+
+def _forget(old: Sequence[Segment]) -> None:
+    """In the pool: the last close of a file that was removed gives its blocks back, which takes its time."""
+    for segment in old:
+        segment.forget_files()
 
 
 def _take_back(fs: Fs, topic: Topic, marker: str) -> None:

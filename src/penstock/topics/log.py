@@ -600,4 +600,5 @@ def remove_files(segment: Segment) -> None:
     """The data last: a data file missing beside its index is damage, never an interrupted removal."""
     for kind in KINDS:
         segment.fs.remove(segment.path(kind))
+    segment.forget_files()  # here in the pool: the last close of a removed file gives its blocks back
     segment.fs.sync_dir(segment.directory)
