@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,15 +15,19 @@ from penstock.metrics import Metrics
 BATCH = 10
 
 
+def say(line: str) -> None:
+    os.write(1, line.encode())  # whole, or not at all: a kill leaves no half line
+
+
 async def main(directory: Path, spec: dict[str, object], first: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         exports = Exports(Config(data_directory=directory, routes={"r": spec}), pool=pool, metrics=Metrics())
         await exports.start()
         route = exports.get("r")
         for start in itertools.count(first, BATCH):
-            print("try", start + BATCH - 1, flush=True)
+            say(f"try {start + BATCH - 1}\n")
             await route.push([b'{"id": %d}' % number for number in range(start, start + BATCH)])
-            print("ack", start + BATCH - 1, flush=True)
+            say(f"ack {start + BATCH - 1}\n")
 
 
 if __name__ == "__main__":
