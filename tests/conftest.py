@@ -19,6 +19,14 @@ if other := os.environ.get("PENSTOCK_TEST_POSTGRES"):  # the bin directory of an
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests of a group share a server: a pytest that pytest-xdist does not know yet would start it in every worker."""
+    if getattr(session.config.option, "loadgroup", False):
+        apart = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
+        if apart:
+            raise pytest.UsageError(f"pytest-xdist does not keep groups together: {apart[0]}")
+
+
 @pytest.fixture(scope="session")
 def soak() -> bool:
     """Whether the long form of a test is asked for (`make soak`)."""
