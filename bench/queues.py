@@ -141,9 +141,9 @@ class Ground:
         if status != 201:
             raise RuntimeError(f"push answered {status}: {body[:200]!r}")
 
-    async def take(self, caller: Caller, queue: str, batch: int) -> int:
+    async def take(self, caller: Caller, queue: str, batch: int, more: str = "") -> int:
         """Pop a batch and acknowledge it; how many."""
-        status, body = await caller.ask(_get(f"/api/v1/pop/queue/{queue}?batch={batch}"))
+        status, body = await caller.ask(_get(f"/api/v1/pop/queue/{queue}?batch={batch}{more}"))
         if status == 204:
             return 0
         count = body.count(b'"leaseId":') - 1
@@ -324,7 +324,8 @@ class Rounds:
         ground, queue = self.ground, self.ground.fresh()
         await ground.fill(queue, PARTITIONS, PARTITIONS, 1)
         pushing, taking = await ground.callers(connections), await ground.callers(connections)
-        consumers = [_patient(partial(ground.take, c, queue, batch)) for c in taking]
+        waiting = "&wait=true&timeout=50"  # the plain table has to be asked again and again
+        consumers = [_patient(partial(ground.take, c, queue, batch, waiting)) for c in taking]
         try:
             _, taken = await asyncio.gather(produce(ground, pushing, queue, batch), rate(consumers))
             return taken

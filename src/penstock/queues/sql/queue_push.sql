@@ -14,7 +14,7 @@ CREATE FUNCTION queue_push(
   p_keys text[], p_payloads bytea[], OUT heads bigint[], OUT answers bigint[]
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-  times timestamptz[]; queue_ids int[]; plain boolean; resting boolean; t timestamptz;
+  times timestamptz[]; queue_ids int[]; plain boolean; t timestamptz;
 BEGIN
   SELECT count(*) = cardinality(p_ids) AND bool_and(q.max_size = 0 AND NOT q.encryption_enabled AND q.deleted_at IS NULL)
     INTO plain
