@@ -17,7 +17,8 @@ def test_a_server_is_created_stopped_and_started_again(scratch):
     server.stop()
     assert server.pid() is None
     assert server.start() == "started"
-    server.stop()
+    EmbeddedPostgres(scratch / "postgres").stop()  # by somebody who did not start it
+    assert server.pid() is None
 
 
 def test_a_server_survives_kill_9_of_its_owner_and_is_taken_over(scratch):

@@ -107,6 +107,7 @@ class EmbeddedPostgres:
     def stop(self, mode: str = "fast") -> None:
         """Stop the server and wait for it; nothing happens when it does not run."""
         if self.pid() is not None:
+            self._prepare_user()  # whoever stops it need not be the one who started it
             self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode)
 
     def pid(self) -> int | None:
