@@ -9,14 +9,15 @@ import asyncpg
 import pyarrow as pa
 import pytest
 
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline import queue_source
 from penstock.pipeline.columns import QUEUE_COLUMNS
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import Options
 from penstock.pipeline.postgres import Postgres
-from penstock.pipeline.queue_source import QueueOptions, QueueReader, QueueStreamReader, message_ids
+from penstock.pipeline.queue_source import QueueOptions, QueueReader, QueueStreamReader
 from penstock.pipeline.topic_source import DataLoss
+from penstock.pipeline.uuids import message_ids
 from penstock.queues import Item
 from penstock.queues.ids import message_uuid
 from tests.queues.support import push, running
@@ -167,6 +168,74 @@ def test_few_partitions_are_cut_within_when_order_is_not_promised(database_url: 
     tasks = reader.partitions()
     assert len(tasks) >= 4
     assert sorted(int(row["payload"]) for row in rows_of(reader, tasks)) == list(range(100))
+
+
+def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_the_table_is_moved_meanwhile(
+    database_url: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)
+    trace = "0190b1f6-4f0e-7c3e-8000-0000000000ff"
+    for k in range(5):
+        items = (
+            Item("orders", b"%d" % (200 * k + i), f"p-{i % 7}", None, trace if i % 3 else None) for i in range(200)
+        )
+        load(database_url, *items)
+    load(database_url, *(Item("few", b"1", f"p-{i}") for i in range(30)))
+
+    def sql(text: str) -> None:
+        async def run() -> None:
+            connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+            await connection.execute(text)
+            await connection.close()
+
+        asyncio.run(run())
+
+    sql("ANALYZE messages")
+    reader = QueueReader(options(database_url, streaming=False))
+    tasks = reader.partitions()
+    assert len(tasks) == 4
+    assert all(task.file for task in tasks)
+    load(database_url, Item("orders", b"9999", "p-0"))  # after the read was planned: not part of it
+    rows = rows_of(reader, tasks)
+    assert sorted(int(row["payload"]) for row in rows) == list(range(1000))
+    assert {(row["partition"], int(row["payload"]) % 200 % 7) for row in rows} == {(f"p-{i}", i) for i in range(7)}
+    assert all(row["traceId"] == (trace if int(row["payload"]) % 200 % 3 else None) for row in rows)
+    few = QueueReader(options(database_url, "few", streaming=False))
+    assert not any(task.file for task in few.partitions())
+    assert len(rows_of(few, few.partitions())) == 30
+    sql("VACUUM FULL messages")
+    with pytest.raises(Unavailable, match="were moved"):
+        rows_of(reader, tasks)
+
+
+def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:
+    postgres = Postgres(Options({"database": database_url}))
+    ((first,),) = postgres.rows("SELECT pg_backend_pid()")
+    assert postgres.rows("SELECT pg_backend_pid()") == [(first,)]
+
+    async def cut() -> None:
+        connection = await asyncpg.connect(database_url)
+        await connection.execute("SELECT pg_terminate_backend($1, 5000)", first)
+        await connection.close()
+
+    asyncio.run(cut())
+    assert postgres.rows("SELECT pg_backend_pid()") != [(first,)]
+
+
+def test_encrypted_messages_are_an_error_or_have_no_payload(database_url: str) -> None:
+    load(database_url, Item("orders", b"1"), Item("orders", b"2"))
+
+    async def encrypt() -> None:
+        connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+        await connection.execute("UPDATE messages SET key_id = 'k1' WHERE seq = 2")
+        await connection.close()
+
+    asyncio.run(encrypt())
+    reader = QueueReader(options(database_url, streaming=False))
+    with pytest.raises(InvalidRequest, match="holds encrypted messages"):
+        rows_of(reader, reader.partitions())
+    reader = QueueReader(options(database_url, streaming=False, encrypted="null"))
+    assert [row["payload"] for row in rows_of(reader, reader.partitions())] == ["1", None]
 
 
 def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(database_url: str) -> None:

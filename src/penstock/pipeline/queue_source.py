@@ -11,6 +11,13 @@ An offset is `{"queue", "id", "installation", "xid", "cuts"}`. The queue's id an
 tell a queue that was deleted and made again, or another database, from the one the checkpoint belongs to. `cuts` says
 how the batch that ends here is divided among tasks: whole partitions, so that one partition's messages stay in order
 within one task.
+
+A batch read (`spark.read`) promises no order. When it takes a good part of the table, its tasks read ranges of the
+table's blocks: each block once and in sequence, where ranges of partitions would visit every block from every task.
+Blocks keep their rows as long as the table's file is the same one (messages are never updated); a task makes sure.
+
+What can be made here is not sent by PostgreSQL: the queue's name, ids and traces as text, partitions' names (asked
+for once per task and partition).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,35 +25,46 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline.columns import QUEUE_COLUMNS, TIMESTAMP
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import EARLIEST, LATEST, Options
 from penstock.pipeline.postgres import Postgres
 from penstock.pipeline.topic_source import DataLoss
+from penstock.pipeline.uuids import message_ids, uuid_texts
 
 SMALL_BATCH = 20_000  # messages; up to here one task reads them all
 TASKS = 4
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_DASHES = (8, 13, 18, 23)
-_DIGITS = [i for i in range(36) if i not in _DASHES]
+SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
+# What a column needs of PostgreSQL: `p` partition_id, `s` seq, the rest by their names. A payload that is NULL is one
+# that Spark must not read: the column itself never is.
+_NEEDS = {"queue": "", "partition": "p", "seq": "s", "id": "ps", "transactionId": "t", "traceId": "c", "payload": "d"}
+_SQL = {
+    "p": "m.partition_id",
+    "s": "m.seq",
+    "t": "m.transaction_id",
+    "c": "m.trace_id",
+    "d": "CASE WHEN m.key_id IS NULL THEN m.payload END",
+    "a": "m.created_at",
+}
+
+_FILE = "SELECT pg_relation_filenode('messages'::regclass)::bigint"
 
 
 @dataclass
 class QueueRange(InputPartition):
-    """One task's share: messages with low <= xid < high between two places of (partition, seq) order."""
+    """One task's share: messages with low <= xid < high between two places of (partition, seq) order, or in the
+    table's blocks from `after[0]` up to `until[0]` while its file is `file`."""
 
     low: str
     high: str
     after: tuple[int, int] | None
     until: tuple[int, int] | None
+    file: int | None = None
 
 
 @dataclass(frozen=True)
@@ -130,75 +148,85 @@ class QueueOptions:
         places: list[tuple[int, int] | None] = [None, *((int(p), int(s)) for p, s in cuts), None]
         return [QueueRange(low, high, a, b) for a, b in pairwise(places)]
 
+    def scan(self, id: int, low: int, high: int) -> list[QueueRange]:
+        """Ranges of the table's blocks, if the messages wanted are a good part of the table; else none."""
+        ((rows, pages, file),) = self.postgres.rows(
+            f"SELECT reltuples::float8, relpages, ({_FILE}) FROM pg_class WHERE oid = 'messages'::regclass"
+        )
+        wanted = self.postgres.estimate(f"SELECT 1 FROM messages m WHERE {_within(id, low, high)}")
+        if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
+            return []
+        cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
+        places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the end, wherever that is by now
+        return [QueueRange(str(low), str(high), a, b, file) for a, b in pairwise(places)]
+
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
-        conditions = [
-            f"m.queue_id = {state.id}",
-            f"m.xid >= '{int(task.low)}'::xid8",
-            f"m.xid < '{int(task.high)}'::xid8",
-        ]
+        conditions = [_within(state.id, int(task.low), int(task.high))]
+        place, form = ("ctid", "'(%d,%d)'::tid") if task.file else ("(m.partition_id, m.seq)", "(%d, %d)")
         if task.after:
-            conditions.append(f"(m.partition_id, m.seq) >= ({task.after[0]}, {task.after[1]})")
+            conditions.append(f"{place} >= {form % task.after}")
         if task.until:
-            conditions.append(f"(m.partition_id, m.seq) < ({task.until[0]}, {task.until[1]})")
+            conditions.append(f"{place} < {form % task.until}")
         if self.since is not None:
             conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
         if self.before is not None:
             conditions.append(f"m.created_at < to_timestamp({self.before} / 1000.0)")
         order = " ORDER BY m.partition_id, m.seq" if self.streaming else ""
-        query = (
-            "SELECT p.name, m.partition_id, m.seq, m.transaction_id, m.trace_id::text, m.payload, m.key_id, "
-            "m.created_at "
-            f"FROM messages m JOIN partitions p ON p.id = m.partition_id WHERE {' AND '.join(conditions)}{order}"
-        )
+        needed = sorted({need for name in self.columns for need in _NEEDS.get(name, "a")}) or ["s"]
+        names = ", ".join(f"{_SQL[need]} AS {need}" for need in needed)
+        query = f"SELECT {names} FROM messages m WHERE {' AND '.join(conditions)}{order}"
+        known = PartitionNames(self.postgres)
         for batch in self.postgres.batches(query):
             if batch.num_rows:
-                yield self._shape(state, batch)
+                yield self._shape(state, batch, known)
+        if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
+            raise Unavailable(
+                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by blocks: read again"
+            )
 
-    def _shape(self, state: QueueState, batch: pa.RecordBatch) -> pa.RecordBatch:
-        names, partitions, seqs, transactions, traces, payloads, keys, created = batch.columns
-        payloads = self._clear(payloads, keys)
+    def _shape(self, state: QueueState, batch: pa.RecordBatch, known: "PartitionNames") -> pa.RecordBatch:
         made = {
             "queue": lambda: pa.repeat(pa.scalar(self.queue), batch.num_rows),
-            "partition": lambda: names,
-            "seq": lambda: seqs,
-            "id": lambda: message_ids(state.installation, partitions, seqs),
-            "transactionId": lambda: transactions,
-            "traceId": lambda: traces,
-            "payload": lambda: payloads.cast(pa.string()),
-            "createdAt": lambda: created.cast(TIMESTAMP),
+            "partition": lambda: known.of(batch["p"]),
+            "seq": lambda: batch["s"],
+            "id": lambda: message_ids(state.installation, batch["p"], batch["s"]),
+            "transactionId": lambda: batch["t"],
+            "traceId": lambda: uuid_texts(batch["c"]),
+            "payload": lambda: self._clear(batch["d"]).cast(pa.string()),
+            "createdAt": lambda: batch["a"].cast(TIMESTAMP),
         }
         schema = pa.schema([QUEUE_COLUMNS.field(name) for name in self.columns])
         return pa.RecordBatch.from_arrays([made[name]() for name in self.columns], schema=schema)
 
-    def _clear(self, payloads: pa.Array, keys: pa.Array) -> pa.Array:
-        """Encrypted payloads never become text by accident."""
-        if keys.null_count == len(keys):
-            return payloads
-        if self.encrypted == "fail":
+    def _clear(self, payloads: pa.Array) -> pa.Array:
+        """Encrypted payloads never become text by accident: they are not even sent."""
+        if payloads.null_count and self.encrypted == "fail":
             raise InvalidRequest(
                 f"queue {self.queue!r} holds encrypted messages and Spark is not given the keys: consume them "
                 "through the broker, or set the option encrypted=null to read them without their payload"
             )
-        return pc.if_else(keys.is_null(), payloads, pa.scalar(None, payloads.type))
+        return payloads
 
 
-def message_ids(installation: int, partitions: pa.Array, seqs: pa.Array) -> pa.Array:
-    """The ids of messages as text, for a whole column at once (the layout is that of `message_uuid.sql`)."""
-    partition = partitions.to_numpy(zero_copy_only=False).astype(np.uint64)
-    seq = seqs.to_numpy(zero_copy_only=False).astype(np.uint64)
-    u = np.uint64
-    high = u(installation) << u(32) | partition >> u(24) << u(16) | u(0x8000) | (partition >> u(12)) & u(0xFFF)
-    low = u(2) << u(62) | (partition & u(0xFFF)) << u(50) | seq
-    return _uuid_texts(np.stack([high, low], 1).astype(">u8").view(np.uint8).reshape(-1, 16))
+def _within(id: int, low: int, high: int) -> str:
+    return f"m.queue_id = {id} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8"
 
 
-def _uuid_texts(raw: npt.NDArray[np.uint8]) -> pa.Array:
-    text = np.full((len(raw), 36), ord("-"), np.uint8)
-    digits = np.empty((len(raw), 32), np.uint8)
-    digits[:, 0::2], digits[:, 1::2] = _HEX[raw >> 4], _HEX[raw & 15]
-    text[:, _DIGITS] = digits
-    ends = np.arange(0, 36 * (len(raw) + 1), 36, dtype=np.int32)
-    return pa.Array.from_buffers(pa.string(), len(raw), [None, pa.py_buffer(ends), pa.py_buffer(text)])
+class PartitionNames:
+    """The names of partitions, asked for when they are first met."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+        self._names: dict[int, str] = {}
+
+    def of(self, partitions: pa.Array) -> pa.Array:
+        met = partitions.dictionary_encode()
+        ids = met.dictionary.to_pylist()
+        new = ",".join(str(one) for one in ids if one not in self._names)
+        if new:
+            found = self._postgres.rows(f"SELECT id, name FROM partitions WHERE id = ANY('{{{new}}}'::bigint[])")
+            self._names.update(found)
+        return pa.array([self._names[one] for one in ids], pa.string()).take(met.indices)
 
 
 class QueueReader(DataSourceReader):
@@ -210,8 +238,9 @@ class QueueReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
-        low, high = self.options.from_xid, min(self.options.to_xid or self.state.horizon, self.state.horizon)
-        return self.options.ranges(str(low), str(high), self.options.cuts(self.state.id, low, high))
+        o, queue = self.options, self.state.id
+        low, high = o.from_xid, min(o.to_xid or self.state.horizon, self.state.horizon)
+        return o.scan(queue, low, high) or o.ranges(str(low), str(high), o.cuts(queue, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
