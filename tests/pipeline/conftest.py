@@ -14,6 +14,7 @@ from penstock.config.schema import Topics as TopicSettings
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 from tests.conftest import fresh_database
+from tests.pipeline.cluster import Cluster
 from tests.support.broker import BrokerProcess
 from tests.support.served import serving
 
@@ -34,6 +35,12 @@ def spark() -> Iterator[Any]:
     session = build("penstock-tests", "local[2]", {"spark.sql.streaming.pollingDelay": "10ms"})
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
 
 
 Append = Callable[..., None]

@@ -4,10 +4,14 @@ spark = penstock.pipeline.session("my-app")            # or penstock.pipeline.re
 spark.readStream.format("penstock").option("broker", "127.0.0.1:12345").option("topic", "orders").load()
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Importing a module makes it an attribute of its package: now, or it would replace the function `session` later.
+importlib.import_module("penstock.pipeline.session")
 
 
 def register(spark: Any) -> None:

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import Unavailable
+from penstock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +33,7 @@ COMMON = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.python.daemon.module": "penstock.pipeline.daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.streaming.stopTimeout": "60s",
@@ -58,16 +59,46 @@ def build(
         raise Unavailable("pipelines need PySpark: pip install 'penstock[pipeline]'") from None
     builder = SparkSession.builder.appName(name)
     if master.startswith("sc://"):
-        builder = builder.remote(master)
+        spark = _connected(builder, master, dict(settings or {}))
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        _start_python_fast()
         builder = builder.master(master)
         own = {**COMMON, **(LOCAL if master.startswith("local") else {}), **_files()}
         for key, value in {**own, **(settings or {})}.items():
             builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+        spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":
+    """A session on a Spark Connect server: what queries need is set, what belongs to the server is refused."""
+    theirs = [key for key in settings if not key.startswith("spark.sql.")]
+    if theirs:
+        raise ConfigError(f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that is started")
+    try:
+        spark: SparkSession = builder.remote(master).getOrCreate()
+        for key, value in {**COMMON, **settings}.items():
+            if key.startswith("spark.sql."):
+                spark.conf.set(key, value)
+    except ImportError as error:
+        raise Unavailable(f"{master} needs a Spark Connect client: pip install 'penstock[connect]' ({error})") from None
+    except Exception as error:
+        from pyspark.errors import PySparkException
+
+        if not isinstance(error, PySparkException):
+            raise
+        raise Unavailable(f"the Spark Connect server at {master} cannot be used: {str(error)[:500]}") from error
+    return spark
+
+
+def _start_python_fast() -> None:
+    """See `penstock.pipeline.site.sitecustomize`."""
+    site = str(Path(__file__).parent / "site")
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if site not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([site, *paths])
 
 
 def _files() -> dict[str, str]:

@@ -1,0 +1,112 @@
+"""A standalone cluster from the installed PySpark (one master, two workers, on loopback), and what to kill of it."""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.support.wait import until
+
+HOST = "127.0.0.1"
+ENV = {
+    **os.environ,
+    "SPARK_LOCAL_IP": HOST,
+    "SPARK_DAEMON_MEMORY": "256m",
+    "PYSPARK_PYTHON": sys.executable,
+    "SPARK_NO_DAEMONIZE": "1",
+}
+SMALL = {  # for what runs here
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.driver.memory": "512m",
+    "spark.driver.host": HOST,
+    "spark.driver.bindAddress": HOST,
+}
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """In a child process: be killed when the test run is, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    """Kill processes and all that came from them."""
+    found: list[psutil.Process] = []
+    for process in processes:
+        try:
+            found += [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+    for process in found:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(found, timeout=20)
+
+
+class Cluster:
+    """Use as a context manager; `url` is its master."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Cluster":
+        try:
+            master = self._start("master", "org.apache.spark.deploy.master.Master", "--port", "0")
+            self.url = until(lambda: re.search(r"spark://[\d.]+:\d+", master.read_text()), 120, "the master")[0]
+            for number in range(2):
+                place = str(self.directory / f"work-{number}")
+                arguments = ("--cores", "1", "--memory", "700m", "--work-dir", place, self.url)
+                self._start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *arguments)
+            until(lambda: master.read_text().count("Registering worker") == 2, 120, "two workers")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, name: str, kind: str, *arguments: str) -> Path:
+        path = self.directory / f"{name}.log"
+        program = str(Path(sys.executable).parent / "spark-class")
+        command = [program, kind, "--host", HOST, "--webui-port", "0", *arguments]
+        with path.open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(command, env=ENV, stdout=log, stderr=log, preexec_fn=die_with_parent)
+            )
+        return path
+
+    def executors(self) -> list[psutil.Process]:
+        """The executors' JVMs."""
+        return [process for process in self._descendants() if "CoarseGrainedExecutorBackend" in _command(process)]
+
+    def python_workers(self) -> list[psutil.Process]:
+        """Python processes that run tasks on executors (or wait for some)."""
+        return [process for process in self._descendants() if "penstock.pipeline.daemon" in _command(process)]
+
+    def _descendants(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = []
+        for process in self._processes:
+            try:
+                found += psutil.Process(process.pid).children(recursive=True)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def __exit__(self, *failure: object) -> None:
+        kill_all([psutil.Process(process.pid) for process in self._processes if process.poll() is None])
+        for process in self._processes:
+            process.wait()
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
