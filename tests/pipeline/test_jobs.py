@@ -14,6 +14,7 @@ from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
 from penstock.pipeline.link import TopicLink
+from penstock.pipeline.queue_sink import PushLink
 from penstock.pipeline.topic_source import DataLoss
 from penstock.queues.types import Item
 from penstock.wire import frames
@@ -89,6 +90,47 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
     Lake(str(target)).replace(Manifest("topic", topic, {**manifest.position, "incarnation": "0" * 32}, manifest.files))
     with pytest.raises(DataLoss, match="deleted and created again since it was archived"):
         archive(spark, str(target), **where)
+
+
+@pytest.mark.spark
+def test_a_queue_is_archived_once_whatever_is_killed_when(server, spark, tmp_path, monkeypatch) -> None:
+    queue, target = f"paid-{uuid.uuid4().hex[:8]}", str(tmp_path / "lake")
+    where = {"queue": queue, "database": server.database_url}
+    link = PushLink(server.url, None, 30)
+
+    def push(numbers: range) -> None:
+        items = [{"queue": queue, "partition": f"p{i % 3}", "payload": i} for i in numbers]
+        link.push([json.dumps(item).encode() for item in items], repeatable=False)
+
+    def archived() -> list[tuple[str, int, int]]:
+        rows = read_archive(spark, target, queue=queue).collect()
+        return sorted((row.partition, row.seq, int(row.payload)) for row in rows)
+
+    def expected(count: int) -> list[tuple[str, int, int]]:
+        return sorted((f"p{i % 3}", i // 3 + 1, i) for i in range(count))
+
+    push(range(30))
+    assert archive(spark, target, **where).rows == 30
+    push(range(30, 48))
+
+    def killed(self: Lake, manifest: Manifest) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            archive(spark, target, **where)
+    assert archived() == expected(30)
+    push(range(48, 60))
+    monkeypatch.setattr(archive_job, "SMALL_FILES", 2)
+    done = archive(spark, target, **where)
+    assert (done.rows, done.strays > 0, done.merged > 0) == (30, True, True)
+    assert archived() == expected(60)
+    assert archive(spark, target, **where).rows == 0
+    manifest = Lake(target).manifest("queue", queue)
+    Lake(target).replace(Manifest("queue", queue, {**manifest.position, "id": 0}, manifest.files))
+    with pytest.raises(DataLoss, match="deleted and created again since it was archived"):
+        archive(spark, target, **where)
 
 
 @pytest.mark.spark

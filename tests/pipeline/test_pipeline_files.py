@@ -17,7 +17,7 @@ from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError, NotFound
 from penstock.pipeline.check import check, resolve_route
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.runner import Heartbeat, PipelineFailed, Runner, cause
+from penstock.pipeline.runner import Heartbeat, PipelineFailed, Runner, cause, failed_batch
 from penstock.pipeline.spec import parse
 from penstock.pipelines import Pipelines
 from penstock.wire import frames
@@ -138,6 +138,22 @@ def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restar
         again.get("b")
 
 
+def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
+    def note(kind: str, batch: int, *sources: Any) -> None:
+        (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / kind / str(batch)).write_text(
+            "\n".join(["v1", '{"batchWatermarkMs":0}', *map(json.dumps, sources)])
+        )
+
+    assert failed_batch(tmp_path) == ""
+    note("offsets", 6, {"orders": {"incarnation": "a", "next": 40}}, {"queue": "paid", "xid": "700", "cuts": []})
+    note("commits", 6)
+    assert failed_batch(tmp_path) == ""
+    note("offsets", 7, {"orders": {"incarnation": "a", "next": 60}}, {"queue": "paid", "xid": "720", "cuts": []})
+    expected = "batch 7: topic orders offsets 40 to 59, queue paid from transaction 700 to 720"
+    assert failed_batch(tmp_path) == expected
+
+
 def test_the_cause_of_a_failure_is_told_without_sparks_stack() -> None:
     text = "Job aborted.\nTraceback (most recent call last):\npenstock.errors.InvalidOffset: offset 3 aged out\n\tat x"
     assert cause(RuntimeError(text)) == "offset 3 aged out"
@@ -195,6 +211,52 @@ broker: {tcp}
     failing = parse(f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n")
     with pytest.raises(PipelineFailed, match=f"gone-{tag}"):
         Runner(failing, "local[2]").run(spark)
+
+
+@pytest.mark.spark
+def test_a_schema_may_change_between_runs_and_a_failed_batch_says_which_record_and_where(
+    server, tcp, spark, tmp_path
+) -> None:
+    from tests.pipeline.support import batch_rows
+
+    tag = uuid.uuid4().hex[:8]
+
+    def run(schema: str, payload: bytes, select: str = "SELECT * FROM orders") -> list[dict[str, Any]]:
+        with TopicLink(tcp, 20) as link:
+            link.append(frames.produce_batch(f"orders-{tag}", [payload]))
+        text = f"""
+name: change-{tag}
+sources:
+  orders: {{topic: orders-{tag}, format: json, schema: "{schema}"}}
+steps: [{{name: made, sql: "{select}"}}]
+sink: {{topic: made-{tag}}}
+checkpoint: {tmp_path}/checkpoint
+broker: {tcp}
+url: {server.url}
+"""
+        Runner(parse(text), "local[2]").run(spark)
+        return [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"made-{tag}")]
+
+    run("id BIGINT", b'{"id": 1}')
+    added = run("id BIGINT, amount DOUBLE", b'{"id": 2, "amount": 2.5}')
+    assert [(row["id"], row.get("amount")) for row in added] == [(1, None), (2, 2.5)]
+    retyped = run("id BOOLEAN", b'{"id": 3}')[-1]
+    assert (retyped.get("id"), retyped["_corrupt"], retyped["_offset"]) == (None, '{"id": 3}', 2)
+
+    failing = f"""
+name: fail-{tag}
+source: {{topic: orders-{tag}, options: {{startingOffsets: '{{"orders-{tag}": 1}}'}}}}
+steps: [{{name: made, sql: "SELECT IF(offset = 4, '{{oops', CAST(payload AS STRING)) AS payload FROM source"}}]
+sink: {{queue: made-{tag}}}
+checkpoint: {tmp_path}/failing
+broker: {tcp}
+url: {server.url}
+"""
+    where = rf"row 3 of this task is not JSON .*\{{oops.*batch 0: topic orders-{tag} up to offset 4"
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch(f"orders-{tag}", [b"4", b"5"]))
+    with pytest.raises(PipelineFailed, match=where):
+        Runner(parse(failing), "local[2]").run(spark)
 
 
 def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:

@@ -100,7 +100,8 @@ def _refuse_unordered(frame: Any, sink: Sink) -> None:
     """After a shuffle rows come in any order, so a batch run again would give the same numbers to other rows."""
     if sink.orderBy or "transactionId" in frame.columns:
         return
-    plan = frame._jdf.queryExecution().toString() if hasattr(frame, "_jdf") else ""
+    connected = not hasattr(frame, "_jdf")  # Spark Connect
+    plan = frame._explain_string(extended=True) if connected else frame._jdf.queryExecution().toString()
     if any(word in plan for word in SHUFFLES):
         raise ConfigError(
             "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the "

@@ -166,9 +166,10 @@ class Runner:
                 queries[0].awaitTermination(POLL)
                 self._look(queries)
             self._look(queries)
-            for query in queries:
+            for query, name in zip(queries, ["main", *(f"dead-{name}" for name in dead)], strict=True):
                 if (failure := query.exception()) is not None:
-                    raise failure
+                    where = failed_batch(root / name)
+                    raise PipelineFailed(f"{cause(failure)} ({where})") if where else failure
         finally:
             for query in queries:
                 if query.isActive:
@@ -212,6 +213,39 @@ def lag_of(sources: Any) -> int | None:
                 done = end.get(topic, {}).get("next", 0) if isinstance(end.get(topic), dict) else 0
                 total = (total or 0) + max(0, at["next"] - done)
     return total
+
+
+def failed_batch(checkpoint: Path) -> str:
+    """Which batch was begun and not finished, and what it reads; nothing when the checkpoint is no local directory."""
+    begun, done = (
+        [int(path.name) for path in (checkpoint / kind).glob("*") if path.name.isdigit()]
+        for kind in ("offsets", "commits")
+    )
+    if not begun or max(begun) in done:
+        return ""
+    number = max(begun)
+    # A version, metadata, then a line per source: https://github.com/apache/spark, OffsetSeqLog
+    ends = _offsets(checkpoint / "offsets" / str(number))
+    starts = _offsets(checkpoint / "offsets" / str(number - 1)) if number - 1 in begun else [{}] * len(ends)
+    parts = []
+    for start, end in zip(starts, ends, strict=False):
+        if "xid" in end:
+            parts.append(f"queue {end['queue']} from transaction {start.get('xid', 0)} to {end['xid']}")
+            continue
+        for topic, at in end.items():
+            first, last = start.get(topic, {}).get("next"), at["next"] - 1
+            if first is None:  # a first batch: where it began is not written down
+                parts.append(f"topic {topic} up to offset {last}")
+            elif first <= last:
+                parts.append(f"topic {topic} offsets {first} to {last}")
+    return f"batch {number}: {', '.join(parts)}"
+
+
+def _offsets(file: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()[2:] if line.startswith("{")]
+    return [
+        line for line in lines if all(isinstance(at, dict) and "next" in at for at in line.values()) or "xid" in line
+    ]
 
 
 def _stop_after_batch(query: Any) -> None:

@@ -166,10 +166,10 @@ class _Segment:
         if not len(rows):
             return found
         at = np.searchsorted(rows["first"], wanted, "right") - 1
-        row = rows[np.maximum(at, 0)]
-        known = (at >= 0) & ((wanted < row["first"] + row["count"]) | ((row["flags"] & COMPACTED) != 0))
-        found[known] = row["time"][known].astype(np.int64)
-        return found
+        row = np.maximum(at, 0)
+        ends = np.where(rows["flags"] & COMPACTED, np.uint64(2**64 - 1), rows["first"] + rows["count"])
+        known = (at >= 0) & (wanted < ends[row])
+        return np.where(known, rows["time"].astype(np.int64)[row], found)
 
 
 class _Contradiction(Exception):

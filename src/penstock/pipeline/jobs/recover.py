@@ -92,13 +92,13 @@ def recover(
     if not files:
         return report
     numbered = {str(path): f"{i:09d}" for i, path in enumerate(files)}  # the order of time, whatever the directory
-    paths = spark.sparkContext.parallelize(list(numbered.items()), min(len(files), 4 * tasks))
-    events = spark.createDataFrame(paths, "path STRING, file STRING").mapInArrow(_read, SCHEMA)
+    paths = spark.createDataFrame(list(numbered.items()), "path STRING, file STRING")
+    events = paths.repartition(min(len(files), 4 * tasks)).mapInArrow(_read, SCHEMA)
     good = events.where("error IS NULL")
-    report.unreadable = events.where("error IS NOT NULL").count()
+    counted = events.agg(f.count("error").alias("bad"), f.count("*").alias("lines")).first()
+    report.unreadable, report.events = counted.bad, counted.lines - counted.bad
     first = Window.partitionBy("queue", "partition", "transactionId").orderBy("file", "position")
     distinct = good.withColumn("nth", f.row_number().over(first)).where("nth = 1").drop("nth")
-    report.events = good.count()
     if dry_run:
         report.duplicate = report.events - distinct.count()
         return report
