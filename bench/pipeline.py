@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,13 +22,17 @@ import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.harness import Contest, Figure
+from penstock.buffer.events import encode
 from penstock.config.schema import Topics as TopicSettings
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.metrics import Metrics
+from penstock.pipeline.columns import QUEUE_DDL
+from penstock.pipeline.jobs.recover import recover
 from penstock.pipeline.options import Options
 from penstock.pipeline.queue_sink import PushLink
 from penstock.pipeline.session import build
 from penstock.pipeline.topic_source import Range, TopicOptions
+from penstock.queues.types import Item
 from penstock.storage.logfile import TopicFiles
 from penstock.topics.store import TopicStore
 from tests.support.broker import BrokerProcess
@@ -35,9 +41,11 @@ SCALE = float(os.environ.get("PENSTOCK_BENCH_SCALE", "1"))
 RECORDS = int(5_000_000 * SCALE)
 SIZE = 100
 MESSAGES = int(1_000_000 * SCALE) // 1000 * 1000
+EVENTS = int(1_000_000 * SCALE)
 JDBC = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
 SPARK = {"spark.driver.memory": "2g", "spark.driver.extraClassPath": str(JDBC)}  # one JVM serves all sessions
 LONG = "length(payload) >= 100"
+STORED = QUEUE_DDL.replace("id STRING, ", "")
 
 
 class RowSource(DataSource):
@@ -204,10 +212,39 @@ class QueueSetup:
                 "messages/s",
                 self.read_ours,
                 self.read_jdbc,
-                "Spark's JDBC reader on the same rows, as many tasks",
+                "Spark's JDBC reader on the same rows and columns, as many tasks",
                 at_least=2,
                 rounds=3,
             )
+            yield Contest(
+                "Spark reads what the table stores of a queue (no ids)",
+                "messages/s",
+                lambda: self.read_ours(STORED),
+                lambda: self.read_jdbc(ids=False),
+                "Spark's JDBC reader on the same rows and columns, as many tasks",
+                rounds=3,
+                warm_up=0,
+            )
+        yield Contest(
+            "Spark recovers buffer files",
+            "events/s",
+            self.recover,
+            self.replay,
+            "the broker's own replay in one process",
+            rounds=2,
+            warm_up=0,
+            note="the target of 5x presumes that PostgreSQL is not what bounds it; see the next row",
+        )
+        yield Contest(
+            "Spark recovers buffer files",
+            "events/s",
+            self.recover,
+            lambda: self.replay(2),
+            "what PostgreSQL takes of two replays at once on this machine",
+            at_least=0.8,
+            rounds=2,
+            warm_up=0,
+        )
         yield Contest(
             "Spark writes a queue",
             "messages/s",
@@ -224,21 +261,51 @@ class QueueSetup:
         frame.write.format("noop").mode("overwrite").save()
         return MESSAGES / (time.perf_counter() - began)
 
-    def read_ours(self) -> float:
-        return self._drain(
-            self.spark.read.format("penstock").option("queue", "big").option("database", self.url).load()
-        )
+    def read_ours(self, schema: str | None = None) -> float:
+        reader = self.spark.read.format("penstock").option("queue", "big").option("database", self.url)
+        return self._drain((reader.schema(schema) if schema else reader).load())
 
-    def read_jdbc(self) -> float:
-        query = """(SELECT 'big' AS queue, p.name AS partition, m.seq,
-                           m.transaction_id, m.trace_id::text,
+    def read_jdbc(self, *, ids: bool = True) -> float:
+        """The columns of our source. The table stores no ids: whoever wants them asks the function that makes them."""
+        made = "message_uuid(i.id, m.partition_id, m.seq)::text AS id," if ids else ""
+        query = f"""(SELECT 'big' AS queue, p.name AS partition, m.seq, {made} m.transaction_id, m.trace_id::text,
                            convert_from(m.payload, 'UTF8') AS payload, m.created_at, m.partition_id
-                      FROM penstock.messages m JOIN penstock.partitions p ON p.id = m.partition_id) AS big"""
+                      FROM messages m JOIN partitions p ON p.id = m.partition_id CROSS JOIN installation i) AS big"""
         reader = self.spark.read.format("jdbc").option("driver", "org.postgresql.Driver")
         url = f"jdbc:postgresql://127.0.0.1:{self.port}/postgres?user=postgres&currentSchema=penstock"
         reader = reader.option("url", url).option("dbtable", query).option("fetchsize", 10000)
         reader = reader.option("partitionColumn", "partition_id").option("numPartitions", 4)
         return self._drain(reader.option("lowerBound", 1).option("upperBound", 1000).load())
+
+    def _buffers(self, shares: int = 1) -> list[Path]:
+        """Buffer files of EVENTS events of 200 partitions, dealt to so many directories; for a queue of their own."""
+        self.runs += 1
+        places = [self.directory / "buffers" / f"{self.runs}-{share}" for share in range(shares)]
+        for share, place in enumerate(places):
+            place.mkdir(parents=True)
+            numbers = range(share, EVENTS, shares)
+            for number in range(0, len(numbers), 10_000):
+                some = numbers[number : number + 10_000]
+                payload = b'{"text": "' + b"x" * 80 + b'"}'
+                items = [Item(f"recover-{self.runs}", payload, f"p{i % 200}", f"t{i}") for i in some]
+                (place / f"failover_{number:012d}.buf").write_bytes(b"".join(encode(items)))
+        return places
+
+    def recover(self) -> float:
+        places = self._buffers()
+        began = time.perf_counter()
+        done = recover(self.spark, [str(place) for place in places], self.broker.url)
+        took = time.perf_counter() - began
+        assert done.inserted == EVENTS, done
+        return EVENTS / took
+
+    def replay(self, processes: int = 1) -> float:
+        places = self._buffers(processes)
+        program = [sys.executable, "-m", "penstock", "buffer", "replay", "--database-url", self.url, "--dir"]
+        began = time.perf_counter()
+        running = [subprocess.Popen([*program, str(place)], stderr=subprocess.DEVNULL) for place in places]
+        assert [process.wait() for process in running] == [0] * processes
+        return EVENTS / (time.perf_counter() - began)
 
     def _rows(self, count: int) -> Any:
         return self.spark.range(count).selectExpr(
