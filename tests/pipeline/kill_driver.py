@@ -1,34 +1,34 @@
-"""A streaming query in a process of its own, to be killed: topic -> queue, or queue -> topic. Run as a module."""
+"""Streaming queries in a process of its own, to be killed: topic -> queue, queue -> topic, topic -> Parquet."""
 
+import json
 import sys
+from typing import Any
 
 from penstock.pipeline.session import build
+from tests.pipeline.cluster import SMALL, die_with_parent
+
+PER_BATCH = 60
 
 
-def main(
-    kind: str, source: str, target: str, checkpoint: str, broker: str, url: str, database: str, master: str
-) -> None:
-    spark = build(f"kill-{kind}", master, {"spark.task.maxFailures": "4"})
-    reader = spark.readStream.format("penstock").option("maxOffsetsPerTrigger", 40)
-    if kind == "topic-queue":
-        frame = reader.option("topic", source).option("broker", broker).load()
-        frame = frame.selectExpr("concat('p', offset % 3) AS partition", "CAST(payload AS STRING) AS payload")
-        writer = frame.writeStream.format("penstock").option("queue", target).option("url", url)
-    else:
-        frame = reader.option("queue", source).option("database", database).load()
-        frame = frame.selectExpr("concat(partition, ':', payload) AS payload")
-        writer = frame.writeStream.format("penstock").option("topic", target).option("broker", broker)
-    query = (
-        writer.option("appId", f"kill-{kind}-{target}")
-        .option("brokerTimeout", 60)
-        .option("checkpointLocation", checkpoint)
-        .trigger(processingTime="100 milliseconds")
-        .start()
-    )
-    sys.stdout.write("started\n")
-    sys.stdout.flush()
-    query.awaitTermination()
+def main(broker: str, url: str, database: str, master: str, directory: str, tag: str) -> None:
+    die_with_parent()
+    spark = build(f"kill-{tag}", master, {**SMALL, "spark.sql.streaming.pollingDelay": "50ms"})
+
+    def source(**options: str) -> Any:
+        return spark.readStream.format("penstock").options(**options, maxOffsetsPerTrigger=str(PER_BATCH)).load()
+
+    def start(name: str, frame: Any, kind: str, **options: str) -> None:
+        writer = frame.writeStream.format(kind).options(**options).option("checkpointLocation", f"{directory}/{name}")
+        writer.trigger(processingTime="100 milliseconds").start()
+
+    into = source(topic=f"in-{tag}", broker=broker)
+    into = into.selectExpr("concat('p', offset % 3) AS partition", "CAST(payload AS STRING) AS payload")
+    start("one", into, "penstock", queue=f"mid-{tag}", url=url, appId=f"one-{tag}")
+    back = source(queue=f"mid-{tag}", database=database).selectExpr("concat(partition, ':', payload) AS payload")
+    start("two", back, "penstock", topic=f"out-{tag}", broker=broker, appId=f"two-{tag}")
+    start("three", source(topic=f"out-{tag}", broker=broker), "parquet", path=f"{directory}/lake")
+    spark.streams.awaitAnyTermination()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(**json.loads(sys.argv[1]))

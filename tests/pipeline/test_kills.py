@@ -1,19 +1,20 @@
-"""Exactly once, for real: drivers, Python workers and the broker are killed (-9) while records flow; all arrive once.
+"""Exactly once, for real: the driver, executors' JVMs, Python workers and the broker are killed (-9) while records flow
+from a topic to a queue, from there to a topic, and from there to Parquet, on a cluster. All arrive once, in order.
 
-The normal form kills three times; `make soak` twenty times and more records.
+The normal form kills each of them once; `make soak` kills twenty times, with more records.
 """
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from penstock.pipeline.link import TopicLink
 from penstock.pipeline.queue_sink import PushLink
 from penstock.wire import frames
 from tests.conftest import fresh_database
+from tests.pipeline.cluster import ENV, Cluster, kill_all
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_queue_source import options, rows_of
 from tests.support.broker import BrokerProcess
@@ -30,158 +32,155 @@ from tests.support.wait import until
 ROOT = Path(__file__).parents[2]
 
 
-class Pipelines:
-    """topic -> queue and queue -> topic, each in a driver process that is started again whenever it dies."""
+class Driver:
+    """The process that runs the queries; started again whenever it is found dead."""
 
-    def __init__(self, server: BrokerProcess, tmp_path: Path, tag: str) -> None:
-        host, port = server.tcp
-        common = [f"{host}:{port}", server.url, server.database_url]
-        self._commands = {
-            "first": ["topic-queue", f"in-{tag}", f"mid-{tag}", str(tmp_path / "c1"), *common, "local[2]"],
-            "second": ["queue-topic", f"mid-{tag}", f"out-{tag}", str(tmp_path / "c2"), *common, "local[2]"],
-        }
-        self.processes: dict[str, subprocess.Popen[str]] = {}
-        self._log = tmp_path / "drivers.log"
-        self.restarts = 0
+    def __init__(self, log: Path, **arguments: str) -> None:
+        self._command = [sys.executable, "-m", "tests.pipeline.kill_driver", json.dumps(arguments)]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
 
-    def ensure(self) -> None:
-        for name, command in self._commands.items():
-            process = self.processes.get(name)
-            if process is None or process.poll() is not None:
-                self.restarts += process is not None
-                with self._log.open("a") as log:
-                    self.processes[name] = subprocess.Popen(
-                        [sys.executable, "-m", "tests.pipeline.kill_driver", *command],
-                        stdout=log,
-                        stderr=log,
-                        cwd=ROOT,
-                        text=True,
-                        start_new_session=True,
-                    )
+    def ensure(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            self.kill()  # a JVM may have outlived its Python
+            self.starts += 1
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=ROOT, env=ENV)
+        return True
 
-    def kill_driver(self, name: str) -> None:
-        process = self.processes[name]
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def kill_worker(self) -> bool:
-        """A Python worker of either driver, which may be in the middle of a task; the JVM sees the task fail."""
-        workers = []
-        for process in self.processes.values():
-            try:
-                workers += [
-                    child
-                    for child in psutil.Process(process.pid).children(recursive=True)
-                    if "pyspark.daemon" in " ".join(child.cmdline()) and child.children() == []
-                ]
-                if workers:
-                    random.choice(workers).kill()
-                    return True
-            except psutil.NoSuchProcess:
-                continue
-        return False
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    def kill(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                kill_all([psutil.Process(self._process.pid)])
+            self._process.wait()
 
     @property
     def log(self) -> str:
-        return self._log.read_text()[-4000:] if self._log.exists() else ""
+        return self._log.read_text()[-6000:] if self._log.exists() else ""
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.spark
-def test_every_record_arrives_once_and_in_order_whatever_is_killed(postgres, scratch, tmp_path, soak) -> None:
-    kills, total = (20, 20_000) if soak else (3, 400)
-    tag = uuid.uuid4().hex[:8]
-    url = fresh_database(postgres)
-    server = BrokerProcess(scratch / "data", database_url=url)
-    server.database_url = url
-    server.start()
-    pipelines = Pipelines(server, tmp_path, tag)
-    host, port = server.tcp
-    tcp = f"{host}:{port}"
-    stop = threading.Event()
-    try:
-        link = TopicLink(tcp, 120)
-        producer = (uuid.uuid4().bytes, 0)
+class Flow:
+    """Everything that runs, and what has come through it."""
 
-        def produce() -> None:
-            """Steadily, as an idempotent producer: what the broker forgets while it is dead is sent again."""
-            for sequence, first in enumerate(range(0, total, 20)):
-                link.append(
-                    frames.produce_batch(
-                        f"in-{tag}", [b"%d" % i for i in range(first, first + 20)], (producer[0], sequence)
-                    )
-                )
-                if stop.wait(0.02):
+    def __init__(self, cluster: Cluster, server: BrokerProcess, database: str, directory: Path, total: int) -> None:
+        self.tag, self.total, self.cluster, self.server = uuid.uuid4().hex[:8], total, cluster, server
+        self.database, self.directory = database, directory
+        host, port = server.tcp
+        self.tcp = f"{host}:{port}"
+        self.driver = Driver(
+            directory / "driver.log",
+            broker=self.tcp,
+            url=server.url,
+            database=database,
+            master=cluster.url,
+            directory=str(directory),
+            tag=self.tag,
+        )
+        self._producer = threading.Thread(target=self._produce, daemon=True)
+        self._stop = threading.Event()
+
+    def __enter__(self) -> "Flow":
+        with TopicLink(self.tcp, 30) as link:
+            link.create(f"in-{self.tag}")
+            link.create(f"out-{self.tag}")
+        warm = {"queue": f"mid-{self.tag}", "partition": "warm", "payload": -1}
+        PushLink(self.server.url, None, 30).push([json.dumps(warm).encode()], repeatable=False)
+        self._producer.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop.set()
+        self.driver.kill()
+        self._producer.join(30)
+
+    def _produce(self) -> None:
+        """Steadily, as an idempotent producer: what the broker forgets while it is dead is sent again."""
+        name = uuid.uuid4().bytes
+        with TopicLink(self.tcp, 120) as link:
+            for sequence, first in enumerate(range(0, self.total, 20)):
+                payloads = [b"%d" % i for i in range(first, first + 20)]
+                link.append(frames.produce_batch(f"in-{self.tag}", payloads, (name, sequence)))
+                if self._stop.wait(0.02):
                     return
 
-        link.create(f"in-{tag}")
-        warm = {"queue": f"mid-{tag}", "partition": "warm", "payload": -1}
-        PushLink(server.url, None, 30).push([json.dumps(warm).encode()], repeatable=False)
-        thread = threading.Thread(target=produce, daemon=True)
-        thread.start()
-        pipelines.ensure()
+    def arrived(self) -> int:
+        self.driver.ensure()
+        with TopicLink(self.tcp, 60) as link:
+            return link.info(f"out-{self.tag}").next_offset
 
-        def arrived() -> int:
-            try:
-                with TopicLink(tcp, 30) as asking:
-                    return asking.info(f"out-{tag}").next_offset
-            except Exception:  # noqa: BLE001 - the topic is made by the first batch; the broker may be down
-                return 0
+    def wait_for(self, count: int) -> None:
+        until(lambda: self.arrived() >= count, 600, f"{count} records of {self.total}: {self.driver.log}")
 
-        victims = ["driver", "broker", "worker", *random.choices(["driver", "broker", "worker"], k=max(0, kills - 3))]
-        until(lambda: arrived() > 0, 180, pipelines.log)
-        for number, victim in enumerate(victims):
-            goal = 1 + (total * (number + 1)) // (len(victims) + 2)
-            until(lambda goal=goal: _kept_running(pipelines) and arrived() >= goal, 300, f"{victim}: {pipelines.log}")
-            which = random.choice(["first", "second"])
-            if victim == "driver":
-                pipelines.kill_driver(which)
-            elif victim == "broker":
-                server.kill()
-                time.sleep(0.2)
-                server.start()
-            else:
+    def kill(self, victim: str) -> None:
+        if victim == "driver":
+            self.driver.kill()
+        elif victim == "broker":
+            self.server.kill()
+            time.sleep(0.2)
+            self.server.start()
+        else:
+            find = self.cluster.executors if victim == "executor" else self.cluster.python_workers
+
+            def one() -> bool:
                 # When everything has arrived already, Spark may have let its idle workers go: there is none to kill.
-                until(
-                    lambda: _kept_running(pipelines) and (pipelines.kill_worker() or arrived() >= total + 1),
-                    300,
-                    "a Python worker",
-                )
-        until(lambda: _kept_running(pipelines) and arrived() >= total + 1, 600, "all records have arrived")
-        thread.join(60)
-        assert arrived() == total + 1
-    finally:
-        stop.set()
-        pipelines.stop()
+                if not (found := find()):
+                    return victim == "worker" and self.arrived() > self.total
+                kill_all([random.choice(found)])
+                return True
+
+            until(lambda: self.driver.ensure() and one(), 600, f"a living {victim}: {self.driver.log}")
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.spark
+def test_every_record_arrives_once_and_in_order_whatever_is_killed(
+    postgres, scratch, tmp_path, cluster, spark, soak
+) -> None:
+    each = ["executor", "driver", "broker", "worker"]
+    victims = [*each, *random.choices(each, k=16)] if soak else each
+    total = 6000 if soak else 600
+    url = fresh_database(postgres)
+    with (
+        BrokerProcess(scratch / "data", database_url=url) as server,
+        Flow(cluster, server, url, tmp_path, total) as flow,
+    ):
+        flow.wait_for(1)
+        for number, victim in enumerate(victims):
+            flow.wait_for(1 + total * (number + 1) // (len(victims) + 2))
+            flow.kill(victim)
+        flow.wait_for(total + 1)
+        lake = str(tmp_path / "lake")
+        until(lambda: flow.arrived() and _rows(spark, lake) > total, 600, f"all in Parquet: {flow.driver.log}")
+        flow.driver.kill()
+        expected = {"warm": [-1], **{f"p{k}": list(range(k, total, 3)) for k in range(3)}}
+        assert _queue(url, flow.tag) == expected
+        topic = [row["payload"].decode() for row in batch_rows(broker=flow.tcp, topic=f"out-{flow.tag}")]
+        assert _by_partition(topic) == expected
+        rows = spark.read.parquet(lake).orderBy("offset").collect()
+        assert [(row.offset, row.payload.decode()) for row in rows] == list(enumerate(topic))
+
+
+def _rows(spark: Any, lake: str) -> int:
     try:
-        _check_ledger(tcp, url, tag, total)
-    finally:
-        server.stop()
+        return spark.read.parquet(lake).count()
+    except Exception as error:
+        if "PATH_NOT_FOUND" in str(error) or "UNABLE_TO_INFER_SCHEMA" in str(error):
+            return 0
+        raise
 
 
-def _kept_running(pipelines: Pipelines) -> bool:
-    pipelines.ensure()
-    return True
-
-
-def _check_ledger(tcp: str, url: str, tag: str, total: int) -> None:
+def _queue(url: str, tag: str) -> dict[str, list[int]]:
     from penstock.pipeline.queue_source import QueueReader
 
     reader = QueueReader(options(url, f"mid-{tag}", streaming=False))
-    queue: dict[str, list[int]] = defaultdict(list)
-    for row in sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"])):
-        queue[row["partition"]].append(json.loads(row["payload"]))
-    assert queue.pop("warm") == [-1]
-    assert dict(queue) == {f"p{k}": list(range(k, total, 3)) for k in range(3)}
-    out: dict[str, list[int]] = defaultdict(list)
-    for row in batch_rows(broker=tcp, topic=f"out-{tag}"):
-        partition, _, value = row["payload"].decode().partition(":")
-        out[partition].append(int(value))
-    assert out.pop("warm") == [-1]
-    assert dict(out) == {f"p{k}": list(range(k, total, 3)) for k in range(3)}
+    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    return _by_partition(f"{row['partition']}:{row['payload']}" for row in rows)
+
+
+def _by_partition(texts: Iterable[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for text in texts:
+        partition, _, value = text.partition(":")
+        found[partition].append(int(value))
+    return dict(found)
