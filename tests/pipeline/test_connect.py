@@ -48,7 +48,9 @@ def connect(tmp_path: Path) -> Iterator[str]:
         command += ["--conf", setting]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     with (tmp_path / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, env=ENV, stdout=log, stderr=log, preexec_fn=die_with_parent)
+        server = subprocess.Popen(
+            command, env={**ENV, "SPARK_DAEMON_MEMORY": "1g"}, stdout=log, stderr=log, preexec_fn=die_with_parent
+        )
 
     def answers() -> bool:
         assert server.poll() is None, (tmp_path / "server.log").read_text()
@@ -59,7 +61,8 @@ def connect(tmp_path: Path) -> Iterator[str]:
         until(answers, 180, "the Spark Connect server")
         yield f"sc://{HOST}:{port}"
     finally:
-        kill_all([psutil.Process(server.pid)])
+        if server.poll() is None:
+            kill_all([psutil.Process(server.pid)])
         server.wait()
 
 
@@ -71,14 +74,14 @@ def test_a_pipeline_file_runs_on_a_connect_server_as_it_is(server, tcp, connect,
         link.append(frames.produce_batch(f"orders-{tag}", [b'{"id": %d}' % i for i in range(200)]))
     file = tmp_path / "pipeline.yaml"
 
-    def run(step: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    def run(step: str) -> subprocess.CompletedProcess[str]:
         file.write_text(f"""
 name: connect-{tag}
 sources:
   orders: {{topic: orders-{tag}, format: json, schema: "id BIGINT"}}
 steps:
   - {{name: made, sql: "{step}"}}
-sink: {{topic: made-{tag}{more}}}
+sink: {{topic: made-{tag}}}
 checkpoint: {tmp_path}/checkpoint{len(step)}
 broker: {tcp}
 url: {server.url}
@@ -93,6 +96,3 @@ url: {server.url}
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, connect)
     found = [json.loads(row["payload"])["twice"] for row in batch_rows(broker=tcp, topic=f"made-{tag}")]
     assert found == [4 * i for i in range(100)]
-    shuffled = run("SELECT DISTINCT id FROM orders", ", mode: update")
-    assert shuffled.returncode == 1
-    assert "in no fixed order" in shuffled.stderr.replace("\n", " ")

@@ -11,6 +11,7 @@ from penstock.pipeline.check import load_function
 from penstock.pipeline.spec import Pipeline, Place, Sink, Source
 from penstock.pipeline.typed import dead_letters, typed
 
+LOGICAL = ("Aggregate", "Distinct", "Deduplicate", "Join", "Repartition")  # Connect may show no physical plan
 SHUFFLES = ("Exchange", "ObjectHashAggregate", "HashAggregate", "SortMergeJoin", "StateStoreSave")
 
 
@@ -102,7 +103,7 @@ def _refuse_unordered(frame: Any, sink: Sink) -> None:
         return
     connected = not hasattr(frame, "_jdf")  # Spark Connect
     plan = frame._explain_string(extended=True) if connected else frame._jdf.queryExecution().toString()
-    if any(word in plan for word in SHUFFLES):
+    if any(word in plan for word in (LOGICAL if connected else SHUFFLES)):
         raise ConfigError(
             "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the "
             "columns that order them in sink.orderBy, so that each is written exactly once"

@@ -179,11 +179,11 @@ class Runner:
         """Take over what Spark says of the main query."""
         report, query = self.report, queries[0]
         for progress in query.recentProgress:
-            batch = int(progress["batchId"])
-            if batch <= self._seen.get(query.id, -1) or not progress["numInputRows"]:
+            batch, rows = int(progress["batchId"]), rows_of(progress)
+            if batch <= self._seen.get(query.id, -1) or not rows:
                 continue
             self._seen[query.id] = report.batch = batch
-            report.rows += int(progress["numInputRows"])
+            report.rows += rows
             report.rows_per_second = float(progress["processedRowsPerSecond"] or 0.0)
             report.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
         last = query.lastProgress
@@ -198,6 +198,12 @@ class Runner:
             listener(self.report)
             if getattr(listener, "stop_wanted", False):
                 self._stop.set()
+
+
+def rows_of(progress: Any) -> int:
+    """What a batch read. Spark Connect leaves the sum to its reader."""
+    known = progress["numInputRows"]
+    return int(known if known is not None else sum(source["numInputRows"] or 0 for source in progress["sources"]))
 
 
 def lag_of(sources: Any) -> int | None:
