@@ -19,6 +19,7 @@ from tests.support.broker import BrokerProcess
 from tests.support.served import serving
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:

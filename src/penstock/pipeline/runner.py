@@ -163,7 +163,12 @@ class Runner:
                     for query in queries:
                         _stop_after_batch(query)
                     break
-                queries[0].awaitTermination(POLL)
+                try:
+                    queries[0].awaitTermination(POLL)
+                except Exception:
+                    if queries[0].exception() is None:
+                        raise
+                    break  # its failure is told below, with its place
                 self._look(queries)
             self._look(queries)
             for query, name in zip(queries, ["main", *(f"dead-{name}" for name in dead)], strict=True):

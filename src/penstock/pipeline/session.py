@@ -6,6 +6,7 @@ no progress bar over ours, few shuffle partitions, loopback addresses for a loca
 way.
 """
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -77,6 +78,8 @@ def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSes
     theirs = [key for key in settings if not key.startswith("spark.sql.")]
     if theirs:
         raise ConfigError(f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that is started")
+    if importlib.util.find_spec("grpc") is None:  # PySpark itself would take us for a doctest and leave, in some places
+        raise Unavailable(f"{master} needs a Spark Connect client: pip install 'penstock[connect]'")
     try:
         spark: SparkSession = builder.remote(master).getOrCreate()
         for key, value in {**COMMON, **settings}.items():

@@ -59,6 +59,7 @@ TABLE: dict[type[BaseException], Status] = {
     errors.TooLarge: Status(413, TcpStatus.PAYLOAD_TOO_LARGE),
     errors.Full: Status(429, TcpStatus.PRODUCE_FAILED),
     errors.Unavailable: Status(503, TcpStatus.INTERNAL),
+    errors.ConnectionLost: Status(503, TcpStatus.INTERNAL),
     errors.StorageFull: Status(507, TcpStatus.PRODUCE_FAILED),
     errors.StorageFailed: Status(503, TcpStatus.PRODUCE_FAILED),
     errors.Damaged: Status(500, TcpStatus.INTERNAL),
