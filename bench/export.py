@@ -1,7 +1,8 @@
 """Export: how fast a send queue takes blocks, how fast it starts, and a route end to end against a plain loop.
 
 The destination is a small HTTP server in a process of its own, the same for both sides. The plain loop is what one
-writes first: read records from the topic, POST them with httpx, commit the offset, again.
+writes first: read records from the topic, POST them with httpx, commit the offset, again. It is there twice: as a
+program beside a broker, and inside the broker with its own reader, which no user can have.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from penstock.metrics import Metrics
 from penstock.storage.fs import DISK
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from tests.support.broker import BrokerProcess
 
 BLOCKS, BLOCK = 300_000, 1024
 SPILL_BLOCKS, SPILL_BLOCK = 4000, 64 << 10
@@ -309,6 +311,65 @@ class Topic:
         return lambda: run(body())
 
 
+class Outside:
+    """A broker of its own with the records in a topic: what somebody who is not the broker can do."""
+
+    def __init__(self, url: str) -> None:
+        self.sink = url
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+        self.directory.chmod(0o755)
+        self.turn = 0
+
+    def __enter__(self) -> "Outside":
+        self.broker = BrokerProcess(self.directory).start()
+        self.client = httpx.Client(base_url=self.broker.url, timeout=30)
+        record = json.dumps({"id": 1, "pad": "x" * (RECORD - 19)})
+        for _ in range(RECORDS // BATCH):
+            self.client.post("/topics/orders/produce", json={"payloads": [record] * BATCH}).raise_for_status()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.broker.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def route(self) -> float:
+        """Records per second by a route, from the request that makes it until the last one is delivered."""
+        self.turn += 1
+        name = f"r{self.turn}"
+        route = {
+            "name": name,
+            "source": {"topic": "orders", "start": "earliest"},
+            "destination": {"type": "http", "url": self.sink},
+            "batch": {"records": BATCH, "linger": 0},
+        }
+        began = time.perf_counter()
+        self.client.post("/api/v1/routes", json=route).raise_for_status()
+        while self.client.get(f"/api/v1/routes/{name}").json()["queue"]["accounting"]["delivered"] < RECORDS:
+            assert time.perf_counter() - began < 60
+            time.sleep(0.005)
+        took = time.perf_counter() - began
+        self.client.delete(f"/api/v1/routes/{name}").raise_for_status()
+        return RECORDS / took
+
+    def plain(self) -> float:
+        """Records per second by the loop one writes first, with httpx throughout."""
+        self.turn += 1
+        offset = 0
+        began = time.perf_counter()
+        while offset < RECORDS:
+            found = self.client.get(
+                "/topics/orders/consume", params={"offset": offset, "max_messages": BATCH}
+            ).raise_for_status()
+            messages = found.json()["messages"]
+            body = "".join(message["payload"] + "\n" for message in messages)
+            self.client.post(self.sink, content=body).raise_for_status()
+            offset = messages[-1]["offset"] + 1
+            commit = f"/topics/orders/groups/plain{self.turn}/commit"
+            self.client.post(commit, json={"offset": offset}).raise_for_status()
+        return RECORDS / (time.perf_counter() - began)
+
+
 def contests() -> Iterable[Contest]:
     yield Contest(
         "spill to disk with snappy",
@@ -344,9 +405,18 @@ def contests() -> Iterable[Contest]:
                 "records/s",
                 topic.export(url),
                 topic.plain(url),
-                "read, httpx POST, commit",
-                at_least=5,
+                "read, httpx POST, commit, inside the broker",
+                note="theirs reads the topic's files by the broker's own code and looks at no record",
             )
+            with Outside(url) as outside:
+                yield Contest(
+                    "end to end over HTTP, batches of 1000 x 100 bytes, a broker process",
+                    "records/s",
+                    outside.route,
+                    outside.plain,
+                    "read, POST and commit with httpx",
+                    at_least=5,
+                )
     finally:
         topic.close()
 
