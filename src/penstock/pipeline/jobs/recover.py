@@ -1,10 +1,10 @@
 """recover: buffer files of one or many brokers into PostgreSQL, when there are too many for the brokers' own replay.
 
 The files (failover_*.buf, qos0_*.buf, also `failed/` and a dead broker's .tmp) are newline-delimited JSON events whose
-names sort by time. Spark reads them by the block, keeps the first event of each (queue, partition, transaction id),
-deals the partitions out to tasks and pushes each partition's events in order through a broker. The broker stores an
-event once per transaction id, so a recovery may be killed and run again. Files are left where they are: remove them
-when the report says that nothing was rejected.
+names sort by time. Spark reads them once, deals the partitions out to tasks and pushes each partition's events in order
+through a broker. The broker stores an event once per transaction id, the first of several, so nothing is looked up or
+remembered here, and a recovery may be killed and run again. Files are left where they are: remove them when the report
+says that nothing was rejected.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, NotFound, PenstockError
+from penstock.errors import InvalidRequest, NotFound
 from penstock.pipeline.queue_sink import PUSH_ROWS, PushLink
 
-SCHEMA = "queue STRING, partition STRING, transactionId STRING, file STRING, position BIGINT, line BINARY, error STRING"
+SCHEMA = "queue STRING, partition STRING, transactionId STRING, file STRING, position BIGINT, item BINARY, error STRING"
 EVENTS = pa.schema(
     [
         ("queue", pa.string()),
@@ -26,12 +26,18 @@ EVENTS = pa.schema(
         ("transactionId", pa.string()),
         ("file", pa.string()),
         ("position", pa.int64()),
-        ("line", pa.binary()),
+        ("item", pa.binary()),  # as it is pushed; empty when the line is no event
         ("error", pa.string()),
     ]
 )
 COUNTS = pa.schema(
-    [("queued", pa.int64()), ("duplicate", pa.int64()), ("buffered", pa.int64()), ("error", pa.string())]
+    [
+        ("queued", pa.int64()),
+        ("duplicate", pa.int64()),
+        ("buffered", pa.int64()),
+        ("unreadable", pa.int64()),
+        ("error", pa.string()),
+    ]
 )
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
 
@@ -44,7 +50,7 @@ class _Event(msgspec.Struct, kw_only=True):
     trace_id: str | None = None
 
 
-class _Item(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _Item(msgspec.Struct, omit_defaults=True):
     queue: str
     partition: str
     transactionId: str  # noqa: N815
@@ -84,9 +90,6 @@ def recover(
     dry_run: bool = False,
 ) -> Recovered:
     """Push every buffered event once, in order per partition."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
     files = find_files(directories)
     report = Recovered(files=len(files))
     if not files:
@@ -94,28 +97,32 @@ def recover(
     numbered = {str(path): f"{i:09d}" for i, path in enumerate(files)}  # the order of time, whatever the directory
     paths = spark.createDataFrame(list(numbered.items()), "path STRING, file STRING")
     events = paths.repartition(min(len(files), 4 * tasks)).mapInArrow(_read, SCHEMA)
-    good = events.where("error IS NULL")
-    counted = events.agg(f.count("error").alias("bad"), f.count("*").alias("lines")).first()
-    report.unreadable, report.events = counted.bad, counted.lines - counted.bad
-    first = Window.partitionBy("queue", "partition", "transactionId").orderBy("file", "position")
-    distinct = good.withColumn("nth", f.row_number().over(first)).where("nth = 1").drop("nth")
     if dry_run:
-        report.duplicate = report.events - distinct.count()
+        counted = events.selectExpr(
+            "count(error) AS unreadable",
+            "count_if(error IS NULL) AS good",
+            "count(DISTINCT queue, partition, transactionId) AS known",
+        ).first()
+        report.unreadable, report.events = counted.unreadable, counted.good
+        report.duplicate = counted.good - counted.known
         return report
-    dealt = distinct.repartition(tasks, "queue", "partition").sortWithinPartitions(
+    dealt = events.repartition(tasks, "queue", "partition").sortWithinPartitions(
         "queue", "partition", "file", "position"
     )
-    counts = dealt.select("line").mapInArrow(_pusher(url, token, patience), _ddl(COUNTS)).collect()
+    counts = dealt.select("item").mapInArrow(_pusher(url, token, patience), _ddl(COUNTS)).collect()
     report.inserted = sum(row.queued for row in counts)
+    report.duplicate = sum(row.duplicate for row in counts)
     report.buffered = sum(row.buffered for row in counts)
+    report.unreadable = sum(row.unreadable for row in counts)
     report.rejected = [row.error for row in counts if row.error]
-    report.duplicate = report.events - report.inserted - report.buffered - len(report.rejected)
+    report.events = report.inserted + report.duplicate + report.buffered + len(report.rejected)
     return report
 
 
 def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Files to events. One msgspec pass per file; the line itself goes along as it is."""
+    """Files to events, each with its item as it will be pushed."""
     decode = msgspec.json.Decoder(_Event).decode
+    encode = msgspec.json.Encoder().encode
     for batch in batches:
         for path, number in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             rows: list[tuple[str | None, str | None, str | None, str, int, bytes, str | None]] = []
@@ -125,9 +132,10 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 try:
                     event = decode(line)
                 except msgspec.DecodeError as error:
-                    rows.append((None, None, None, number, position, line, str(error)))
+                    rows.append((None, None, None, number, position, b"", str(error)))
                     continue
-                rows.append((event.queue, event.partition, event.transaction_id, number, position, line, None))
+                item = _Item(event.queue, event.partition, event.transaction_id, event.payload, event.trace_id or None)
+                rows.append((event.queue, event.partition, event.transaction_id, number, position, encode(item), None))
             columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in EVENTS]
             yield pa.RecordBatch.from_arrays(
                 [pa.array(column, field.type) for column, field in zip(columns, EVENTS, strict=True)], schema=EVENTS
@@ -137,44 +145,33 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _pusher(url: str, token: str | None, patience: float) -> Any:
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         link = PushLink(url, token, patience)
-        decode = msgspec.json.Decoder(_Event).decode
         try:
             for batch in batches:
-                items = [_item(decode(line)) for line in batch.column(0).to_pylist()]
+                lines = batch.column(0).to_pylist()
+                items = [item for item in lines if item]
                 for begin in range(0, len(items), PUSH_ROWS):
-                    yield _counted(link, items[begin : begin + PUSH_ROWS])
+                    yield _counts(_pushed(link, items[begin : begin + PUSH_ROWS]))
+                yield _counts([{"unreadable": len(lines) - len(items)}])
         finally:
             link.close()
 
     return push
 
 
-def _item(event: _Event) -> bytes:
-    return msgspec.json.encode(
-        _Item(
-            queue=event.queue,
-            partition=event.partition,
-            transactionId=event.transaction_id,
-            payload=event.payload,
-            traceId=event.trace_id or None,
-        )
-    )
-
-
-def _counted(link: PushLink, items: list[bytes]) -> pa.RecordBatch:
+def _pushed(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
     """Push them; when the broker refuses the batch for its content, push them one by one so that one fails alone."""
-    rows: list[dict[str, Any]] = []
     try:
         done = link.push(items, repeatable=True)
-        rows.append({"queued": done.queued, "duplicate": done.duplicate, "buffered": done.buffered, "error": None})
+        return [{"queued": done.queued, "duplicate": done.duplicate, "buffered": done.buffered}]
     except InvalidRequest as refused:
-        for item in items if len(items) > 1 else []:
-            rows += _counted(link, [item]).to_pylist()
         if len(items) == 1:
-            rows.append({"queued": 0, "duplicate": 0, "buffered": 0, "error": f"{refused}: {items[0][:500]!r}"})
-    except PenstockError:
-        raise
-    return pa.RecordBatch.from_pylist(rows, schema=COUNTS)
+            return [{"error": f"{refused}: {items[0][:500]!r}"}]
+        return [row for item in items for row in _pushed(link, [item])]
+
+
+def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    none = {"queued": 0, "duplicate": 0, "buffered": 0, "unreadable": 0, "error": None}
+    return pa.RecordBatch.from_pylist([none | row for row in rows], schema=COUNTS)
 
 
 def _ddl(schema: pa.Schema) -> str:
