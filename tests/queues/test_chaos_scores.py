@@ -185,7 +185,8 @@ def test_sessions_that_hold_back_vacuum_or_sit_idle_cost_no_throughput_and_few_d
             scores = [await pair.score() for _ in range(3 if SOAK else 1)]  # dead rows add up while they stay
             sizes = await pair.sizes()
         per_message = (sizes["cursors"] + sizes["leases"]) / pair.messages
-        report(fault, scores[-1], f"{pair.messages} messages, {per_message:.0f} bytes of dead rows per message")
+        dead = f"{pair.messages} messages, {per_message:.0f} bytes of dead rows per message"
+        report(fault, scores[-1], f"of {', '.join(f'{score:.2f}' for score in scores)}; {dead}")
         # A few row versions per batch and partition, whatever the number of messages in it.
         assert sizes["cursors"] < 8192 * 40 + pair.batches * 4 * 300
         assert sizes["leases"] < 8192 * 40 + pair.batches * 300

@@ -34,9 +34,10 @@ SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6)"
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 SOON = 0.005  # another call holds what we want: look again after this
-SLACK = timedelta(seconds=2)  # how far back cursors are looked at, beyond the last one seen due
+SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
 LINGERING = 5.0  # seconds after which a call cut off in the middle has ended one way or the other
-FULL_LOOK = 1.0  # seconds between looks without that shortcut
+FULL_LOOK = 1.0  # seconds between looks without that shortcut, at least
+FULL_LOOK_SHARE, FULL_LOOK_MOST = 20, 10.0  # and 20 times what the last one took, but at most 10 s
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class Popper:
         self.merger: Merger[Take, Taken] = Merger(self._run, size=_one, limit=256, slots=3, orphan=self._orphaned)
         self.settler: Merger[UUID, None] = Merger(self._settle, size=_one, limit=1000, slots=2)
         self._floors: dict[int, datetime] = {}  # group -> cursors due before this were looked at already
-        self._looked: dict[int, float] = {}  # group -> when all of them were looked at
+        self._full_look: dict[int, float] = {}  # group -> when all of them are looked at next
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -215,6 +216,10 @@ class Popper:
             [take.lease for take in ordered],
             since,
         )
+        if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK:
+            for take, start in zip(ordered, since, strict=True):
+                if start is None:
+                    self._full_look[take.target.group_id] = now + min(cost, FULL_LOOK_MOST)
         results: list[Taken | PenstockError] = [Unavailable("no answer")] * len(takes)
         begin = 0
         for end, row in enumerate(rows):
@@ -228,8 +233,8 @@ class Popper:
 
     def _since(self, group_id: int, now: float) -> datetime | None:
         """Cursors that were due long ago and are not any more leave dead index entries; do not wade through them."""
-        if now - self._looked.get(group_id, 0) > FULL_LOOK:
-            self._looked[group_id] = now
+        if now >= self._full_look.get(group_id, 0):
+            self._full_look[group_id] = now + FULL_LOOK
             return None
         return self._floors.get(group_id)
 

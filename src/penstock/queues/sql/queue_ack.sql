@@ -159,7 +159,7 @@ BEGIN
       END IF;
 
       WITH over AS (
-        DELETE FROM leases l WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id
+        DELETE FROM leases l WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id AND l.queue_id > 0
            AND (l.lease_id = ANY (lease_of) OR array_position(lease_of, NULL) IS NOT NULL AND l.open && answered)
            AND l.open <@ answered
         RETURNING l.lease_id)
@@ -169,7 +169,7 @@ BEGIN
         c.next_expiry := NULL;
       ELSE
         UPDATE leases l SET open = l.open - answered
-         WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id
+         WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id AND l.queue_id > 0
            AND (l.lease_id = ANY (lease_of) OR array_position(lease_of, NULL) IS NOT NULL) AND l.open && answered;
       END IF;
       IF cardinality(ended) > 0 THEN c.batches := c.batches + 1; END IF;

@@ -10,11 +10,12 @@ DECLARE
 BEGIN
   IF c.next_expiry <= p_now THEN
     WITH gone AS MATERIALIZED (
-      DELETE FROM leases l WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND l.expires_at <= p_now
+      DELETE FROM leases l
+       WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND l.queue_id > 0 AND l.expires_at <= p_now
       RETURNING l.open)
     SELECT range_agg(r) INTO lost FROM gone, unnest(gone.open) r;
     SELECT min(l.expires_at) INTO c.next_expiry FROM leases l
-     WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id;
+     WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND l.queue_id > 0;
     IF lost IS NOT NULL THEN
       c.leased := c.leased - lost;
       c.failing := true;

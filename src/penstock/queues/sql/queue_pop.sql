@@ -5,7 +5,7 @@
 -- Each request ends with a row whose seqs are NULL:
 --   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
 --         more (there may be something, look again at once), discovering (another call is looking)
---   wait  when empty: seconds until something may become due, NULL = nothing known
+--   wait  when empty: look again in so many seconds, 2 at most (any partition); NULL = nothing known (one partition)
 --   due   the moment the first partition it took had become due
 -- Planned once per session, like queue_push, with everything it calls.
 DROP FUNCTION IF EXISTS queue_pop;
@@ -51,7 +51,7 @@ BEGIN
          WHERE k.group_id = g.id AND k.due_at >= coalesce(p_since[i], '-infinity') AND k.due_at <= t
          ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
         IF NOT FOUND AND p_since[i] IS NOT NULL THEN  -- the hint is only a hint: never answer empty because of it
-          SELECT * INTO c FROM cursors k WHERE k.group_id = g.id AND k.due_at <= t
+          SELECT * INTO c FROM cursors k WHERE k.group_id = g.id AND k.due_at < p_since[i]
            ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
         END IF;
         IF NOT FOUND THEN
@@ -66,7 +66,8 @@ BEGIN
             EXIT;
           END IF;
           dry := g.id;
-          SELECT extract(epoch FROM min(k.due_at) - t) INTO dry_wait FROM cursors k WHERE k.group_id = g.id AND k.due_at > t;
+          SELECT coalesce(extract(epoch FROM min(k.due_at) - t), 2) INTO dry_wait FROM cursors k
+           WHERE k.group_id = g.id AND k.due_at > t AND k.due_at < t + interval '2 seconds';  -- what is further ahead may be much, and dead
           EXIT;
         END IF;
       END IF;

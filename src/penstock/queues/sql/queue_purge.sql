@@ -19,7 +19,7 @@ BEGIN
   SELECT array_agg(v.id) INTO ids FROM (SELECT p.id FROM partitions p WHERE p.queue_id = q ORDER BY p.id LIMIT p_limit) v;
   IF ids IS NOT NULL THEN
     DELETE FROM cursors c WHERE c.partition_id = ANY (ids);
-    DELETE FROM leases l WHERE l.partition_id = ANY (ids);
+    DELETE FROM leases l WHERE l.partition_id = ANY (ids) AND l.queue_id > 0;
     DELETE FROM attempts a WHERE a.partition_id = ANY (ids);
     DELETE FROM partitions p WHERE p.id = ANY (ids);
     RETURN cardinality(ids);

@@ -55,8 +55,10 @@ BEGIN
               ORDER BY x.group_id LOOP
       c.settled := c.settled + (gone * int8multirange(int8range(c.position + 1, NULL)));
       IF c.leased && gone THEN
-        UPDATE leases l SET open = l.open - gone WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND l.open && gone;
-        DELETE FROM leases l WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND isempty(l.open);
+        UPDATE leases l SET open = l.open - gone
+         WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND l.queue_id > 0 AND l.open && gone;
+        DELETE FROM leases l
+         WHERE l.partition_id = c.partition_id AND l.group_id = c.group_id AND l.queue_id > 0 AND isempty(l.open);
         c.leased := c.leased - gone;
         IF isempty(c.leased) THEN c.next_expiry := NULL; END IF;
       END IF;

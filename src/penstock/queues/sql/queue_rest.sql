@@ -13,5 +13,5 @@ BEGIN
   IF NOT p_failing THEN RETURN p_expiry; END IF;
   RETURN least(p_expiry, (SELECT min(a.retry_at) FROM attempts a WHERE a.partition_id = p_partition AND a.group_id = p_group
                              AND NOT EXISTS (SELECT 1 FROM leases l WHERE l.partition_id = p_partition
-                                                AND l.group_id = p_group AND l.open @> a.seq)));
+                                                AND l.group_id = p_group AND l.queue_id > 0 AND l.open @> a.seq)));
 END $$;

@@ -23,7 +23,7 @@ BEGIN
     PERFORM queue_cursors(g, ids, g.start_at);
     PERFORM queue_lock_cursor(i, p_group) FROM unnest(ids) i;
     t := clock_timestamp();
-    DELETE FROM leases l WHERE l.partition_id = ANY (ids) AND l.group_id = p_group;
+    DELETE FROM leases l WHERE l.partition_id = ANY (ids) AND l.group_id = p_group AND l.queue_id > 0;
     DELETE FROM attempts a WHERE a.partition_id = ANY (ids) AND a.group_id = p_group;
     -- Nobody pushes to these partitions meanwhile, so a cursor at the end may rest.
     WITH place AS MATERIALIZED (

@@ -22,7 +22,7 @@ BEGIN
   SELECT array_agg(i) INTO idle FROM unnest(ids) i WHERE i <> ALL (coalesce(used, '{}'));
   IF idle IS NOT NULL THEN
     DELETE FROM cursors c WHERE c.partition_id = ANY (idle);
-    DELETE FROM leases l WHERE l.partition_id = ANY (idle);
+    DELETE FROM leases l WHERE l.partition_id = ANY (idle) AND l.queue_id > 0;
     DELETE FROM attempts a WHERE a.partition_id = ANY (idle);
     DELETE FROM partitions p WHERE p.id = ANY (idle);
   END IF;
