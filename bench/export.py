@@ -361,7 +361,7 @@ class Outside:
             found = self.client.get(
                 "/topics/orders/consume", params={"offset": offset, "max_messages": BATCH}
             ).raise_for_status()
-            messages = found.json()["messages"]
+            messages = found.json()
             body = "".join(message["payload"] + "\n" for message in messages)
             self.client.post(self.sink, content=body).raise_for_status()
             offset = messages[-1]["offset"] + 1
