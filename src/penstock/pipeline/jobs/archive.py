@@ -7,16 +7,15 @@ respects.
 """
 
 import json
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from penstock.errors import InvalidRequest
+from penstock.pipeline.jobs.broker import Broker
 from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
-from penstock.pipeline.options import Options, bearer
+from penstock.pipeline.options import Options
 from penstock.pipeline.queue_source import QueueOptions
 from penstock.pipeline.topic_source import REMEDY, DataLoss
 from penstock.pipeline.topics import Topics
@@ -70,7 +69,8 @@ def archive(
         done.rows += rows
         say(f"{kind} {name}: {rows} rows archived, {done.rows} in this run")
         if topic and url:
-            _tell_broker(url, topic, position["next"])
+            teller = Broker(url)
+            teller.ask("PUT", teller.topic(topic, "archived"), {"offset": position["next"]})
     done.merged = _merge_small(spark, lake, manifest, file_bytes)
     done.files, done.position = len(manifest.files), manifest.position
     return done
@@ -170,11 +170,3 @@ def read_archive(spark: Any, target: str, *, topic: str | None = None, queue: st
         *(lake.url(entry.path) for entry in manifest.files)
     )
     return frame.withColumn(kind, f.lit(name))
-
-
-def _tell_broker(url: str, topic: str, offset: int) -> None:
-    target = f"{url.rstrip('/')}/topics/{quote(topic, safe='')}/archived"
-    body = json.dumps({"offset": offset}).encode()
-    request = urllib.request.Request(target, body, {"Content-Type": "application/json", **bearer()}, method="PUT")
-    with urllib.request.urlopen(request, timeout=10):
-        pass
