@@ -26,7 +26,7 @@ from penstock.pipeline.topics import Topics as TopicSource
 from penstock.storage import logfile
 from penstock.storage.logfile import TopicFiles
 from penstock.topics.groups import Groups
-from penstock.topics.layout import DATA, sealed_name
+from penstock.topics.layout import DATA, parse_sealed, sealed_name
 from penstock.topics.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
@@ -529,6 +529,8 @@ def test_a_broker_killed_while_it_compacts_has_every_latest_record(tmp_path: Pat
                 assert latest(found) == every, "the latest record of a key is gone"
                 assert len(found) < topic.next_offset
 
-        assert verify(tmp_path / "t").findings == []
+        # The active segment may end in a commit that the kill cut short: opening the topic cuts it off.
+        assert [finding for finding in verify(tmp_path / "t").findings if parse_sealed(finding.file)] == []
         run(body())
+        assert verify(tmp_path / "t").findings == []
     assert unfinished or not SOAK, "no kill ever hit a swap"

@@ -1,22 +1,27 @@
 """Damaged files: flip, cut, delete, zero each kind, sealed and active. What is intact is served, the rest reported."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import Damaged
+from penstock.errors import Damaged, StorageFailed
 from penstock.topics.producers import Producer
 from penstock.topics.topic import Topic
 from penstock.topics.verify import verify
+from tests.support.faults import FaultyFs
 from tests.support.topics import run, running
 
 SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
+ROOT = Path("/data")
 FIRST = "00000000000000000000"
 
 
@@ -216,6 +221,29 @@ def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path) -> Non
             await topic.append(PAYLOADS)
             report = verify(tmp_path / "t", until=until)
             assert (report.records, report.findings) == (60, [])
+
+    run(body())
+
+
+def test_a_roll_that_was_interrupted_is_no_damage() -> None:
+    async def body() -> None:
+        seen = set()
+        for n in count(1):
+            fs = FaultyFs()
+            async with running(ROOT, fs=fs) as store:
+                topic = await store.create("t")
+                await topic.append(PAYLOADS)
+                fs.fail(n, forever=True, only={"rename"})
+                with contextlib.suppress(StorageFailed):
+                    await topic.seal()
+                after, over = fs.crash(Random(n), "keep"), fs.failed == 0  # as a killed process leaves it
+                fs.heal()
+            report = verify(ROOT / "t", fs=after)
+            assert (report.records, report.findings) == (60, []), n
+            seen.add(tuple(after.list_dir(ROOT / "t")))
+            if over:
+                break
+        assert len(seen) > 6  # three names given away, three taken
 
     run(body())
 

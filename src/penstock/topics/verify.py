@@ -8,7 +8,8 @@ Works on files alone, so it runs on a stopped broker's directory as well as besi
 - sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
 - metadata, checkpoint, incarnation, archived, policy: whole, and in agreement with the rest
 
-A swap of segments that was interrupted is looked at as it will be when the topic is opened.
+A swap or a roll of segments that was interrupted is looked at as it will be when the topic is opened. The commit that
+a kill cut short is reported: from the files alone it cannot be told from one that was answered and then lost its end.
 
 Records without a sidecar row (another server wrote them, or their row is damaged) have no checksum: they are counted as
 `unchecked`, and only their framing is known to be right.
@@ -115,7 +116,7 @@ class _Verifier:
         self.progress = progress
         self.report = Report(directory.name)
         self.total = 0
-        self.swapped: dict[str, str] = {}  # names that an interrupted swap has not given yet
+        self.renamed: dict[str, str] = {}  # names that opening the topic will give, and what has them now
 
     def run(self) -> Report:
         names = self._names()
@@ -128,7 +129,7 @@ class _Verifier:
         self.total = sum(self.fs.size(self._path(name)) for name, _ in files)
         checkpoint = self._checkpoint(names)
         ours = checkpoint is not None or INCARNATION in names
-        if DATA not in names:
+        if DATA not in names and f"{DATA}.new" not in names:  # a roll had not come to it
             self.report.add(DATA, 0, "is missing")
         end: int | None = None
         compacted = False
@@ -152,13 +153,18 @@ class _Verifier:
             for kind in KINDS:
                 name = sealed_name(kind, base)
                 if f"{name}.swap" in names:
-                    self.swapped[name] = f"{name}.swap"
+                    self.renamed[name] = f"{name}.swap"
                     names.add(name)
                 names.difference_update(sealed_name(kind, other) for other in others)
+        for name, (kind, base) in [(name, found) for name in names if (found := parse_sealed(name)) is not None]:
+            if sealed_name(DATA, base) not in names and kind not in names:  # a roll renames the data last
+                self.renamed[kind] = name
+                names.add(kind)
+                names.discard(name)
         return names
 
     def _path(self, name: str) -> Path:
-        return self.directory / self.swapped.get(name, name)
+        return self.directory / self.renamed.get(name, name)
 
     # A segment
 
@@ -325,7 +331,7 @@ class _Verifier:
         if checkpoint is not None and self.until is None and checkpoint.next_offset > next_offset:
             self.report.add(DATA, 0, f"ends before offset {checkpoint.next_offset}, up to which it was durable")
         if checkpoint is not None and BATCHES in names and self.until is None:
-            size = self.fs.size(self.directory / BATCHES)
+            size = self.fs.size(self._path(BATCHES))
             if size < checkpoint.batches_size and sealed_name(DATA, checkpoint.base) not in names:
                 self.report.add(BATCHES, size, f"has {size} bytes, {checkpoint.batches_size} were durable")
         if METADATA not in names:
