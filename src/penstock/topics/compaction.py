@@ -37,6 +37,7 @@ from crc32c import crc32c
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageFailed, StorageFull, Unavailable
 from penstock.storage.fs import File, Fs
 from penstock.topics.context import Context
+from penstock.topics.durable import Unfinished
 from penstock.topics.layout import (
     BATCHES,
     COMPACT,
@@ -52,7 +53,6 @@ from penstock.topics.layout import (
     parse_batches,
     sealed_name,
 )
-from penstock.topics.log import Unfinished
 from penstock.topics.recovery import finish_swap
 from penstock.topics.segment import Batch, Segment
 from penstock.topics.topic import Topic

@@ -2,7 +2,7 @@
 
 Reading takes no lock and shares no position; the list of segments is replaced, never changed in place, so a reader
 keeps what it started with while segments are rolled, deleted or compacted, and looks again when a file went away.
-How appends become durable is in `penstock.topics.log`.
+How appends are committed is in `penstock.topics.log`.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ from penstock.errors import (
 )
 from penstock.topics.commit import Appended
 from penstock.topics.context import Context
+from penstock.topics.durable import Recovered
 from penstock.topics.layout import ARCHIVED, COMPACT, DELETE, POLICY, pack_checked
-from penstock.topics.log import Log, Recovered
+from penstock.topics.log import Log
 from penstock.topics.producers import Producer
 from penstock.topics.segment import Batch, Raw, Segment, empty_batch
 
@@ -39,12 +40,17 @@ class Topic(Log):
         super().__init__(name, directory, context, found)
         self.archived_offset = found.archived
         self.policy = found.policy
-        self.damage = found.damage
+        self.findings = found.damage
         self._subscribers: dict[int, Callable[[], None]] = {}
         self._subscriptions = 0
         self._waiters: dict[asyncio.Future[None], int] = {}
 
     # What it holds
+
+    @property
+    def damage(self) -> list[dict[str, Any]]:
+        """What was found damaged and could not be repaired."""
+        return self.findings.places
 
     @property
     def segments(self) -> tuple[Segment, ...]:
