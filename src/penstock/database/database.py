@@ -16,10 +16,10 @@ A call cut off in the middle may have been committed. Callers treat `Unavailable
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import asyncpg
@@ -31,6 +31,7 @@ from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unava
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
+T = TypeVar("T")
 
 GONE = (  # what a call meets when its connection or the server behind it is lost
     ConnectionError,
@@ -48,6 +49,8 @@ UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no
 PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_INTERVAL = 0.25
 LISTEN_CHECK = 15.0
+UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)  # rolled back as a whole: safe to run again
+TRIES = 6  # how often that is done
 READS = 4  # how often a read is tried when its connection is lost
 KEPT = 8  # connections kept at hand between calls
 
@@ -124,10 +127,29 @@ class Database:
         self._callbacks.append(callback)
 
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
-        """Run one statement and return its rows."""
-        async with self.connection() as connection:
-            rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
-            return rows
+        """Run one statement and return its rows; again when it lost a deadlock, for then nothing of it was done."""
+        for turn in range(TRIES):
+            try:
+                async with self.connection() as connection:
+                    rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
+                    return rows
+            except UNDONE:
+                await asyncio.sleep(0.02 * turn)
+        raise Unavailable("the database is too busy")
+
+    async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run `work(connection)` in a transaction, again from the start when it lost a deadlock.
+
+        `work` must use that connection only. Asking for a second one while this one holds locks can wait for ever: the
+        database sees no deadlock when half of it is in here.
+        """
+        for turn in range(TRIES):
+            try:
+                async with self.connection() as connection, connection.transaction():
+                    return await work(connection)
+            except UNDONE:
+                await asyncio.sleep(0.02 * turn)
+        raise Unavailable("the database is too busy")
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """`fetch` for what may run twice: when only its connection was lost, it is asked again on another.
@@ -166,6 +188,8 @@ class Database:
             if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
                 raise  # a wrong argument, not a lost connection
             raise await self._suspect(error) from error
+        except asyncpg.QueryCanceledError as error:
+            raise Unavailable("the database took too long") from error
         finally:
             self._in_flight.discard(connection)
             self._last_progress = time.monotonic()

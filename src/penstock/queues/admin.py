@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import asyncpg
-
 from penstock.database import Database
-from penstock.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import columns_of
@@ -39,7 +37,7 @@ class Admin:
         rows = await self._database.fetch(sql, queue, *values.values())
         # Delays and ordering may have changed: let the next pops decide anew what is due. (now(), unlike
         # clock_timestamp(), can be looked up in the index.)
-        await self._repeat(
+        await self._database.read(
             """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
                  FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > now()""",
             rows[0]["id"],
@@ -70,14 +68,18 @@ class Admin:
     async def delete(self, queue: str) -> bool:
         """Delete a queue with its groups and their subscriptions; its messages are purged in the background."""
         check_text("queue", queue)
-        async with self._database.connection() as connection, connection.transaction():
+
+        async def work(connection: Any) -> bool:
             row = await connection.fetchrow(
                 "UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL RETURNING id", queue
             )
             if row:
                 await connection.execute("DELETE FROM groups WHERE queue_id = $1", row["id"])
+            return row is not None
+
+        existed = await self._database.transact(work)
         self._signals.changed()
-        return row is not None
+        return existed
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
         """Delete all messages stored at this moment; answers how many."""
@@ -140,12 +142,3 @@ class Admin:
             }
             for row in rows
         ]
-
-    async def _repeat(self, sql: str, *args: Any) -> None:
-        for _ in range(5):
-            try:
-                await self._database.fetch(sql, *args)
-                return
-            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                continue
-        raise Unavailable("the database is too busy")

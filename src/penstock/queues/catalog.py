@@ -44,6 +44,9 @@ class Catalog:
         """Queues whose configuration is remembered."""
         return len(self._queues)
 
+    def knows(self, queue: str) -> bool:
+        return queue in self._queues
+
     async def load_installation(self) -> None:
         if self.installation < 0:
             self.installation = (await self._database.read("SELECT id FROM installation"))[0]["id"]
@@ -149,6 +152,12 @@ def check_name(kind: str, name: str) -> None:
     if len(name) > LONGEST_NAME:
         raise InvalidRequest(f"{kind} is longer than {LONGEST_NAME} characters")
     check_text(kind, name)
+
+
+def check_group(name: str) -> None:
+    if len(name) > LONGEST_NAME:
+        raise InvalidRequest(f"consumerGroup is longer than {LONGEST_NAME} characters")
+    check_text("consumerGroup", name)
 
 
 def check_text(kind: str, text: str) -> None:

@@ -6,9 +6,11 @@ deleted the original meanwhile, a copy is appended to the partition, which then 
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from penstock.database import Database
+from penstock.errors import Conflict
 from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
 from penstock.queues.signals import Signals
@@ -16,6 +18,7 @@ from penstock.queues.signals import Signals
 MOST_COUNTED = 100_000  # `total` is exact up to here
 LOOKED_AT = 1000  # letters, for what they died of
 STEP = 500
+MOST_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
 
 SOURCE = """
   FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
@@ -46,13 +49,21 @@ class DeadLetters:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
 
     async def listing(self, which: Which, limit: int = 100, offset: int = 0) -> dict[str, Any]:
-        """The newest failure first, in the contract's shape; payloads are bytes under `data`."""
+        """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to MOST_BYTES of them."""
         await self._catalog.load_installation()
         rows = await self._database.read(
-            f"SELECT d.*, q.name AS queue, p.name AS partition, g.name AS group_name {SOURCE} ORDER BY d.id DESC LIMIT $7 OFFSET $8",
+            f"""WITH page AS MATERIALIZED (
+                  SELECT d.id, octet_length(d.payload) AS size, q.name AS queue, p.name AS partition, g.name AS group_name
+                         {SOURCE} ORDER BY d.id DESC LIMIT $7 OFFSET $8)
+                SELECT d.id, d.partition_id, d.seq, d.failed_at, d.attempts, d.error, d.created_at, d.transaction_id, d.trace_id,
+                       d.producer, d.key_id, page.queue, page.partition, page.group_name, page.upto > $9 AS omitted,
+                       CASE WHEN page.upto > $9 THEN 'null' ELSE d.payload END AS payload
+                  FROM (SELECT *, sum(size) OVER (ORDER BY id DESC) - size AS upto FROM page) page JOIN dead_letters d USING (id)
+                 ORDER BY d.id DESC""",
             *which.args(),
             limit,
             offset,
+            MOST_BYTES,
         )
         total = await self._database.read(
             f"SELECT count(*) FROM (SELECT 1 {SOURCE} LIMIT {MOST_COUNTED}) x", *which.args()
@@ -80,15 +91,18 @@ class DeadLetters:
         }
 
     async def requeue(self, which: Which) -> int:
-        """Put dead letters back, as many as match; answers how many."""
-        done = 0
-        while rows := await self._step(which):
-            done += len(rows)
-            for queue, group in {(row["queue"], row["group_name"]) for row in rows}:
+        """Put dead letters back, as many as match; answers how many. One that cannot be put back (its queue is full, its
+        group was deleted) stays a dead letter."""
+        done, after = 0, 0
+        while True:
+            looked, back, after = await self._database.transact(partial(self._step, which, after))
+            if which.id is not None and looked and not back:
+                raise Conflict("the dead letter cannot be put back: its queue is full, or its group was deleted")
+            done += len(back)
+            for queue, group in {(row["queue"], row["group_name"]) for row in back}:
                 self._signals.available(queue, STEP, group)
-            if len(rows) < STEP:
-                break
-        return done
+            if looked < STEP:
+                return done
 
     async def purge(self, which: Which) -> int:
         """Delete dead letters, as many as match; answers how many."""
@@ -102,44 +116,61 @@ class DeadLetters:
             if len(rows) < STEP:
                 return done
 
-    async def _step(self, which: Which) -> list[Any]:
-        async with self._database.connection() as connection, connection.transaction():
-            rows = await connection.fetch(
-                f"""SELECT d.id, d.partition_id, d.group_id, d.seq, q.name AS queue, g.name AS group_name {SOURCE}
-                    ORDER BY d.partition_id, d.group_id, d.seq LIMIT {STEP}""",
-                *which.args(),
+    async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
+        """Put back the next ones behind the letter `after`: how many were looked at, those put back, the last of them."""
+        rows = await connection.fetch(
+            f"""SELECT d.id, d.partition_id, d.group_id, d.seq, d.key_id, q.name AS queue, g.name AS group_name {SOURCE}
+                   AND d.id > $7 ORDER BY d.id LIMIT {STEP}""",
+            *which.args(),
+            after,
+        )
+        numbers = sorted({row["partition_id"] for row in rows})
+        await connection.execute("SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", numbers)
+        present = {
+            row["id"]
+            for row in await connection.fetch(
+                "SELECT id FROM dead_letters WHERE id = ANY ($1) FOR UPDATE", [row["id"] for row in rows]
             )
-            keys = sorted({row["partition_id"] for row in rows})
-            await connection.execute("SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", keys)
-            taken = await connection.fetch(
-                "DELETE FROM dead_letters WHERE id = ANY ($1) RETURNING *", [row["id"] for row in rows]
-            )
-            present = {row["id"] for row in taken}
-            wanted: dict[tuple[int, int], Any] = {}
-            for row in taken:
+        }
+        wanted: dict[tuple[int, int], list[Any]] = {}
+        for row in rows:
+            if row["id"] in present and row["group_name"] is not None:
                 wanted.setdefault((row["partition_id"], row["group_id"]), []).append(row)
-            for (partition, group), letters in sorted(wanted.items()):
-                back = await connection.fetchval(
-                    "SELECT queue_unsettle($1, $2, $3)", partition, group, [letter["seq"] for letter in letters]
-                )
-                lost = [letter for letter in letters if letter["seq"] not in back]
-                if lost:
-                    await connection.fetch(
-                        "SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], $2, ARRAY[true], $3, $4, $5, $6)",
-                        partition,
-                        [letter["transaction_id"] for letter in lost],
-                        [letter["trace_id"] for letter in lost],
-                        [letter["producer"] for letter in lost],
-                        [letter["key_id"] for letter in lost],
-                        [letter["payload"] for letter in lost],
-                    )
-            return [row for row in rows if row["id"] in present]
+        back: list[Any] = []
+        for (partition, group), letters in sorted(wanted.items()):
+            seqs = await connection.fetchval(
+                "SELECT queue_unsettle($1, $2, $3)", partition, group, [letter["seq"] for letter in letters]
+            )
+            back += [
+                letter
+                for letter in letters
+                if letter["seq"] in seqs or await self._append(connection, partition, letter)
+            ]
+        await connection.execute("DELETE FROM dead_letters WHERE id = ANY ($1)", [letter["id"] for letter in back])
+        return len(rows), back, rows[-1]["id"] if rows else after
+
+    async def _append(self, connection: Any, partition: int, letter: Any) -> bool:
+        """Store a letter's copy at the end of its partition, unless the message is there and the group will get it
+        anyway. False: it does not fit, or its queue is encrypted now and the letter is not."""
+        if await connection.fetchval(
+            "SELECT true FROM messages WHERE partition_id = $1 AND seq = $2", partition, letter["seq"]
+        ):
+            return True
+        row = await connection.fetchrow(
+            """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL queue_push(
+                 ARRAY[d.partition_id], ARRAY[0], ARRAY[d.transaction_id], ARRAY[true], ARRAY[d.trace_id], ARRAY[d.producer],
+                 ARRAY[d.key_id], ARRAY[d.payload]) p WHERE d.id = $1""",
+            letter["id"],
+        )
+        number = row["heads"][0] if row["heads"] is not None else row["answers"][0]
+        return bool(number)  # queued, or there is one with this transaction id already; not 0 (full) or NULL
 
     def _entry(self, row: Any) -> dict[str, Any]:
         payload = row["payload"]
-        if row["key_id"] is not None:
+        if row["key_id"] is not None and not row["omitted"]:
             payload = self._keys.open(row["partition_id"], row["key_id"], payload)
-        return {
+        omitted = {"dataOmitted": True} if row["omitted"] else {}
+        return omitted | {
             "dlqId": row["id"],
             "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
             "transactionId": row["transaction_id"],

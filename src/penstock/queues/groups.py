@@ -4,7 +4,7 @@ The count of a group's lag is stored messages of the queue minus those the group
 is exact and costs the same for ten partitions and for a million. The time lag looks at the partitions that have something
 for the group, at most `LOOK` of them: it is exact up to that many lagging partitions, and "at least" beyond.
 
-What walks all partitions of a queue because it must (seek and its preview) does so in steps, each a short call.
+What walks all partitions of a queue because it must (seek and its preview, delete) does so in steps, each a short call.
 """
 
 from collections.abc import AsyncIterator
@@ -165,42 +165,24 @@ class Groups:
         return found
 
     async def delete(self, group: str, queue: str | None = None, *, metadata: bool = True) -> dict[str, Any]:
-        """Forget a group; without `metadata` its subscription stays and the next pop starts from there again."""
+        """Forget a group; without `metadata` its subscription stays and the next pop starts from there again.
+
+        It is gone with the first call; what it left in a million partitions is removed in steps (`Upkeep.purge` goes on
+        with them should we not get to the end)."""
         check_text("consumerGroup", group)
         check_text("queue", queue or "")
-        async with self._database.connection() as connection, connection.transaction():
-            rows = await connection.fetch(
-                """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id
-                    WHERE g.name = $1 AND ($2::text IS NULL OR q.name = $2) ORDER BY q.id""",
-                group,
-                queue,
-            )
-            ids, queues = [row["id"] for row in rows], [row["queue_id"] for row in rows]
-            # Nobody creates partitions meanwhile: they would give the group cursors.
-            await connection.execute("SELECT 1 FROM queues WHERE id = ANY ($1) ORDER BY id FOR UPDATE", queues)
-            await connection.execute("SELECT 1 FROM groups WHERE id = ANY ($1) ORDER BY id FOR UPDATE", ids)
-            scope = "partition_id IN (SELECT id FROM partitions WHERE queue_id = ANY ($2)) AND group_id = ANY ($1)"
-            deleted = await connection.execute(f"DELETE FROM cursors WHERE {scope}", ids, queues)
-            for table in ("leases", "attempts"):
-                await connection.execute(f"DELETE FROM {table} WHERE {scope}", ids, queues)
-            for table in ("tallies", "tally_log"):
-                await connection.execute(
-                    f"DELETE FROM {table} WHERE queue_id = ANY ($2) AND group_id = ANY ($1)", ids, queues
-                )
-            if metadata:
-                await connection.execute("DELETE FROM groups WHERE id = ANY ($1)", ids)
-            else:
-                await connection.execute(
-                    """UPDATE groups g SET discovered = 0, discover_to =
-                         coalesce((SELECT max(p.id) FROM partitions p WHERE p.queue_id = g.queue_id), 0)
-                        WHERE id = ANY ($1)""",
-                    ids,
-                )
+        rows = await self._database.fetch("SELECT queue_drop_groups($1, $2, $3)", group, queue, not metadata)
         self._signals.changed()
+        deleted, ids = 0, rows[0][0]
+        for number in ids:
+            more = True
+            while more:
+                row = (await self._database.fetch("SELECT * FROM queue_forget($1, $2)", number, STEP))[0]
+                deleted, more = deleted + row["removed"], row["more"]
         found = {
             "success": True,
             "consumerGroup": group,
-            "deletedPartitions": int(deleted.split()[-1]),
+            "deletedPartitions": deleted,
             "metadataDeleted": metadata and bool(ids),
         }
         return found | ({"queueName": queue} if queue is not None else {})

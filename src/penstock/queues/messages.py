@@ -7,7 +7,7 @@ from typing import Any
 from penstock.database import Database
 from penstock.errors import NotFound
 from penstock.queues.ack import STATUSES
-from penstock.queues.catalog import Catalog
+from penstock.queues.catalog import Catalog, check_group, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import options_of
 from penstock.queues.signals import Signals
@@ -204,6 +204,8 @@ class Messages:
         """Move a message to a group's dead letters; false when the group has settled it already."""
         row = await self._find(partition_id, transaction_id)
         number = row["partition_id"]
+        check_group(group)
+        check_text("error", error or "")
         if group != QUEUE_MODE and not await self._groups(row, group):
             raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
         info = (await self._database.read("SELECT queue_id FROM partitions WHERE id = $1", number))[0]

@@ -22,7 +22,7 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.ids import uuid7
 from penstock.metrics import Counter
-from penstock.queues.catalog import Catalog, check_name, check_text
+from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
 from penstock.queues.merge import Merger
 from penstock.queues.signals import Signals, Waiter
@@ -30,11 +30,12 @@ from penstock.queues.types import QUEUE_MODE, Message, Popped, PopRequest
 
 log = logging.getLogger("penstock.queues")
 
-SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6)"
+SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8)"
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 SOON = 0.005  # another call holds what we want: look again after this
 SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
+LOOK_BACK = timedelta(seconds=2)  # and how much further before a pop says "empty"
 LINGERING = 5.0  # seconds after which a call cut off in the middle has ended one way or the other
 FULL_LOOK = 1.0  # seconds between looks without that shortcut, at least
 FULL_LOOK_SHARE, FULL_LOOK_MOST = 20, 10.0  # and 20 times what the last one took, but at most 10 s
@@ -177,7 +178,7 @@ class Popper:
                 return []
         group_id = self._catalog.groups.get((queue, group, number or 0))
         if group_id is None:
-            check_text("consumerGroup", group)
+            check_group(group)
             info = await self._catalog.queue(queue)
             if info is None:
                 if start[0] == "all":
@@ -215,6 +216,8 @@ class Popper:
             [take.partitions for take in ordered],
             [take.lease for take in ordered],
             since,
+            [start and start - LOOK_BACK for start in since],
+            self._settings.max_batch_bytes,
         )
         if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK:
             for take, start in zip(ordered, since, strict=True):
@@ -323,11 +326,12 @@ def _one(_: object) -> int:
 
 def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
     """Where a group that is not known yet starts: the mode to remember, and the moment for `timestamp`."""
+    origin, mode = request.subscription_from or "", request.subscription_mode or default_mode
+    start = moment_of(origin, "subscriptionFrom") if origin and origin != "now" else None
     if request.group == QUEUE_MODE:
         return "all", None
-    origin, mode = request.subscription_from or "", request.subscription_mode or default_mode
-    if origin and origin != "now":
-        return "timestamp", moment_of(origin, "subscriptionFrom")
+    if start is not None:
+        return "timestamp", start
     if origin == "now" or mode in ("new", "new-only"):
         return "new", None
     if mode not in ("", "all", "from_beginning"):

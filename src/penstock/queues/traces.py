@@ -4,9 +4,11 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import NotFound
-from penstock.queues.catalog import Catalog, check_text
+from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.types import QUEUE_MODE
+
+MOST_BYTES = 16 << 20  # payloads in one page; those beyond are null, as are those of deleted messages
 
 
 class Traces:
@@ -25,8 +27,10 @@ class Traces:
         worker: str | None = None,
     ) -> str:
         """Note something about a message; answers the trace's id."""
-        for text in (group, event_type, *(names or ())):
+        for text in (group, event_type):
             check_text("trace", text)
+        for name in names or ():
+            check_name("trace name", name)
         await self._catalog.load_installation()
         rows = await self._database.fetch(
             """WITH message AS (
@@ -67,21 +71,26 @@ class Traces:
     async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> dict[str, Any]:
         await self._catalog.load_installation()
         rows = await self._database.read(
-            """SELECT t.*, (SELECT array_agg(x.name ORDER BY x.name) FROM trace_names x WHERE x.trace_id = t.id) AS names,
-                      q.name AS queue, p.name AS partition, m.transaction_id, m.payload, m.key_id
-                 FROM trace_names n JOIN traces t ON t.id = n.trace_id
-                 JOIN partitions p ON p.id = t.partition_id JOIN queues q ON q.id = t.queue_id AND q.deleted_at IS NULL
-                 LEFT JOIN messages m ON m.partition_id = t.partition_id AND m.seq = t.seq
-                WHERE n.name = $1 ORDER BY n.at LIMIT $2 OFFSET $3""",
+            """WITH page AS MATERIALIZED (
+                 SELECT n.at AS named_at, t.*, q.name AS queue, p.name AS partition
+                   FROM trace_names n JOIN traces t ON t.id = n.trace_id
+                   JOIN partitions p ON p.id = t.partition_id JOIN queues q ON q.id = t.queue_id AND q.deleted_at IS NULL
+                  WHERE n.name = $1 ORDER BY n.at LIMIT $2 OFFSET $3)
+               SELECT page.*, (SELECT array_agg(x.name ORDER BY x.name) FROM trace_names x WHERE x.trace_id = page.id) AS names,
+                      m.transaction_id, m.key_id,
+                      CASE WHEN sum(octet_length(m.payload)) OVER (ORDER BY page.named_at, page.id) <= $4 THEN m.payload END AS payload
+                 FROM page LEFT JOIN messages m ON m.partition_id = page.partition_id AND m.seq = page.seq
+                ORDER BY page.named_at, page.id""",
             name,
             limit,
             offset,
+            MOST_BYTES,
         )
         total = await self._database.read("SELECT count(*) FROM trace_names WHERE name = $1", name)
         found = []
         for row in rows:
             payload = row["payload"]
-            if row["key_id"] is not None:
+            if payload is not None and row["key_id"] is not None:
                 payload = self._keys.open(row["partition_id"], row["key_id"], payload)
             found.append(
                 _entry(row)

@@ -17,13 +17,19 @@ from penstock.queues.catalog import Catalog
 from penstock.queues.push import Pusher
 from penstock.queues.types import Ack, Acked, Item, Pushed, TransactionResult
 
-TRIES = 4
+TRIES = 6
+SHARE = 2  # transactions take at most one connection in so many: they hold theirs while others only pass through
+
+
+class Stale(Exception):
+    """What we remembered of a queue is no longer so."""
 
 
 class Transactions:
     def __init__(self, database: Database, catalog: Catalog, pusher: Pusher, acknowledger: Acknowledger) -> None:
         self._database, self._catalog = database, catalog
         self._pusher, self._acknowledger = pusher, acknowledger
+        self._room = asyncio.Semaphore(max(1, database.settings.pool_size // SHARE))
 
     async def run(self, operations: list[Item | Ack], required_leases: list[str]) -> TransactionResult:
         name = str(uuid7())
@@ -35,14 +41,17 @@ class Transactions:
                 return TransactionResult(name, False, f"ACK operation failed: Unknown status: {ack.status}")
         for turn in range(TRIES):
             try:
-                pushed, acked = await self._apply(items, acks, required_leases)
+                async with self._room:
+                    pushed, acked = await self._apply(items, acks, required_leases)
                 break
             except Conflict as error:
                 return TransactionResult(name, False, str(error))
             except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                if turn == TRIES - 1:
-                    raise Unavailable("the database is too busy") from None
                 await asyncio.sleep(0.02 * turn)
+            except Stale:
+                self._catalog.forget()
+        else:
+            raise Unavailable("the database is too busy, or these queues keep changing; try again")
         self._pusher.announce(pushed)
         self._acknowledger.announce(acks, acked)
         pushes, answers = iter(pushed), iter(acked)
@@ -55,6 +64,8 @@ class Transactions:
         self, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
         await self._catalog.ensure([(item.queue, item.partition) for item in items])
+        for queue in {item.queue for item in items}:
+            await self._catalog.queue(queue)
         xid: Any = None
         done: tuple[list[Pushed], list[Acked]] | None = None
         try:
@@ -76,8 +87,17 @@ class Transactions:
             "SELECT queue_lock($1, $2, $3)", sorted(set(pushed_to)), acked_in, [ack.group for ack in acks]
         )
         await self._require(connection, required_leases)
+
+        async def fetch(sql: str, *args: Any) -> list[Any]:
+            rows: list[Any] = await connection.fetch(sql, *args)
+            if rows[0]["heads"] is None and None in rows[0]["answers"]:
+                raise Stale
+            return rows
+
+        if not self._known(items):
+            raise Stale
         pushed: list[Pushed] = []
-        for answer in await self._pusher.store(connection.fetch, items):
+        for answer in await self._pusher.store(fetch, items):
             if not isinstance(answer, Pushed):
                 raise answer
             if answer.status == "duplicate":
@@ -90,6 +110,12 @@ class Transactions:
             if not settled.success:
                 raise Conflict(f"ACK operation failed: {settled.error}")
         return pushed, acked
+
+    def _known(self, items: list[Item]) -> bool:
+        """Whether `store` will look nothing up. It would do so on another connection, which may have to wait for
+        somebody who waits for our locks; and with all of them in transactions there would be none to be had."""
+        known = self._catalog
+        return all((item.queue, item.partition) in known.partitions and known.knows(item.queue) for item in items)
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:

@@ -26,6 +26,8 @@ TIDY_INTERVAL = 3600.0
 HISTORY_DAYS = 7
 STEP = 5000  # messages at most
 TIDY_STEP = 1000
+EVICT_STEP = 500  # partitions
+EVICTED_AT_ONCE = 100_000  # partitions in one run; the rest in the next
 STEP_TIME = 0.2  # seconds a step of retention should take: a push to a partition it works on waits that long
 CALM = 0.01  # pause between steps, so that a long job leaves room for others
 
@@ -63,8 +65,15 @@ class Upkeep:
         await self._database.fetch("SELECT queue_rollup()")
 
     async def purge(self) -> int:
-        """Remove what deleted queues left behind."""
+        """Remove what deleted queues and groups left behind."""
         total = 0
+        for row in await self._database.fetch("SELECT group_id FROM dropped_groups ORDER BY group_id"):
+            while True:
+                step = (await self._database.fetch("SELECT * FROM queue_forget($1, $2)", row["group_id"], TIDY_STEP))[0]
+                total += step["removed"]
+                if not step["more"]:
+                    break
+                await asyncio.sleep(CALM)
         while rows := (await self._database.fetch("SELECT queue_purge($1)", STEP))[0][0]:
             total += rows
             await asyncio.sleep(CALM)
@@ -101,17 +110,30 @@ class Upkeep:
                 total += await self._trim(row["id"], row["ttl"], "ttl")
             if row["wait"] and not row["used"]:
                 total += await self._trim(row["id"], row["wait"], "eviction")
-            while row["wait"] and row["used"]:
-                found = await self._locked(
-                    row["id"],
-                    "SELECT queue_evict($1, clock_timestamp() - make_interval(secs => $2), 500) AS deleted",
-                    float(row["wait"]),
-                    reason="eviction",
-                )
-                if not found or not found["deleted"]:
-                    break
-                total += found["deleted"]
-                self._removed.add(found["deleted"], "eviction")
+            if row["wait"] and row["used"]:
+                total += await self._evict(row["id"], row["wait"])
+        return total
+
+    async def _evict(self, queue: int, seconds: int) -> int:
+        """Partitions are looked for once, messages deleted in steps."""
+        rows = await self._database.fetch("SELECT clock_timestamp() - make_interval(secs => $1)", float(seconds))
+        before = rows[0][0]
+        rows = await self._database.fetch("SELECT queue_overdue($1, $2, $3)", queue, before, EVICTED_AT_ONCE)
+        numbers = sorted(row[0] for row in rows)
+        total = 0
+        for begin in range(0, len(numbers), EVICT_STEP):
+            found = await self._locked(
+                queue,
+                "SELECT queue_evict($1, $2, $3) AS deleted",
+                numbers[begin : begin + EVICT_STEP],
+                before,
+                reason="eviction",
+            )
+            if found is None:
+                break
+            total += found["deleted"]
+            self._removed.add(found["deleted"], "eviction")
+            await asyncio.sleep(CALM)
         return total
 
     async def tidy(self) -> None:

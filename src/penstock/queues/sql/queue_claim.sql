@@ -1,11 +1,15 @@
--- queue_claim: take up to p_want messages for a group from one partition. The caller locked the cursor `c`, which is due.
+-- queue_claim: take up to p_want messages for a group from one partition, with no more than p_bytes of payload unless the
+-- first alone has more. The caller locked the cursor `c`, which is due.
 -- They are taken under the lease p_lease; one with a lease_time of 0 lives 60 s, as clients of the original expect.
--- Answers the sequence numbers taken, NULL when there are none; in every case the cursor knows when to be looked at next.
-CREATE OR REPLACE FUNCTION queue_claim(
-  c cursors, q queues, p_want int, p_lease uuid, p_now timestamptz
-) RETURNS int8multirange LANGUAGE plpgsql AS $$
+-- Answers the sequence numbers taken, NULL when there are none, and the bytes of their payloads as they are stored; in every
+-- case the cursor knows when to be looked at next.
+DROP FUNCTION IF EXISTS queue_claim;
+CREATE FUNCTION queue_claim(
+  c cursors, q queues, p_want int, p_bytes bigint, p_lease uuid, p_now timestamptz,
+  OUT taken int8multirange, OUT size bigint
+) LANGUAGE plpgsql AS $$
 DECLARE
-  free int8multirange; taken int8multirange; lost int8multirange; stale int8multirange; last record;
+  free int8multirange; lost int8multirange; stale int8multirange; last record;
   n bigint := 0; seqs bigint[]; hi bigint; cut bigint; head bigint; skipped bigint; expires timestamptz;
 BEGIN
   IF c.next_expiry <= p_now THEN
@@ -77,12 +81,20 @@ BEGIN
           free := free - stale;
         END IF;
       END IF;
-      SELECT array_agg(m.seq), count(*), max(m.seq) INTO seqs, n, hi
-        FROM (SELECT m.seq FROM unnest(free) r CROSS JOIN LATERAL (
-                SELECT m.seq FROM messages m
+      SELECT array_agg(m.seq), count(*), max(m.seq), sum(m.size) INTO seqs, n, hi, size
+        FROM (SELECT m.seq, m.size FROM unnest(free) r CROSS JOIN LATERAL (
+                SELECT m.seq, octet_length(m.payload) AS size FROM messages m
                  WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
                    AND (q.delayed_processing = 0 OR m.created_at <= p_now - make_interval(secs => q.delayed_processing))
                  ORDER BY m.seq LIMIT p_want) m LIMIT p_want) m;
+      IF size > p_bytes AND n > 1 THEN
+        SELECT array_agg(m.seq), count(*), max(m.seq), sum(m.size) INTO seqs, n, hi, size
+          FROM (SELECT m.seq, octet_length(m.payload) AS size, sum(octet_length(m.payload)) OVER (ORDER BY m.seq) AS upto,
+                       row_number() OVER (ORDER BY m.seq) AS nth
+                  FROM unnest(seqs) s (seq) JOIN messages m ON m.partition_id = c.partition_id AND m.seq = s.seq) m
+         WHERE m.upto <= p_bytes OR m.nth = 1;
+        p_want := n;  -- there is more
+      END IF;
       IF n > 0 THEN
         IF hi - seqs[1] = n - 1 THEN
           taken := int8multirange(int8range(seqs[1], hi + 1));
@@ -123,5 +135,4 @@ BEGIN
   END IF;
 
   PERFORM queue_keep(c);
-  RETURN taken;
 END $$;

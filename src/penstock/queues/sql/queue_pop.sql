@@ -1,24 +1,26 @@
 -- queue_pop: answer several pops in one call. Arrays are parallel, one element per request:
 --   p_partitions  NULL = any partition of the group's queue;  p_spans  most partitions to take from
 --   p_since       do not look at cursors that were due before this (a hint that keeps the scan short; NULL = all)
+--   p_back        but look at those since this before saying that there is nothing
+--   p_bytes       most bytes of payload of the whole call, unless its first message alone has more
 -- Rows with seqs are messages of one partition, in parallel arrays; traces, producers and keys are NULL when none has one.
 -- Each request ends with a row whose seqs are NULL:
 --   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
---         more (there may be something, look again at once), discovering (another call is looking)
+--         more (there may be something, look again at once; also when p_bytes are used up), discovering (another call is looking)
 --   wait  when empty: look again in so many seconds, 2 at most (any partition); NULL = nothing known (one partition)
 --   due   the moment the first partition it took had become due
 -- Planned once per session, like queue_push, with everything it calls.
 DROP FUNCTION IF EXISTS queue_pop;
 CREATE FUNCTION queue_pop(
   p_groups int[], p_partitions bigint[], p_batches int[], p_spans int[], p_leases uuid[],
-  p_since timestamptz[]
+  p_since timestamptz[], p_back timestamptz[], p_bytes bigint
 ) RETURNS TABLE (
   request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
   producers text[], keys text[], payloads bytea[], note text, wait double precision, due timestamptz
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   i int; t timestamptz := clock_timestamp(); c cursors; q queues; g groups; dry int; missing boolean;
-  dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took int8multirange; first_due timestamptz; outcome text;
+  dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
     IF g.id IS DISTINCT FROM p_groups[i] THEN
@@ -35,6 +37,10 @@ BEGIN
     left_over := p_batches[i]; claimed := 0; tries := 0; first_due := NULL; outcome := 'empty';
     WHILE left_over > 0 AND claimed < p_spans[i] AND tries < 500 LOOP
       tries := tries + 1;
+      IF p_bytes <= 0 THEN
+        IF claimed = 0 THEN outcome := 'more'; END IF;
+        EXIT;
+      END IF;
       IF p_partitions[i] IS NOT NULL THEN
         EXIT WHEN tries > 1;
         SELECT * INTO c FROM cursors k WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id
@@ -50,8 +56,9 @@ BEGIN
         SELECT * INTO c FROM cursors k
          WHERE k.group_id = g.id AND k.due_at >= coalesce(p_since[i], '-infinity') AND k.due_at <= t
          ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND AND p_since[i] IS NOT NULL THEN  -- the hint is only a hint: never answer empty because of it
-          SELECT * INTO c FROM cursors k WHERE k.group_id = g.id AND k.due_at < p_since[i]
+        IF NOT FOUND AND p_since[i] IS NOT NULL THEN  -- what was committed late, or was locked for a while
+          SELECT * INTO c FROM cursors k
+           WHERE k.group_id = g.id AND k.due_at >= p_back[i] AND k.due_at < p_since[i]
            ORDER BY k.due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
         END IF;
         IF NOT FOUND THEN
@@ -71,8 +78,9 @@ BEGIN
           EXIT;
         END IF;
       END IF;
-      took := queue_claim(c, q, left_over, p_leases[i], t);
-      IF took IS NOT NULL THEN
+      took := queue_claim(c, q, left_over, p_bytes, p_leases[i], t);
+      IF took.taken IS NOT NULL THEN
+        p_bytes := p_bytes - took.size;
         claimed := claimed + 1;
         first_due := coalesce(first_due, c.due_at);
         outcome := 'ok';
@@ -84,10 +92,10 @@ BEGIN
                      CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END, array_agg(m.created_at),
                      CASE WHEN count(m.producer) > 0 THEN array_agg(m.producer) END,
                      CASE WHEN count(m.key_id) > 0 THEN array_agg(m.key_id) END, array_agg(m.payload)
-                FROM unnest(took) r CROSS JOIN LATERAL (
+                FROM unnest(took.taken) r CROSS JOIN LATERAL (
                   SELECT * FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
                    ORDER BY m.seq LIMIT upper(r) - lower(r)) m HAVING count(*) > 0) a;
-        left_over := left_over - (SELECT sum(upper(r) - lower(r)) FROM unnest(took) r);
+        left_over := left_over - (SELECT sum(upper(r) - lower(r)) FROM unnest(took.taken) r);
       END IF;
     END LOOP;
     IF outcome = 'empty' AND tries >= 500 THEN outcome := 'more'; END IF;

@@ -24,6 +24,7 @@ BEGIN
     DELETE FROM partitions p WHERE p.id = ANY (ids);
     RETURN cardinality(ids);
   END IF;
+  DELETE FROM dropped_groups x WHERE x.queue_id = q;
   DELETE FROM tallies t WHERE t.queue_id = q;
   DELETE FROM tally_log t WHERE t.queue_id = q;
   DELETE FROM groups g WHERE g.queue_id = q;

@@ -11,6 +11,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
+from penstock.queues.options import BY_NAME
 from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, decoder, moment
@@ -84,6 +85,9 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         body = read_configure(request.body)
         if not body.queue:
             raise InvalidRequest("queue is required")
+        misplaced = [name for name in msgspec.json.decode(request.body, type=dict[str, msgspec.Raw]) if name in BY_NAME]
+        if misplaced:  # it would silently not be in force
+            raise InvalidRequest(f"{', '.join(misplaced)} must be in options")
         return answer(await admin.configure(body.queue, body.options, body.namespace, body.task))
 
     async def list_queues(request: Request) -> Response:
