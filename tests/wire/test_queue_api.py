@@ -238,6 +238,7 @@ def test_a_subscription_start_that_cannot_be_parsed_is_a_400(api, queue):
     api.push(queue, 1)
     assert "subscriptionFrom" in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionFrom="soon")["error"]
     assert "subscriptionMode" in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionMode="x")["error"]
+    assert "subscriptionFrom" in api.get(f"pop/queue/{queue}", 400, subscriptionFrom="soon")["error"]  # queue mode too
 
 
 def test_new_only_means_new(api, queue):
@@ -601,6 +602,8 @@ def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
         ("DELETE", "resources/queues/%00", None, {}),
         ("DELETE", "consumer-groups/%00", None, {}),
         ("POST", "consumer-groups/g/queues/none/seek", {"timestamp": "never"}, {}),
+        ("GET", f"pop/queue/{queue}", None, {"consumerGroup": "".join(str(n) for n in range(2000))}),
+        ("POST", f"messages/{nowhere}/x/dlq", {"error": "\x00", "consumerGroup": "\x00"}, {}),
     ):
         content = None if body is None else json.dumps(body).encode()
         answer = api.client.request(method, f"/api/v1/{path}", content=content, params=query or None)
@@ -630,3 +633,5 @@ def test_unknown_fields_of_a_later_version_are_ignored_and_unknown_options_refus
     assert acked["success"]
     refused = api.post("configure", {"queue": queue, "options": {"someFutureOption": 1}}, 400)
     assert "someFutureOption" in refused["error"]  # it would silently not be in force
+    refused = api.post("configure", {"queue": queue, "leaseTime": 5}, 400)  # nor would an option beside `options`
+    assert "leaseTime must be in options" in refused["error"]

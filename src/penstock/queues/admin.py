@@ -45,9 +45,9 @@ class Admin:
         self._signals.changed()
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
         self._signals.available(queue, 1000)
-        info = await self.describe(queue)
+        info = await self._catalog.queue(queue)
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)  # the copy may be emptied at any moment
-        if partition is None:
+        if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
         return {
             "configured": True,

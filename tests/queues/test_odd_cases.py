@@ -1,0 +1,329 @@
+"""What goes wrong in queues when payloads are large, names are long, and queues and groups vanish under load."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.queues import Ack, Item, PopRequest, Queues
+from penstock.queues import dead as dead_letters
+from penstock.queues import pop as popping
+from penstock.queues.dead import Which
+from tests.queues.support import answer, complete, pop, push, running, values
+
+
+def run(url: str, body: Callable[[Queues], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        async with running(url, **settings) as queues:
+            await body(queues)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ordering", ["partition", "none"])
+def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(database_url: str, ordering: str) -> None:
+    """10,000 messages of 10 MB fit into no answer, whatever batch a client asks for."""
+
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"ordering": ordering})
+        sizes = [400, 400, 400, 5000, 100, 100]
+        await push(queues, "q", *("x" * (size - 2) for size in sizes))
+        taken = []
+        while found := await pop(queues, "q"):
+            if not found.messages:
+                break
+            taken.append([len(message.payload) for message in found.messages])
+            await complete(queues, found)
+        assert taken == [[400, 400], [400], [5000], [100, 100]]
+        assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
+
+    run(database_url, body, max_batch_bytes=1000)
+
+
+def test_pops_that_share_a_call_share_its_bytes_and_none_comes_back_empty(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        for partition in range(6):
+            await push(queues, "q", *("x" * 398 for _ in range(4)), partition=str(partition))
+        found = await asyncio.gather(*(pop(queues, "q") for _ in range(6)))
+        assert {len(one.messages) for one in found} == {1, 2}  # what the one before left, or all there may be
+        everything = await asyncio.gather(*(pop(queues, "q", 2, group=f"g{n}") for n in range(12)))
+        assert {len(one.messages) for one in everything} <= {1, 2}
+
+    run(database_url, body, max_batch_bytes=1000)
+
+
+def test_a_dead_letter_that_cannot_be_put_back_stays_one(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"retryLimit": 0, "maxSize": 3})
+        await push(queues, "q", 1, 2)
+        await answer(queues, (await pop(queues, "q")).messages, "failed")
+        await push(queues, "q", 3)
+        await answer(queues, (await pop(queues, "q", 1)).messages, "failed")
+        await queues.admin.clear("q")  # the originals are gone: putting back stores copies
+        await push(queues, "q", "a", "b")
+        assert await queues.dead.requeue(Which(queue="q")) == 1  # there was room for one
+        page = await queues.dead.listing(Which(queue="q"))
+        assert page["total"] == 2
+        with pytest.raises(Conflict):
+            await queues.dead.requeue(Which(id=page["messages"][0]["dlqId"]))
+        await complete(queues, await pop(queues, "q"))
+        assert await queues.dead.requeue(Which(queue="q")) == 2
+        assert sorted(values(await pop(queues, "q"))) == [2, 3]
+
+        await push(queues, "other", "for a group that goes")
+        await answer(queues, (await pop(queues, "other", group="g")).messages, "dlq")
+        await queues.groups.delete("g")
+        assert await queues.dead.requeue(Which(queue="other")) == 0
+        assert (await queues.dead.listing(Which(queue="other")))["total"] == 1
+
+    run(database_url, body)
+
+
+def test_two_dead_letters_of_one_transaction_id_become_one_message(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"retryLimit": 0})
+        for _ in range(2):
+            await queues.push([Item("q", b"1", transaction_id="t")])
+            await answer(queues, (await pop(queues, "q")).messages, "failed")
+            await queues.admin.clear("q")
+        assert await queues.dead.requeue(Which(queue="q")) == 2
+        assert [m.transaction_id for m in (await pop(queues, "q")).messages] == ["t"]
+
+    run(database_url, body)
+
+
+def test_a_page_of_dead_letters_holds_so_many_bytes_and_says_what_it_left_out(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_BYTES", 1000)
+
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", *("x" * 600 for _ in range(4)))
+        await answer(queues, (await pop(queues, "q")).messages, "dlq")
+        page = (await queues.dead.listing(Which(queue="q")))["messages"]
+        assert [len(letter["data"]) for letter in page] == [602, 602, 4, 4]
+        assert [letter.get("dataOmitted", False) for letter in page] == [False, False, True, True]
+
+    run(database_url, body)
+
+
+def test_a_deleted_group_is_gone_at_once_and_what_it_left_goes_in_steps(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.queues.upkeep.TIDY_STEP", 4)
+
+    async def left(queues: Queues) -> int:
+        tables = ("cursors", "leases", "attempts", "dropped_groups")
+        rows = await queues.database.fetch(
+            "SELECT " + " + ".join(f"(SELECT count(*) FROM {table})" for table in tables)
+        )
+        return int(rows[0][0])
+
+    async def body(queues: Queues) -> None:
+        for partition in range(10):
+            await push(queues, "q", partition, partition=str(partition))
+        held = await pop(queues, "q", group="g", partitions=10)
+        await answer(queues, held.messages[:3], "failed")
+        # The broker dies right after the first call: another one goes on.
+        ((ids,),) = await queues.database.fetch("SELECT queue_drop_groups('g', NULL, false)")
+        assert len(ids) == 1
+        assert await queues.groups.listing(group="g") == []
+        assert await left(queues) > 20
+        assert not any(acked.lease_released for acked in await answer(queues, held.messages))
+        assert await queues.upkeep.purge() == 10
+        assert await left(queues) == 0
+        again = await pop(queues, "q", group="g", partitions=10)
+        assert sorted(values(again)) == list(range(10))
+        assert (await queues.groups.delete("g"))["deletedPartitions"] == 10
+        assert await left(queues) == 0
+
+    run(database_url, body)
+
+
+def test_a_group_deleted_without_its_metadata_keeps_its_dead_letters(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", "bad", "good")
+        await answer(queues, (await pop(queues, "q", 1, group="g")).messages, "dlq")
+        await queues.groups.delete("g", metadata=False)
+        assert (await queues.dead.listing(Which(group="g")))["total"] == 1
+        assert values(await pop(queues, "q", group="g")) == ["bad", "good"]
+
+    run(database_url, body)
+
+
+def test_a_transaction_needs_one_connection_even_when_all_was_forgotten(database_url: str) -> None:
+    """A second one might wait for somebody who waits for the locks of the first: no database finds such a deadlock."""
+
+    async def body(queues: Queues) -> None:
+        await push(queues, "in", *range(40), partition="p")
+        taken = (await pop(queues, "in", 40)).messages
+
+        async def forget() -> None:
+            while True:
+                queues.catalog.forget()
+                await asyncio.sleep(0)
+
+        forgetting = asyncio.create_task(forget())
+        try:
+            results = await asyncio.wait_for(
+                asyncio.gather(
+                    *(
+                        queues.transaction(
+                            [Item("out", message.payload, str(n)), Ack(message.transaction_id, message.partition_id)]
+                        )
+                        for n, message in enumerate(taken[:20])
+                    ),
+                    return_exceptions=True,
+                ),
+                30,
+            )
+        finally:
+            forgetting.cancel()
+        # Forgotten all the time, none may succeed; but each is answered, and a failed one did nothing.
+        done = [r for r in results if not isinstance(r, BaseException) and r.success]
+        await queues.groups.listing()
+        found = await pop(queues, "out", partitions=100)
+        assert len(found.messages) == len(done)
+        rest = [queues.transaction([Item("out", b"1"), Ack(m.transaction_id, m.partition_id)]) for m in taken[20:]]
+        assert all(result.success for result in await asyncio.gather(*rest))
+
+    async def main() -> None:
+        async with running(database_url, {"pool_size": 1, "acquire_timeout": 20.0}) as queues:
+            await body(queues)
+
+    asyncio.run(main())
+
+
+def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_without_an_answer(
+    database_url: str,
+) -> None:
+    """Whoever is refused gets a reason; nothing waits for a statement's timeout, and all counts are right."""
+
+    async def body(queues: Queues) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 4
+        chance = random.Random(4)
+
+        async def produce() -> None:
+            while loop.time() < end:
+                await queues.push([Item("q", b"1", str(chance.randrange(12))) for _ in range(10)])
+
+        async def consume(group: str) -> None:
+            while loop.time() < end:
+                found = await pop(queues, "q", group=group, partitions=6, wait=True, timeout=0.2)
+                chance.shuffle(found.messages)
+                if chance.random() < 0.3 and found.messages:
+                    acks = [Ack(m.transaction_id, m.partition_id, group=group) for m in found.messages]
+                    await queues.transaction([*acks, Item("q", b"2", str(chance.randrange(12)))])
+                else:
+                    await answer(queues, found.messages, chance.choice(["completed", "completed", "failed", "dlq"]))
+
+        async def disturb(pause: float, what: Callable[[], Awaitable[Any]]) -> None:
+            while loop.time() < end:
+                await asyncio.sleep(pause * chance.random())
+                with contextlib.suppress(NotFound, Conflict):
+                    await what()
+
+        def group() -> str:
+            return chance.choice("ab")
+
+        def options() -> dict[str, Any]:
+            return {
+                "ordering": chance.choice(["partition", "none"]),
+                "retryLimit": 1,
+                "maxSize": chance.choice([0, 500]),
+            }
+
+        await asyncio.gather(
+            *(produce() for _ in range(2)),
+            *(consume(group) for group in "aabb"),
+            disturb(0.2, lambda: queues.admin.configure("q", options())),
+            disturb(1.5, lambda: queues.admin.delete("q")),
+            disturb(0.3, lambda: queues.groups.delete(group(), metadata=chance.random() < 0.5)),
+            disturb(0.3, lambda: queues.groups.seek(group(), "q", to=chance.choice(["end", "beginning"]))),
+            disturb(0.5, lambda: queues.admin.clear("q")),
+            disturb(0.3, lambda: queues.dead.requeue(Which(queue="q"))),
+        )
+        assert loop.time() < end + 10  # not a statement's timeout, nor a row of lost deadlocks
+        await queues.upkeep.purge()
+        await queues.admin.configure("q", {"leaseTime": 1, "retryDelay": 0})
+        await push(queues, "q", "last", partition="last")
+        for name in "ab":
+            await queues.groups.seek(name, "q", to="beginning") if await queues.groups.listing(name) else None
+            seen = 0
+            while found := await pop(queues, "q", 1000, group=name, partitions=100, wait=True, timeout=3):
+                if not found.messages:
+                    break
+                seen += len(found.messages)
+                await complete(queues, found)
+            ((stored,),) = await queues.database.fetch(
+                "SELECT count(*) FROM messages JOIN queues q ON q.id = queue_id WHERE q.name = 'q'"
+            )
+            assert seen >= stored > 0
+            assert await queues.groups.lag("q", name) == 0
+
+    run(database_url, body)
+
+
+def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vacuum may remove nothing meanwhile: each batch leaves a dead entry in the ready list."""
+    monkeypatch.setattr(popping, "SLACK", timedelta(0))
+
+    async def body(queues: Queues) -> None:
+        holder = await asyncpg.connect(database_url)
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT pg_current_xact_id()")
+
+        async def work(batches: int) -> None:
+            for _ in range(batches):
+                await push(queues, "q", 1)
+                await complete(queues, await pop(queues, "q"))
+
+        async def blocks(back: timedelta) -> int:
+            """Pages an empty pop looks at that goes so far back."""
+            ((group, floor),) = queues._popper._floors.items()
+            ((plan,),) = await queues.database.fetch(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {popping.SQL}",
+                *([group], [None], [1], [1], [uuid4()], [floor], [floor - back], 1000),
+            )
+            return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
+
+        await work(20)
+        await blocks(timedelta(0))  # plans are made
+        few, few_in_all = await blocks(timedelta(0)), await blocks(timedelta(hours=1))
+        await work(400)
+        assert await blocks(timedelta(0)) <= few + 5
+        assert await blocks(timedelta(hours=1)) > few_in_all + 10  # it would be more and more
+        await holder.close()
+
+    async def main() -> None:
+        async with running(database_url, {"pool_size": 1, "acquire_timeout": 20.0}) as queues:
+            await body(queues)
+
+    asyncio.run(main())
+
+
+def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> None:
+    long = json.dumps([random.Random(1).random() for _ in range(300)])
+
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 1)
+        with pytest.raises(InvalidRequest, match="consumerGroup"):
+            await queues.pop(PopRequest(queue="q", group=long))
+        (message,) = (await pop(queues, "q")).messages
+        with pytest.raises(InvalidRequest, match="trace name"):
+            await queues.traces.add(message.partition_id, message.transaction_id, b"1", names=[long])
+        with pytest.raises(InvalidRequest, match="consumerGroup"):
+            await queues.messages.bury(message.partition_id, message.transaction_id, long)
+
+    run(database_url, body)
