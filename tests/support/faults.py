@@ -127,6 +127,9 @@ class FaultyFile:
         self._fs.check("read_at", self.path)
         return bytes(self._inode.data[position : position + length])
 
+    def forget(self, position: int, length: int) -> None:
+        assert not self.closed
+
     def truncate(self, size: int) -> None:
         assert self._write
         self._fs.check("truncate", self.path)

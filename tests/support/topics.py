@@ -30,6 +30,7 @@ async def running(
 ) -> AsyncIterator[TopicStore]:
     """A started store, stopped at the end."""
     settings.setdefault("free_space_reserve", 0)
+    settings.setdefault("scrub_interval", 0)
     with ThreadPoolExecutor(2) as pool:
         given = {} if clock is None else {"clock": clock}
         store = TopicStore(directory, Topics(**settings), fs=fs, pool=pool, metrics=Metrics(), **given)

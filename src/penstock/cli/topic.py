@@ -44,6 +44,7 @@ Broker = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 Name = Annotated[str, typer.Argument(metavar="TOPIC")]
+Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")]
 DEFAULT_BROKER, DEFAULT_URL = "127.0.0.1:12345", "http://127.0.0.1:6632"
 
 
@@ -103,7 +104,7 @@ def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json =
 
 @commands.command()
 def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False) -> None:
-    """Show a topic's offsets, size and segments.
+    """Show a topic's offsets, size and segments. What is damaged: `GET /topics/TOPIC` of the HTTP API.
 
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
@@ -119,6 +120,7 @@ def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", js
             "incarnation": info.incarnation.hex(),
             "policy": info.policy,
             "archived_offset": info.archived,
+            "damaged_places": info.damaged,
         }
         if json:
             _print_json(found)
@@ -134,7 +136,7 @@ def policy(
     topic: Name,
     wanted: Annotated[Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")] = None,
     broker: Broker = DEFAULT_BROKER,
-    url: Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     token: Token = "",
 ) -> None:
     """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact` compacts them.
@@ -143,19 +145,20 @@ def policy(
     """
     with _session(broker, token) as client:
         if wanted is not None:
-            _put_policy(url, token, topic, wanted.value)
+            ask_http(url, token, "PUT", f"/topics/{quote(topic, safe='')}/policy", {"policy": wanted.value})
         sys.stdout.write(f"{client.info(topic).policy}\n")
 
 
-def _put_policy(url: str, token: str, topic: str, policy: str) -> None:
+def ask_http(url: str, token: str, method: str, path: str, body: Any = None) -> bytes:
+    """What TCP has no command for."""
     headers = {"Content-Type": "application/json"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    target = f"{url.rstrip('/')}/topics/{quote(topic, safe='')}/policy"
-    request = urllib.request.Request(target, msgspec.json.encode({"policy": policy}), headers, method="PUT")
+    data = None if body is None else msgspec.json.encode(body)
+    request = urllib.request.Request(f"{url.rstrip('/')}{path}", data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10):
-            pass
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise InvalidRequest(f"{url}: {error.read().decode(errors='replace')[:300] or error}") from None
     except OSError as error:
@@ -277,62 +280,6 @@ def tail(
     render = _as_json if json else _renderer(format)
     with _session(broker, token) as client:
         _write(client, topic, _start(client, topic, f"-{count}"), follow, None, render, None, quiet=True)
-
-
-@commands.command()
-def verify(
-    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Default: all.")] = None,
-    data_dir: Annotated[
-        Path, typer.Option("--data-dir", envvar="PENSTOCK_DATA_DIRECTORY", help="The broker's data directory.")
-    ] = Path("penstock-data"),
-    live: Annotated[bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")] = False,
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
-    json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-) -> None:
-    """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when something is damaged.
-
-    Examples:
-
-    `penstock topic verify --data-dir /var/lib/penstock`
-
-    `penstock topic verify orders --live --json | jq .findings`
-    """
-    from penstock.topics.verify import verify as check_topic
-
-    try:
-        found = sorted(path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock")
-    except OSError as error:
-        typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
-    missing = sorted(set(topics or ()) - set(found))
-    if missing:
-        typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
-        raise typer.Exit(1)
-    sound = True
-    with _session(broker, token) as client, _progress(quiet, None, "checking") as advance:
-        for name in topics or found:
-            end = client.info(name).next_offset if live else None
-            done = 0
-
-            def progress(read: int, _: int) -> None:
-                nonlocal done
-                advance(read - done, 0)
-                done = read
-
-            report = check_topic(data_dir / name, until=end, progress=progress)
-            sound = sound and report.sound
-            if json:
-                _print_json(report)
-                continue
-            unchecked = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
-            verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
-            sys.stdout.write(f"{name}: {verdict}: {report.records:,} records, {report.bytes:,} bytes{unchecked}\n")
-            for finding in report.findings:
-                sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
-    if not sound:
-        raise typer.Exit(1)
 
 
 def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
@@ -494,3 +441,6 @@ def _progress(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[i
     with Progress(*columns, console=console, transient=False) as progress:
         task = progress.add_task(what, total=total, records=0)
         yield lambda size, records: progress.update(task, advance=size, records=records)
+
+
+import penstock.cli.topic_check  # noqa: E402, F401  # its commands join those above

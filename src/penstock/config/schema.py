@@ -123,6 +123,8 @@ class Topics:
     producer_expiry: Seconds = key(604800.0, "forget idempotent producers that were silent this long")
     lease_time: Seconds = key(30.0, "how long a group member may hold a leased range")
     free_space_reserve: Size = key(64 << 20, "refuse appends when the disk has less than this free")
+    scrub_interval: Seconds = key(604800.0, "how often sealed segments are read again and checked; 0 = only when asked")
+    scrub_rate: Size = key(16 << 20, "most bytes read per second for that; 0 = no limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ reorders it, or fails the n-th call with EIO, ENOSPC, a short write or a failed 
 These calls block. Whoever runs on the event loop and may wait long (sync, large reads) calls them from a pool.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -41,6 +42,9 @@ class File(Protocol):
 
     def read_at(self, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`; fewer only at the end of the file."""
+
+    def forget(self, position: int, length: int) -> None:
+        """Let the page cache drop these bytes, as far as they are on disk: the next read comes from there."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -147,6 +151,11 @@ class DiskFile:
         except OSError as error:
             raise storage_error(error, "reading", self.path) from error
         return b"".join(parts)
+
+    def forget(self, position: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):  # not on every system; it is advice, and nothing depends on it
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, size: int) -> None:
         try:

@@ -36,6 +36,7 @@ from crc32c import crc32c
 
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageFailed, StorageFull, Unavailable
 from penstock.storage.fs import File, Fs
+from penstock.topics.check import failing, runs, sidecar
 from penstock.topics.context import Context
 from penstock.topics.durable import Unfinished
 from penstock.topics.layout import (
@@ -50,7 +51,6 @@ from penstock.topics.layout import (
     NO_PRODUCER,
     pack_batch,
     pack_checked,
-    parse_batches,
     sealed_name,
 )
 from penstock.topics.recovery import finish_swap
@@ -261,26 +261,17 @@ def _build(old: Sequence[Segment], wanted: np.ndarray, reserve: int, ending: Cal
 
 def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
     """Everything in the segment must match the checksums that it has."""
-    data, sidecar = segment.file(DATA), segment.file(BATCHES).read_at(0, segment.batches_size)
-    rows, good = parse_batches(sidecar)
-    if not bool(good.all()):
-        raise Damaged(f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted", segment.end)
-    starts, ends, sums = (rows[column].tolist() for column in ("start", "end", "crc"))
-    at = 0
-    while at < len(starts):
-        _refuse_ending(ending)
-        begin = starts[at]
-        stop = at + 1
-        while stop < len(starts) and ends[stop] - begin <= BYTES_AT_ONCE:
-            stop += 1
-        buffer = memoryview(data.read_at(begin, ends[stop - 1] - begin))
-        for i in range(at, stop):
-            if crc32c(buffer[starts[i] - begin : ends[i] - begin]) != sums[i]:
+    data = segment.file(DATA)
+    for _, rows, good in sidecar(segment.file(BATCHES), segment.batches_size):
+        if not bool(good.all()):
+            raise Damaged(f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted", segment.end)
+        for run in runs(rows, BYTES_AT_ONCE):
+            _refuse_ending(ending)
+            for i in failing(data, run):
+                start, end = int(run["start"][i]), int(run["end"][i])
                 raise Damaged(
-                    f"{segment.path(DATA).name}: bytes {starts[i]} to {ends[i]} do not match their checksum",
-                    segment.end,
+                    f"{segment.path(DATA).name}: bytes {start} to {end} do not match their checksum", segment.end
                 )
-        at = stop
 
 
 def _refuse_ending(ending: Callable[[], bool]) -> None:

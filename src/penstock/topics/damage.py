@@ -50,11 +50,12 @@ class Damage:
             self._changed = True
 
     def holes_of(self, base: int) -> tuple[tuple[int, int], ...]:
-        return tuple(
+        found = (
             (int(place["start"]), int(place["end"]))
             for place in self.places
             if place.get("base") == base and "start" in place and "end" in place
         )
+        return tuple(sorted(found))
 
     def note_holes(self, segment: Segment, holes: list[Hole]) -> None:
         name = segment.path(DATA).name
@@ -72,7 +73,7 @@ class Damage:
                 lost_from=hole.lost_from,
                 lost_to=hole.lost_to,
             )
-        segment.holes = tuple((hole.start, hole.end) for hole in holes)
+        segment.holes = self.holes_of(segment.base)
 
     def note_gaps(self, segments: list[Segment]) -> None:
         known = {(place.get("lost_from"), place.get("lost_to")) for place in self.places}

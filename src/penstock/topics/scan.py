@@ -6,7 +6,7 @@ the index, or at last a search through the bytes shows to be a record. What lies
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,7 +35,11 @@ class Scan(NamedTuple):
     holes: list[Hole]
 
 
-def agreeing(data: File, rows: np.ndarray, size: int, start: int) -> int:
+class Readable(Protocol):
+    def read_at(self, position: int, length: int) -> bytes | memoryview: ...
+
+
+def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
     """How many leading index rows describe the records of `data` from `start` on, without a gap in positions."""
     positions = rows["position"].astype(np.int64)
     good, at = 0, start

@@ -8,7 +8,8 @@ Offsets inside a segment may have gaps (compaction), so `row = offset - base` is
 there are none; otherwise the index is searched. Every record handed out by `read` was checked against its own header.
 Where index and data disagree the data is walked from the last place where they agreed: a damaged index costs time, a
 damaged record is `Damaged` with the file, the place and the offset where reading can go on. A hole in the *positions*
-is damage that recovery found; a hole in the *offsets* alone is compaction.
+is damage that recovery found, or a batch that the scrub found to fail its checksum: neither is handed out. A hole in
+the *offsets* alone is compaction.
 
 Files are opened on demand and dropped when idle; a reader that still holds one keeps it alive (the last reference
 closes it), so neither retention nor the idle close can pull a file away from under a transfer.
@@ -143,7 +144,7 @@ class Segment:
         self.batches_size = 0
         self.newest = 0  # append time of the newest record, microseconds
         self.compacted = False  # records were removed from it
-        self.holes: tuple[tuple[int, int], ...] = ()  # byte ranges of data that recovery found damaged
+        self.holes: tuple[tuple[int, int], ...] = ()  # byte ranges of data that were found damaged, in order
         self.on_open: Callable[[Segment], None] | None = None
         self.on_mismatch: Callable[[Segment], None] | None = None  # told when index and data disagree
         self.pinned = False  # being written: its files stay open
@@ -211,6 +212,10 @@ class Segment:
         """Where the record of this row begins; for the row after the last, where the data ends."""
         return int(self.index_rows(row, row + 1)["position"][0]) if row < self.rows else self.data_size
 
+    def row_at(self, position: int) -> int:
+        """The first row whose record begins at or after this position."""
+        return self._search("position", position)
+
     # Reading
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> Batch:
@@ -240,6 +245,8 @@ class Segment:
         if positions[count] - positions[0] > max_bytes:
             count = max(1, int(np.searchsorted(positions, positions[0] + max_bytes, "right")) - 1)
         start, end = int(positions[0]), int(positions[count])
+        if self.holes:
+            count, end = self._before_hole(positions, count, offset)
         if not 0 <= start < end <= self.data_size:
             raise _Mismatch
         buffer = self.file(DATA).read_at(start, end - start)
@@ -301,11 +308,9 @@ class Segment:
         start, count = int(positions[0]), len(positions) - 1
         if positions[count] - start > max_bytes:
             count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
-        for hole, _ in self.holes:
-            if start < hole < positions[count]:
-                count = int(np.searchsorted(positions, hole))
-                positions[count] = hole
         end = int(positions[count])
+        if self.holes:
+            count, end = self._before_hole(positions, count, offset)
         first, last = int(rows["offset"][0]), int(rows["offset"][count - 1])
         if not 0 <= start < end <= self.data_size or self._offset_at(start) != first:
             raise _Mismatch
@@ -341,6 +346,23 @@ class Segment:
                 text = f"{name}: offsets {offset} to {found - 1} are lost, bytes {start} to {end} are damaged"
                 raise Damaged(text, found)
 
+    def _before_hole(self, positions: np.ndarray, count: int, offset: int) -> tuple[int, int]:
+        """How many of these records come before the next hole, and where they end."""
+        start, end = int(positions[0]), int(positions[count])
+        for begin, stop in self.holes:
+            if begin <= start < stop:
+                raise self._in_hole(begin, stop, offset)
+            if start < begin < end:
+                count, end = int(np.searchsorted(positions[: count + 1], begin)), begin
+        return count, end
+
+    def _in_hole(self, begin: int, stop: int, offset: int) -> Damaged:
+        row = self.row_at(stop)
+        resume = int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
+        resume = max(resume, offset + 1)  # also when the index lies: whoever goes on there gets on
+        text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, records go on at offset {resume}"
+        return Damaged(text, resume)
+
     def _offset_at(self, position: int) -> int:
         """The offset in the record header at this position, -1 when there can be none."""
         header = self.file(DATA).read_at(position, HEADER_SIZE) if 0 <= position < self.data_size else b""
@@ -372,6 +394,11 @@ class Segment:
             if end > self.data_size or not expected <= found < self.end:
                 break
             if found >= offset:
+                hole = next(((begin, stop) for begin, stop in self.holes if begin <= at < stop), None)
+                if hole is not None:
+                    if rows:
+                        return rows, at
+                    raise self._in_hole(*hole, offset)
                 size += HEADER_SIZE + length
                 if rows and (size > max_bytes or len(rows) == max_records):
                     return rows, at

@@ -25,6 +25,7 @@ from penstock.topics.context import Context
 from penstock.topics.names import check_name
 from penstock.topics.recovery import create_files, recover
 from penstock.topics.retention import retain
+from penstock.topics.scrub import Scrub
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
@@ -56,6 +57,7 @@ class TopicStore:
         self._creating: dict[str, asyncio.Future[Topic]] = {}
         self._unreadable: dict[str, str] = {}
         self._maintenance: asyncio.Task[None] | None = None
+        self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
         self._running = False
         self._deletions: list[Callable[[Topic], Any]] = []
         metrics.gauge("penstock_topics", "Topics", read=lambda: len(self._topics))
@@ -79,6 +81,7 @@ class TopicStore:
                 self._topics[name] = Topic(name, self.directory / name, self._context, recovered)
         self._running = True
         self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+        await self.scrub.start()
         if names:
             log.info("opened %d topics in %s", len(self._topics), self.directory)
 
@@ -115,6 +118,7 @@ class TopicStore:
             self._maintenance.cancel()
             await asyncio.wait([self._maintenance])
             self._maintenance = None
+        await self.scrub.stop()
         topics = list(self._topics.values())
         for i in range(0, len(topics), OPEN_AT_ONCE):
             await asyncio.gather(*(topic.stop() for topic in topics[i : i + OPEN_AT_ONCE]))

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 
 from penstock.errors import Unavailable
 from penstock.storage.fs import DISK, File, Fs
+from penstock.topics.check import failing, runs
 from penstock.topics.layout import (
     ARCHIVED,
     BATCH_SIZE,
@@ -51,7 +51,6 @@ from penstock.topics.layout import (
 )
 from penstock.topics.scan import agreeing
 
-BATCH_ROWS = 1 << 14
 INDEX_ROWS = 1 << 20
 CHUNK = 16 << 20
 ATTEMPTS = 5  # beside a broker that deletes or swaps segments meanwhile
@@ -267,38 +266,27 @@ class _Verifier:
         return intact
 
     def _batches(self, name: str, batches_name: str, data: File, size: int, rows: np.ndarray) -> None:
-        at = 0
-        for i, row in enumerate(rows):
-            start, end = int(row["start"]), int(row["end"])
-            if end > size:
-                if self.until is None or name != DATA:
-                    self.report.add(
-                        batches_name, i * BATCH_SIZE, f"speaks of bytes {start} to {end}, {name} has {size}"
-                    )
-                return
-            if start != at:
-                self.report.unchecked += self._between(data, at, start)
-            if not self._matches(data, start, end, int(row["crc"])):
-                self.report.add(
-                    name, start, f"bytes {start} to {end} (offsets from {int(row['first'])}) fail their CRC32C"
-                )
-            at = end
-        if at < size:
+        beyond = np.flatnonzero(rows["end"] > size)
+        if len(beyond):
+            i = int(beyond[0])
+            if self.until is None or name != DATA:
+                start, end = int(rows["start"][i]), int(rows["end"][i])
+                self.report.add(batches_name, i * BATCH_SIZE, f"speaks of bytes {start} to {end}, {name} has {size}")
+            rows = rows[:i]
+        ends = np.concatenate([np.zeros(1, np.uint64), rows["end"]])
+        for gap in np.flatnonzero(rows["start"] != ends[:-1]):
+            self.report.unchecked += self._between(data, int(ends[gap]), int(rows["start"][gap]))
+        for run in runs(rows, CHUNK):
+            for i in failing(data, run):
+                start, end, first = (int(run[column][i]) for column in ("start", "end", "first"))
+                self.report.add(name, start, f"bytes {start} to {end} (offsets from {first}) fail their CRC32C")
+        at = int(ends[-1])
+        if at < size and not len(beyond):
             self.report.unchecked += self._between(data, at, size)
             if name != DATA:
                 self.report.add(
                     batches_name, len(rows) * BATCH_SIZE, f"rows are missing: {name} goes on from byte {at}"
                 )
-
-    def _matches(self, data: File, start: int, end: int, wanted: int) -> bool:
-        value = 0
-        while start < end:
-            chunk = data.read_at(start, min(CHUNK, end - start))
-            if not chunk:
-                return False
-            value = crc32c(chunk, value)
-            start += len(chunk)
-        return value == wanted
 
     def _between(self, data: File, start: int, end: int) -> int:
         """Records in a part of the data that no sidecar row covers."""

@@ -25,6 +25,7 @@ All integers are big-endian. A request is `[command u8][length u32][body]`, an a
          0x88           [offset u64]
     0x09 TOPIC_INFO     [topic name]
          0x89           [incarnation 16][first offset u64][next offset u64][bytes u64][segments u32]
+                        [records u64][archived offset u64, all ones: none][policy u8][damaged places u32]
     0x0A DELETE_TOPIC   [topic name]
          0x8A           empty
     0x10 AUTH           [token], the whole body; with authentication on it comes before everything else
@@ -146,6 +147,7 @@ class Info(NamedTuple):
     records: int
     archived: int | None
     policy: str
+    damaged: int = 0  # places that recovery or the scrub found damaged
 
 
 class Lease(NamedTuple):
@@ -215,12 +217,13 @@ class Body:
 
 
 def read_info(view: memoryview) -> Info:
-    """A TOPIC_INFO answer; brokers before compaction end it after the segments."""
+    """A TOPIC_INFO answer; brokers before compaction, or before the scrub, end it earlier."""
     body = Body(view)
     incarnation, first, following, size, segments = body.take(INFO_ANSWER)
     records, archived, policy = body.take(INFO_MORE) if body.more() else (following - first, NO_OFFSET, 0)
+    (damaged,) = body.take(U32) if body.more() else (0,)
     known = None if archived == NO_OFFSET else archived
-    return Info(incarnation, first, following, size, segments, records, known, POLICIES[policy])
+    return Info(incarnation, first, following, size, segments, records, known, POLICIES[policy], damaged)
 
 
 def read_batch(view: memoryview) -> BatchRequest:

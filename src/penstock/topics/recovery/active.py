@@ -95,7 +95,7 @@ class ActiveSegment:
         untouched &= self._match_batches(segment, data, batches, tail)
         if not untouched:
             self._settle(segment, data, index, batches)
-        segment.holes = self.place.damage.holes_of(segment.base) if untouched else segment.holes
+        segment.holes = self.place.damage.holes_of(segment.base)
         self._check_metadata(segment, checkpoint)
         return segment, not untouched
 

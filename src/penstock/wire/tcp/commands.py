@@ -254,7 +254,7 @@ class Commands:
         )
         archived = frames.NO_OFFSET if topic.archived_offset is None else topic.archived_offset
         more = INFO_MORE.pack(topic.records, archived, frames.POLICIES.index(topic.policy))
-        return [frames.answer(Command.TOPIC_INFO, fixed + more)]
+        return [frames.answer(Command.TOPIC_INFO, fixed + more + U32.pack(len(topic.damage)))]
 
     def _find(self, name: str) -> Topic | None:
         """The topic if there is one; a name that can be nobody's is refused."""

@@ -14,6 +14,7 @@ GET    /topics/{topic}/stream            server-sent events from ?offset= (or la
     POST   /topics/{topic}/groups/{group}/commit    {"offset"}
     POST   /topics/{topic}/groups/{group}/lease     {"member", "max_records", "wait_ms"}; 204 when there is nothing
     POST   /topics/{topic}/groups/{group}/complete  {"lease"}, and .../renew {"lease"}
+    GET    /api/v1/scrub                     how far the check of sealed segments is; POST: begin one now
 """
 
 import asyncio
@@ -157,6 +158,13 @@ class TopicsApi:
         name = request.params["topic"]
         await self._topics.delete(name)
         return json_response(Created(name, "deleted"))
+
+    def scrub(self, _: Request) -> Response:
+        return json_response(self._topics.scrub.status())
+
+    def scrub_now(self, _: Request) -> Response:
+        self._topics.scrub.ask()
+        return json_response(self._topics.scrub.status(), 202)
 
     def details(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
@@ -312,6 +320,18 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
     return [
         route("GET", "/topics", api.names, answer=list[str], summary="List the topics"),
         route("POST", "/topics/{topic}", api.create, answer=Created, status=201, summary="Create a topic"),
+        route(
+            "GET", "/api/v1/scrub", api.scrub, answer=dict[str, Any], summary="How far the check of sealed segments is"
+        ),
+        route(
+            "POST",
+            "/api/v1/scrub",
+            api.scrub_now,
+            answer=dict[str, Any],
+            status=202,
+            summary="Check all sealed segments now",
+            role=Role.ADMIN,
+        ),
         route("GET", "/topics/{topic}", api.details, answer=dict[str, Any], summary="Describe a topic"),
         route(
             "DELETE",

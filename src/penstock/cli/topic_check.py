@@ -1,0 +1,126 @@
+"""`penstock topic verify` and `topic scrub`: is what is on disk what was written?"""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from penstock.cli import Token
+from penstock.cli.topic import (
+    DEFAULT_BROKER,
+    DEFAULT_URL,
+    Broker,
+    Json,
+    Url,
+    _print_json,
+    _progress,
+    _session,
+    ask_http,
+    commands,
+)
+from penstock.errors import PenstockError
+
+
+@commands.command()
+def verify(
+    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Default: all.")] = None,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", envvar="PENSTOCK_DATA_DIRECTORY", help="The broker's data directory.")
+    ] = Path("penstock-data"),
+    live: Annotated[bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")] = False,
+    broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
+    json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when something is damaged.
+
+    Examples:
+
+    `penstock topic verify --data-dir /var/lib/penstock`
+
+    `penstock topic verify orders --live --json | jq .findings`
+    """
+    from penstock.topics.verify import verify as check_topic
+
+    try:
+        found = sorted(path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock")
+    except OSError as error:
+        typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
+        raise typer.Exit(1) from None
+    missing = sorted(set(topics or ()) - set(found))
+    if missing:
+        typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
+        raise typer.Exit(1)
+    sound = True
+    with _session(broker, token) as client, _progress(quiet, None, "checking") as advance:
+        for name in topics or found:
+            end = client.info(name).next_offset if live else None
+            done = 0
+
+            def progress(read: int, _: int) -> None:
+                nonlocal done
+                advance(read - done, 0)
+                done = read
+
+            report = check_topic(data_dir / name, until=end, progress=progress)
+            sound = sound and report.sound
+            if json:
+                _print_json(report)
+                continue
+            unchecked = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
+            verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
+            sys.stdout.write(f"{name}: {verdict}: {report.records:,} records, {report.bytes:,} bytes{unchecked}\n")
+            for finding in report.findings:
+                sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
+    if not sound:
+        raise typer.Exit(1)
+
+
+@commands.command()
+def scrub(
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    now: Annotated[bool, typer.Option("--now", help="Begin a pass at once instead of at its time.")] = False,
+    json: Json = False,
+) -> None:
+    """How far the broker's own check of sealed segments is, and what the last one came to. Exit code 1 after findings.
+
+    Example: `penstock topic scrub --now`
+    """
+    try:
+        told = ask_http(url, token, "POST" if now else "GET", "/api/v1/scrub")
+    except PenstockError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(1) from None
+    found = msgspec.json.decode(told)
+    if json:
+        sys.stdout.buffer.write(told + b"\n")
+    else:
+        current, last, due = found["current"], found["last"], found["next"]
+        if current:
+            sys.stdout.write(
+                f"running since {_when(current['started'])}: {_passed(current)}, now at {found['topic']}\n"
+            )
+        if last:
+            sys.stdout.write(f"last pass ended {_when(last['finished'])}: {_passed(last)}\n")
+        if due is not None:
+            sys.stdout.write(f"next pass: {_when(due) if due > time.time() else 'now, or soon after the start'}\n")
+        elif not current:
+            sys.stdout.write("no pass is planned (topics.scrub_interval is 0)\n")
+    if any(one and one["findings"] for one in (found["current"], found["last"])):
+        raise typer.Exit(1)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _passed(one: dict[str, Any]) -> str:
+    unchecked = f" ({one['unchecked_bytes']:,} without a checksum)" if one["unchecked_bytes"] else ""
+    verdict = f"{one['findings']} DAMAGED" if one["findings"] else "sound"
+    return f"{verdict}, {one['segments']:,} segments, {one['bytes']:,} bytes{unchecked}"

@@ -1,0 +1,269 @@
+"""The scrub: sealed segments are read again every so often, slowly, and checked, before anyone needs what has rotted.
+
+A pass goes through the topics by name and their sealed segments in order. A segment is checked in steps of about a
+megabyte: each runs in the pool, then the loop waits as long as `scrub_rate` asks, so the scrub holds no thread while it
+waits and ends as soon as the broker stops. What it reads comes from the disk and leaves the page cache again.
+
+Checked is what `verify` checks of a sealed segment: every batch against its CRC32C, every index row against the record
+it points at, every sidecar row against its own checksum. A batch that fails is read a second time; if it fails again it
+is a hole from then on, as one that recovery finds: told, counted, in `damage.json`, and `Damaged` to whoever reads it.
+
+Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open files, and what it
+found counts only if the topic still has that segment.
+
+`.penstock/scrub.json` says how far the running pass is, and what the last one came to. It is a hint: written now and
+then and not synced; without it, or when it is damaged, a pass begins anew.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.errors import Damaged, StorageFailed, StorageFull
+from penstock.metrics import Metrics
+from penstock.topics.check import Found, SegmentCheck
+from penstock.topics.context import Context
+from penstock.topics.layout import DATA
+from penstock.topics.segment import Segment
+from penstock.topics.topic import Topic
+
+log = logging.getLogger("penstock.topics")
+
+STATE = "scrub.json"
+SAVE_SECONDS = 10.0
+START_SECONDS = 60.0  # a broker that was just started has more urgent things to read
+# Whatever a segment's files may do to the code that reads them: it is told, and the others are checked.
+CANNOT_CHECK = (Damaged, StorageFailed, OSError, ValueError, LookupError, ArithmeticError)
+SHARE = 0.2  # of one core, at most: small batches cost more time than their bytes tell
+
+
+class Pass(msgspec.Struct, kw_only=True):
+    """What a pass came to so far. Times are seconds since 1970."""
+
+    started: float
+    finished: float | None = None
+    segments: int = 0
+    bytes: int = 0  # of data
+    unchecked_bytes: int = 0  # that no checksum covers
+    findings: int = 0  # that were not known before
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The contents of `scrub.json`."""
+
+    current: Pass | None = None
+    last: Pass | None = None
+    topic: str = ""  # the current pass is done with this topic's segments up to `base`, and with the topics before it
+    base: int = -1
+
+
+class Topics(Protocol):
+    """Where they are had from: the store."""
+
+    def names(self) -> list[str]: ...
+
+    def get(self, name: str) -> Topic | None: ...
+
+
+class Scrub:
+    """The task in the background."""
+
+    def __init__(self, context: Context, private: Path, topics: Topics, metrics: Metrics) -> None:
+        self._context, self._topics = context, topics
+        self._path = private / STATE
+        self._state = State()
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._next_step = 0.0
+        self._saved = 0.0
+        self._bytes = metrics.counter(
+            "penstock_topic_scrubbed_bytes_total", "Bytes of sealed segments read and checked"
+        )
+        metrics.gauge("penstock_topic_scrub_running", "Whether a scrub is under way", read=lambda: self.running)
+        metrics.gauge(
+            "penstock_topic_scrub_finished_seconds",
+            "When the last whole scrub ended, seconds since 1970",
+            read=lambda: (self._state.last.finished or 0) if self._state.last else 0,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self._state.current is not None
+
+    async def start(self) -> None:
+        self._state = await self._context.run(self._load)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+            if self.running:
+                await self._save()
+
+    def ask(self) -> None:
+        """Begin a pass now, unless one is under way."""
+        self._asked.set()
+
+    def status(self) -> dict[str, Any]:
+        state, settings = self._state, self._context.settings
+        topics = (self._topics.get(name) for name in self._topics.names())
+        total = sum(segment.data_size for topic in topics if topic for segment in topic.segments[:-1])
+        return {
+            "running": self.running,
+            "interval": settings.scrub_interval,
+            "rate": settings.scrub_rate,
+            "topic": state.topic if self.running else None,
+            "base": state.base if self.running else None,
+            "sealed_bytes": total,
+            "current": msgspec.to_builtins(state.current),
+            "last": msgspec.to_builtins(state.last),
+            "next": self._due() if not self.running and settings.scrub_interval else None,
+        }
+
+    # The schedule
+
+    def _due(self) -> float:
+        last = self._state.last
+        return last.started + self._context.settings.scrub_interval if last else 0.0
+
+    async def _run(self) -> None:
+        await self._wait(START_SECONDS)
+        while True:
+            current = self._state.current
+            if current is None:
+                await self._wait_until_due()
+                current = Pass(started=self._context.clock())
+                self._state = State(current=current, last=self._state.last)
+            try:
+                await self._pass(self._state, current)
+            except (StorageFull, StorageFailed) as error:
+                log.error("the scrub was interrupted and goes on in a minute: %s", error)
+                await self._wait(START_SECONDS)
+
+    async def _wait_until_due(self) -> None:
+        interval = self._context.settings.scrub_interval
+        while not self._asked.is_set():
+            left = self._due() - self._context.clock() if interval else 3600.0
+            if left <= 0:
+                break
+            await self._wait(min(left, 3600.0))  # the clock may be set meanwhile
+        self._asked.clear()
+
+    async def _wait(self, seconds: float) -> None:
+        """That long, or until someone asks for a pass."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+
+    async def _pass(self, state: State, current: Pass) -> None:
+        for name in [name for name in self._topics.names() if name >= state.topic]:
+            if name != state.topic:
+                state.topic, state.base = name, -1
+            while (found := self._following(name, state.base)) is not None:
+                topic, segment = found
+                await self._segment(topic, segment, current)
+                state.base = segment.base
+                if time.monotonic() - self._saved > SAVE_SECONDS:
+                    await self._save()
+        current.finished = self._context.clock()
+        state.current, state.last = None, current
+        self._asked.clear()
+        await self._save()
+        if current.segments:
+            log.info(
+                "scrub: %d segments, %d bytes checked, %d findings", current.segments, current.bytes, current.findings
+            )
+
+    def _following(self, name: str, base: int) -> tuple[Topic, Segment] | None:
+        topic = self._topics.get(name)
+        if topic is None or topic.ending:
+            return None
+        segment = next((segment for segment in topic.segments[:-1] if segment.base > base), None)
+        return (topic, segment) if segment is not None else None
+
+    # A segment
+
+    async def _segment(self, topic: Topic, segment: Segment, current: Pass) -> None:
+        check = SegmentCheck(segment)
+        cold = not segment.open_files
+        steps = check.steps()
+        try:
+            while _is_of(topic, segment):
+                read, busy = await self._context.run(_step, steps)
+                if read < 0:
+                    break
+                self._bytes.add(read)
+                await self._pause(read, busy)
+            else:
+                return  # deleted or swapped: what was found in it is of no use
+        except CANNOT_CHECK as error:
+            if not _is_of(topic, segment):
+                return
+            name = segment.path(DATA).name
+            check.found.append(Found(name, 0, f"cannot be checked: {error}", {}))
+        if not _is_of(topic, segment):
+            return
+        if cold and not segment.pinned:
+            segment.forget_files()
+            self._context.open_files.closed(segment)
+        current.segments += 1
+        current.bytes += segment.data_size
+        current.unchecked_bytes += check.unchecked
+        await self._report(topic, segment, check.found, current)
+
+    async def _pause(self, read: int, busy: float) -> None:
+        rate = self._context.settings.scrub_rate
+        now = time.monotonic()
+        owed = max(read / rate, busy / SHARE) if rate else 0.0
+        self._next_step = max(now, self._next_step) + owed
+        await asyncio.sleep(self._next_step - now)
+
+    async def _report(self, topic: Topic, segment: Segment, found: list[Found], current: Pass) -> None:
+        damage = topic.findings
+        known = {(place.get("file"), place.get("position")) for place in damage.places}
+        for one in found:
+            if (one.file, one.position) not in known:
+                current.findings += 1
+                outcome = "lost" if one.lost else "damaged"
+                text = f"{one.file}: {one.what} (scrub, byte {one.position})"
+                damage.report(outcome, text, file=one.file, position=one.position, **one.lost)
+        segment.holes = damage.holes_of(segment.base)
+        await self._context.run(damage.write)
+
+    # scrub.json
+
+    def _load(self) -> State:
+        try:
+            return msgspec.json.decode(self._context.fs.read(self._path), type=State)
+        except FileNotFoundError:
+            return State()
+        except (msgspec.MsgspecError, StorageFailed) as error:
+            log.warning("%s cannot be read, the scrub begins anew: %s", self._path.name, error)
+            return State()
+
+    async def _save(self) -> None:
+        self._saved = time.monotonic()
+        data = msgspec.json.encode(self._state)
+        try:
+            await self._context.run(self._context.fs.replace, self._path, data, sync=False)
+        except (StorageFull, StorageFailed) as error:
+            log.warning("how far the scrub is could not be noted: %s", error)
+
+
+def _is_of(topic: Topic, segment: Segment) -> bool:
+    return not topic.ending and any(other is segment for other in topic.segments)
+
+
+def _step(steps: Iterator[int]) -> tuple[int, float]:
+    """Bytes read (-1: that was all), and the processor time it took."""
+    began = time.thread_time()
+    read = next(steps, -1)
+    return read, time.thread_time() - began
