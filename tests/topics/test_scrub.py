@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.topic import commands
 from penstock.errors import Damaged
 from penstock.topics import check, scrub
 from penstock.topics.layout import BATCH_SIZE, COMPACT
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs
+from tests.support.served import serving
 from tests.support.topics import Clock, bits, everything, run, running
 from tests.support.wait import eventually
 
@@ -243,5 +246,33 @@ def test_stopping_does_not_wait_for_a_slow_pass(tmp_path: Path) -> None:
             await eventually(lambda: store.scrub.running)
             async with asyncio.timeout(5):
                 await store.stop()
+
+    run(body())
+
+
+def test_people_see_progress_and_findings_over_http_and_on_the_command_line(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with serving(tmp_path, scrub_interval=1000) as served:
+            await fill(served.topics)
+            flip(tmp_path / "t" / f"data-{FIRST}.log", 20)
+
+            async def said(*arguments: str) -> tuple[int, str]:
+                run_in = asyncio.get_running_loop().run_in_executor
+                done = await run_in(None, lambda: CliRunner().invoke(commands, list(arguments)))
+                return done.exit_code, done.stdout
+
+            at = ("--url", served.http.url)
+            assert await said("scrub", *at) == (0, "next pass: now, or soon after the start\n")
+            code, told = await said("scrub", "--now", "--json", *at)
+            assert (code, json.loads(told)["interval"]) == (0, 1000)
+            last = await eventually(lambda: served.topics.scrub.status()["last"])
+            code, told = await said("scrub", *at)
+            assert (code, "1 DAMAGED, 2 segments" in told, "next pass: 20" in told) == (1, True, True), told
+            assert last["findings"] == 1
+            _, told = await said("describe", "t", "--json", "--broker", served.address)
+            assert json.loads(told)["damaged_places"] == 1
+            assert served.metrics.values_of("penstock_topic_scrubbed_bytes_total")[()] > 0
+            code, told = await said("scrub", "--url", "http://127.0.0.1:9")
+            assert code == 1
 
     run(body())

@@ -324,9 +324,10 @@ def test_a_waiting_fetch_hears_that_its_topic_is_deleted(tmp_path: Path) -> None
 def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
     async def body(served: Served, wire: Wire) -> None:
         await wire.ask(BATCH, batch_body("a", [b"x", b"y"]))
-        fields = struct.unpack(">16sQQQIQQB", (await wire.ask(INFO, named("a")))[2])
-        incarnation, first, following, size, segments, records, archived, policy = fields
+        fields = struct.unpack(">16sQQQIQQBI", (await wire.ask(INFO, named("a")))[2])
+        incarnation, first, following, size, segments, records, archived, policy, damaged = fields
         assert (first, following, segments, records, archived, policy) == (0, 2, 1, 2, (1 << 64) - 1, 0)
+        assert damaged == 0
         assert size >= 26
         assert incarnation.hex() == served.topics.require("a").incarnation
         assert await wire.ask(AT, named("a") + struct.pack(">q", 0)) == (0x88, OK, u64(0))
