@@ -1,4 +1,4 @@
-"""The scrub: what rotted on disk is found, told and refused; it goes on after a restart and beside swaps and deletions."""
+"""The scrub: what rotted on disk is found, told and refused; it goes on after a restart and beside swaps, deletions."""
 
 import asyncio
 import errno
