@@ -45,6 +45,10 @@ class Counter:
     def value(self, *label_values: str) -> float:
         return self.values.get(label_values, 0)
 
+    def forget(self, first_label: str) -> None:
+        """Show no more what has this value of the first label."""
+        self.values = {labels: value for labels, value in self.values.items() if labels[:1] != (first_label,)}
+
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
         for labels, value in self.values.items():

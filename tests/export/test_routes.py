@@ -79,7 +79,7 @@ def test_every_record_arrives_whatever_the_destination_does(tmp_path: Path, faul
                 answered.sort()
             assert answered == list(range(95)), "order is kept with one worker"
             for received in destination.ledger:  # duplicates carry the same key
-                assert received.key == f"r-{received.ids[0] // 10 + 1}"
+                assert received.key.startswith(f"r-{received.ids[0] // 10 + 1}-")
             assert books(route)["delivered"] == 95
             assert_balanced(route)
         destination.close()
@@ -153,7 +153,9 @@ def test_a_cut_batch_does_not_repeat_what_went_through_and_keeps_its_keys(tmp_pa
             await delivered(route)
             assert destination.ids == [0, 1, 2, 4, 5, 6, 7, 8, 9]
             assert len({received.key for received in destination.ledger}) == len(destination.ledger)
-            assert destination.keys.count("r-1-5-9") == 3, "the same part, the same key, at every attempt"
+            part = [key for key in destination.keys if key.endswith("-5-9")]
+            assert len(part) == 3
+            assert len(set(part)) == 1, "the same part, the same key, at every attempt"
             assert_balanced(route)
 
     asyncio.run(body())
@@ -199,7 +201,7 @@ def test_max_attempts_and_max_age_end_in_the_dead_letters(tmp_path: Path):
                 await delivered(route)
                 [letter] = await route.letters()
                 assert (letter.reason, letter.attempts) == ("attempts", 3)
-                assert destination.keys.count("r-1") == 3
+                assert [key.split("-")[1] for key in destination.keys] == ["1", "1", "1", "2"]
                 assert destination.ids == [2]
                 assert_balanced(route)
         clock = FakeClock()

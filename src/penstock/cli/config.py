@@ -52,8 +52,10 @@ def check_command(file: Annotated[Path, typer.Argument(help="YAML file to check.
 
     Example: `penstock config check penstock.yaml`
     """
+    from penstock.export.spec import parse_routes
+
     try:
-        load(file, environ={})
+        parse_routes(load(file, environ={}).config)
     except ConfigError as error:
         _refuse(error)
     typer.echo(f"{file} is fine")

@@ -5,6 +5,7 @@ given is converted by its field's type. All mistakes of a load are collected, so
 """
 
 import difflib
+import math
 import os
 import types
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,17 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 
 from penstock.config.schema import Config
-from penstock.config.values import format_duration, format_size, parse_duration, parse_size
+from penstock.config.values import format_duration, format_size, parse_duration, parse_share, parse_size
 from penstock.errors import ConfigError
 
 # Read by the command line, the client and the tests.
 NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_BROKER", "PENSTOCK_TOKEN", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")
 Section = TypeVar("Section")
+_EXPECTED = {
+    "size": "a size such as 4096, 256Ki or 1Gi",
+    "duration": "a duration such as 5, 100ms or 5m",
+    "share": "a share between 0 and 1, such as 0.1 or 10%",
+}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -101,9 +107,20 @@ def build(kind: type[Section], tree: Mapping[str, Any], origin: str, base: Secti
     return made
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, in which no key may be given twice: of two routes with one name, neither would be missed."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        given = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for at, name in enumerate(given):
+            if name in given[:at]:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -214,9 +231,10 @@ def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
             return parse_size(value)
         if tag == "duration":
             return parse_duration(value)
+        if tag == "share":
+            return parse_share(value)
     except ValueError:
-        expected = "a size such as 4096, 256Ki or 1Gi" if tag == "size" else "a duration such as 5, 100ms or 5m"
-        raise _Wrong(expected) from None
+        raise _Wrong(_EXPECTED[tag]) from None
     if tag == "milliseconds" and isinstance(value, str) and not value.strip().isdigit():
         try:
             return int(parse_duration(value) * 1000)
@@ -243,7 +261,7 @@ def _convert_plain(value: Any, kind: type) -> Any:
         return number
     if kind is float:
         try:
-            if isinstance(value, bool):
+            if isinstance(value, bool) or not math.isfinite(float(value)):
                 raise ValueError
             return float(value)
         except (TypeError, ValueError):
@@ -274,7 +292,7 @@ def _display(value: Any, annotation: Any) -> str:
             return format_size(value)
         if tag == "duration":
             return format_duration(value)
-    if get_origin(annotation) is dict and get_args(annotation)[1] is str:
+    if get_origin(annotation) is dict:  # keys, and routes with their addresses and headers
         return "{" + ", ".join(f"{name}: ***" for name in value) + "}"
     if value is None:
         return ""

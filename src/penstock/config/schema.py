@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 Size = Annotated[int, "size"]  # bytes: 4096, 256Ki, 1Gi
 Seconds = Annotated[float, "duration"]  # seconds: 5, 100ms, 1h30m
+Share = Annotated[float, "share"]  # a part of a whole: 0.1 or 10%
 Milliseconds = Annotated[int, "milliseconds"]  # the seeds' names that end in _ms: plain milliseconds
 Secret = Annotated[str, "secret"]  # masked wherever configuration is shown
 
@@ -216,7 +217,7 @@ class SendQueue:
     )
     failover_max_bytes: Size = key(256 << 20, "the same in bytes")
     drain_order: Literal["fifo", "newest_first", "mixed"] = key("fifo", "which batches go first")
-    fresh_share: float = key(0.5, "under `mixed`: share of sends that go to the newest while a backlog drains")
+    fresh_share: Share = key(0.5, "under `mixed`: share of sends that go to the newest while a backlog drains")
     catchup_rate: float = key(0.0, "most batches per second taken from a backlog on disk; 0 = no limit")
     max_attempts: int = key(0, "failed sends after which a batch goes to the dead letters; 0 = never")
     max_age: Seconds = key(0.0, "age at which a batch goes to the dead letters; 0 = never")
@@ -225,10 +226,10 @@ class SendQueue:
     global_send_limit: int = key(0, "sends in flight in all; 0 = eight times the number of cores")
     retry_interval: Seconds = key(5.0, "first retry delay")
     max_retry_delay: Seconds = key(300.0, "longest retry delay")
-    memory_percent: float = key(0.0, "size the queue as a share of memory; 0 = use max_bytes")
-    memory_limit_ratio: float = key(0.85, "share of the (cgroup) memory limit counted as ours")
+    memory_percent: Share = key(0.0, "size the queue as a share of memory; 0 = use max_bytes")
+    memory_limit_ratio: Share = key(0.85, "share of the (cgroup) memory limit counted as ours")
     adaptive_enabled: bool = key(True, "shrink the memory layer when memory is short")
-    target_utilization: float = key(0.85, "utilisation adaptive sizing aims at")
+    target_utilization: Share = key(0.85, "utilisation adaptive sizing aims at")
     backoff: Backoff = section(Backoff, "exponential backoff")
     circuit_breaker: CircuitBreaker = section(CircuitBreaker, "circuit breaker")
     pipeline_split: PipelineSplit = section(PipelineSplit, "preparers and senders")

@@ -1,5 +1,6 @@
-"""Sizes and durations as people write them: `256Ki`, `1Gi`, `100ms`, `5m`."""
+"""Sizes, durations and shares as people write them: `256Ki`, `1Gi`, `100ms`, `5m`, `10%`."""
 
+import math
 import re
 from decimal import Decimal
 
@@ -12,7 +13,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 def parse_size(text: str | int | float) -> int:
     """Bytes in `text`: a number, or one with Ki/Mi/Gi/Ti/Pi (1024) or K/M/G/T/P (1000)."""
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if text < 0 or text != int(text):
+        if not math.isfinite(text) or text < 0 or text != int(text):
             raise ValueError(text)
         return int(text)
     match = _SIZE.fullmatch(str(text).strip())
@@ -28,7 +29,7 @@ def parse_size(text: str | int | float) -> int:
 def parse_duration(text: str | int | float) -> float:
     """Seconds in `text`: a number (seconds), or `100ms`, `5m`, `1h30m`."""
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if text < 0:
+        if not math.isfinite(text) or text < 0:
             raise ValueError(text)
         return float(text)
     text = str(text).strip()
@@ -37,6 +38,17 @@ def parse_duration(text: str | int | float) -> float:
     if not text or _DURATION.sub("", text).strip():
         raise ValueError(text)
     return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+
+
+def parse_share(text: str | int | float) -> float:
+    """A part of a whole, 0 to 1: `0.1`, or `10%`."""
+    if isinstance(text, bool):
+        raise ValueError(text)
+    number, percent = (text.strip(), text.strip().endswith("%")) if isinstance(text, str) else (text, False)
+    share = float(str(number).removesuffix("%")) / (100 if percent else 1)
+    if not 0 <= share <= 1:  # also false for what is no number
+        raise ValueError(text)
+    return share
 
 
 def format_size(size: int) -> str:

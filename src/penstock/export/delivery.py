@@ -1,8 +1,12 @@
 """One leased block on its way: sent whole, or cut in halves until what is bad stands alone, settled or given back.
 
 A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in the middle, always
-the same way, and each part has its own key (`<route>-<sequence>-<first>-<last>`), so that after a crash the same parts
-are sent under the same keys. What is still to be sent is kept on the block: a retry does not repeat what went through.
+the same way, and each part has its own key (`<route>-<sequence>-<tag>-<first>-<last>`), so that after a crash the same
+parts are sent under the same keys. What is still to be sent is kept on the block: a retry does not repeat what went
+through.
+
+The tag is the queue's life and the checksum of the stored body. Sequence numbers begin anew with a new queue, and after
+power loss a number may go to other records; a destination that remembers keys would take those for known and drop them.
 """
 
 import asyncio
@@ -10,6 +14,8 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
+
+import crc32c
 
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import StorageFailed, StorageFull
@@ -45,6 +51,7 @@ class Delivery:
         self._route, self._queue, self._destination = route, queue, destination
         self._dead_letters, self._backoff, self._settings = dead_letters, backoff, settings
         self._limit, self._pool, self._clock, self._metrics, self._pause = limit, pool, clock, metrics, pause
+        self.life = 0  # of the queue, 32 bits; the route knows it
         self.inflight = 0
         self.latency = 0.0  # moving average, seconds
         self.throttled = 0  # answers that asked for less (429, time-outs), ever
@@ -52,8 +59,12 @@ class Delivery:
 
     async def prepare(self, block: Block) -> Prepared:
         """The whole block as a batch and what the destination makes of it."""
-        batch = Batch(f"{self._route}-{block.sequence}", block.body, block.records, block.encoding, block.compression)
+        batch = Batch(self.key_of(block), block.body, block.records, block.encoding, block.compression)
         return batch, await self._prepared(batch)
+
+    def key_of(self, block: Block) -> str:
+        """The same at every attempt, in this process and the next."""
+        return f"{self._route}-{block.sequence}-{self.life:08x}{crc32c.crc32c(block.body):08x}"
 
     async def try_prepare(self, block: Block) -> Prepared | None:
         """The same, or None when it fails: whoever sends it meets the error again and knows what to do about it."""
@@ -68,8 +79,9 @@ class Delivery:
             return self._destination.prepare(batch)
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._destination.prepare, batch)
 
-    async def deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> None:
-        """Send the block and settle it, or give it back. Never raises for what a destination or a disk does."""
+    async def deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> bool:
+        """Send the block and settle it, or give it back; False when the destination refused for a reason that is not
+        the block's. Never raises for what a destination or a disk does."""
         retried = block.attempts > 0
         if retried:
             self._metrics.add("queue_retry_total")
@@ -91,6 +103,7 @@ class Delivery:
             self._queue.give_back(block, attempted=False)  # it says nothing about the batch
             permit.release()
             self._pause(str(error))
+            return False
         except (StorageFull, StorageFailed) as error:  # the dead letters could not be written
             self._queue.give_back(block, attempted=False)
             permit.release()
@@ -102,6 +115,7 @@ class Delivery:
         except Exception as error:  # a fault in a destination's own code must not stop the route in silence
             log.exception("route %s: sending batch %d failed unexpectedly", self._route, block.sequence)
             await self._failed(block, permit, Retry("internal", repr(error)))
+        return True
 
     async def _failed(self, block: Block, permit: Permit, error: Retry) -> None:
         self._note(str(error), error.kind)
@@ -144,7 +158,7 @@ class Delivery:
         whole = Batch("", block.body, block.records, block.encoding, block.compression)
         while block.todo:
             start, stop = block.todo[-1]
-            key = f"{self._route}-{block.sequence}-{start}-{stop - 1}"
+            key = f"{self.key_of(block)}-{start}-{stop - 1}"
             batch = await asyncio.get_running_loop().run_in_executor(self._pool, whole.part, start, stop, key)
             try:
                 await self._send(batch, await self._prepared(batch))

@@ -189,6 +189,8 @@ class FastQueue:
         self._number(blocks)
         self._memory.add(blocks, written=False)
         self._accepted(blocks)
+        if self.store is not None:  # what a kill loses is counted, and its numbers are not used again
+            self.store.accepted()
         if self.store is not None and self._memory.full:
             self._spill_wanted = True
             self._kick()

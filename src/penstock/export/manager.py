@@ -1,8 +1,9 @@
 """Exports: all routes of a process, those of the configuration and those made over the API.
 
 A route made over the API is kept in its own directory (`route.json`), and is there again after a restart. A route of
-the configuration cannot be deleted over the API: it would come back. A route that cannot start (a damaged disk, a lock
-held by another process) is reported and does not keep the others, or the broker, from running.
+the configuration cannot be deleted over the API: it would come back. A route that cannot start (a disk that cannot be
+written, a lock held by another process) is reported and tried again until it can; it does not keep the others, or the
+broker, from running.
 """
 
 import asyncio
@@ -14,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
-from penstock.errors import ConfigError, Conflict, InvalidRequest, NotFound, PenstockError
+from penstock.errors import ConfigError, Conflict, InvalidRequest, NotFound, PenstockError, StorageFailed
 from penstock.export.clock import Clock
 from penstock.export.ports import QueuePort, TopicsPort
 from penstock.export.routes import STATE, Route, Surroundings
-from penstock.export.spec import parse_route
+from penstock.export.spec import RouteSpec, parse_route, parse_routes
 from penstock.export.telemetry import ExportMetrics
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
+from penstock.storage.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 SENDS_PER_CORE = 8
+START_AGAIN = 10.0  # seconds until routes that could not start are tried again
 
 
 class Exports:
@@ -47,49 +50,63 @@ class Exports:
         self._routes: dict[str, Route] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
         self._metrics = ExportMetrics(metrics, lambda: list(self._routes.values()))
-        self._configured = {
-            name: parse_route(name, tree, self._settings) for name, tree in sorted(config.routes.items())
-        }
+        self._configured = parse_routes(config)
         self._changing = asyncio.Lock()
+        self._starter: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         if not self._settings.enabled:
             log.warning("exporter.queue.enabled is false: no route runs")
             return
-        for spec in self._configured.values():
-            await self._start(self._make(spec.name, None, spec))
-        for name, definition in (await self._in_pool(self._stored)).items():
-            try:
-                await self._start(self._make(name, definition, parse_route(name, definition, self._settings)))
-            except PenstockError as error:
-                self._failed(name, error)
+        for name, definition in (await self._definitions()).items():
+            await self._start(name, definition)
+        self._starter = asyncio.create_task(self._start_again())
 
     async def stop(self) -> None:
         """All routes at once, within one deadline."""
+        if self._starter is not None:
+            self._starter.cancel()
+            await asyncio.gather(self._starter, return_exceptions=True)
         deadline = self._around.clock.monotonic() + self._shutdown
         await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
         self._routes.clear()
 
-    def _make(self, name: str, definition: dict[str, Any] | None, spec: Any) -> Route:
+    async def _definitions(self) -> dict[str, dict[str, Any] | None]:
+        """All routes there should be; None for those of the configuration."""
+        return {**dict.fromkeys(self._configured), **await self._in_pool(self._stored)}
+
+    def _make(self, name: str, definition: dict[str, Any] | None) -> Route:
+        if definition is None:
+            spec: RouteSpec = self._configured[name]
+        else:
+            spec = parse_route(name, definition, self._settings)
         return Route(spec, self.directory / name, self._around, self._metrics.of(name), definition=definition)
 
-    async def _start(self, route: Route) -> None:
+    async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
         try:
+            route = self._make(name, definition)
             await route.start()
         except (PenstockError, OSError) as error:
-            self._failed(route.name, error)
+            if self.failed.get(name) != str(error):
+                log.error("route %s cannot start, trying again: %s", name, error)
+            self.failed[name] = str(error)
             return
-        self._routes[route.name] = route
+        self.failed.pop(name, None)
+        self._routes[name] = route
         log.info(
             "route %s runs, to %s, with %d batches queued",
-            route.name,
+            name,
             route.destination.describe(),
             route.queue.fast.count,
         )
 
-    def _failed(self, name: str, error: Exception) -> None:
-        self.failed[name] = str(error)
-        log.error("route %s cannot start: %s", name, error)
+    async def _start_again(self) -> None:
+        while True:
+            await self._around.clock.sleep(START_AGAIN)
+            async with self._changing:
+                for name, definition in (await self._definitions()).items() if self.failed else ():
+                    if name in self.failed:
+                        await self._start(name, definition)
 
     def _stored(self) -> dict[str, dict[str, Any]]:
         """Definitions of the routes made over the API."""
@@ -128,32 +145,43 @@ class Exports:
 
     async def create(self, name: str, definition: dict[str, Any]) -> Route:
         async with self._changing:
-            if name in self._routes or name in self._configured:
+            if name in self._routes or name in self._configured or name in self.failed:
                 raise Conflict(f"there is a route {name} already")
             if not self._settings.enabled:
                 raise Conflict("exporter.queue.enabled is false: no route runs")
             try:
-                route = self._make(name, definition, parse_route(name, definition, self._settings))
+                route = self._make(name, definition)
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from error
-            await route.start()
-            await route.save()
-            self.failed.pop(name, None)
+            try:
+                await route.start()
+                await route.save()  # or it would be gone after a restart, and what was pushed to it with it
+            except OSError as error:
+                raise StorageFailed(f"route {name} cannot be made: {error}") from error
+            except PenstockError:
+                await route.stop()
+                raise
             self._routes[name] = route
             return route
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Stop the route and remove its directory. What is queued is lost, so that takes `force`."""
         async with self._changing:
-            route = self.get(name)
             if name in self._configured:
                 raise Conflict(f"route {name} is part of the configuration: remove it there")
+            if name in self.failed and force:
+                with DirectoryLock(self.directory / name, "send queue"):  # not from under another process
+                    await self._in_pool(self._around.fs.remove_tree, self.directory / name)
+                del self.failed[name]
+                return
+            route = self.get(name)
             left = route.queue.fast.state.queued
             if left and not force:
                 raise Conflict(f"route {name} still holds {left} records: drain it, or delete with force")
             del self._routes[name]
             await route.stop()
             await self._in_pool(self._around.fs.remove_tree, self.directory / name)
+            self._metrics.forget(name)
 
     async def _in_pool(self, call: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._around.pool, call, *arguments)

@@ -1,7 +1,8 @@
 """A route: source, send queue, workers and destination of one name, put together and kept running.
 
-Its directory holds the queue, the dead letters, and `route.json`: whether it is paused and why, whether it drains, the
-incarnations of the topic it reads, and its definition when it was made over the API rather than by the configuration.
+Its directory holds the queue, the dead letters, and `route.json`: whether it is paused, by whom and why, whether it
+drains, the incarnations of the topic it reads, the life of its queue (a number made with the queue, part of the keys of
+batches), and its definition when it was made over the API rather than by the configuration.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from penstock.export.clock import Clock
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
 from penstock.export.destinations import Destination
+from penstock.export.gate import Gate
 from penstock.export.ports import QueuePort, TopicsPort
 from penstock.export.sendqueue import Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
@@ -31,6 +33,7 @@ from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.export")
 STATE = "route.json"
+SAVE_AGAIN = 5.0  # seconds until state that could not be saved is tried again
 
 
 @dataclass(slots=True)
@@ -58,8 +61,8 @@ class Route:
     ) -> None:
         self.name, self.spec, self.directory = spec.name, spec, directory
         self.definition = definition  # kept in route.json when it came over the API
-        self.paused: str | None = None  # why, while it is
         self.draining = False  # on somebody's order: takes nothing new
+        self._unsaved = False  # route.json is behind
         self._stopping = False
         self._around, self._metrics = around, metrics
         settings = spec.queue
@@ -82,6 +85,10 @@ class Route:
             lambda: metrics.add("circuit_breaker_open_total"),
             lambda: metrics.add("circuit_breaker_rejected_total"),
         )
+        self.gate = Gate(
+            around.clock, first=settings.circuit_breaker.reset_timeout or 30.0, longest=settings.max_retry_delay
+        )
+        self.gate.on_open = self._went_on
         self.backoff = Backoff(
             enabled=settings.backoff.enabled,
             base=settings.retry_interval,
@@ -103,25 +110,31 @@ class Route:
             metrics,
             self._denied,
         )
-        self.workers = Workers(settings, self.queue, self.delivery, self.breaker, self.backoff, around.clock)
+        self.workers = Workers(settings, self.queue, self.delivery, self.gate, self.breaker, self.backoff, around.clock)
         self._source: Source | None = None
         self._reader: asyncio.Task[None] | None = None
         self._incarnations: list[str] = []
-        self._saving: set[asyncio.Task[None]] = set()
+        self._life = 0
+        self._saving = asyncio.Lock()
+        self._later: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         await self.queue.start()
         try:
-            await self._in_pool(self._load)
+            self._take_up(await self._in_pool(self._load))
             await self._in_pool(self.dead_letters.open)
             await self.destination.start()
+            self._source = self._make_source()
+            if not self._life:
+                self._life = random.getrandbits(32)
+                await self._remember()
         except BaseException:
+            self.gate.stop()
             await self.queue.stop()
             raise
-        if self.paused:
-            self.workers.resumed.clear()
+        # A queue in memory numbers its batches from 1 at every start: the life is this process's.
+        self.delivery.life = random.getrandbits(32) if self.spec.queue.type == "memory" else self._life
         self.workers.start()
-        self._source = self._make_source()
         if not self.draining:
             self._read()
 
@@ -182,11 +195,13 @@ class Route:
     async def stop(self, deadline: float | None = None) -> None:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
+        self.gate.stop()
         await self._stop_reading()
         await self.workers.stop(self._around.clock.monotonic() if deadline is None else deadline)
         await self.destination.stop()
-        if self._saving:
-            await asyncio.gather(*self._saving, return_exceptions=True)
+        await asyncio.gather(*self._later)
+        if self._unsaved:
+            await self._remember()
         await self._in_pool(self.dead_letters.close)
         try:
             await self.queue.stop()
@@ -202,38 +217,42 @@ class Route:
         blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
         return await self.queue.push(blocks)
 
-    async def pause(self, reason: str = "by hand") -> None:
-        self._pause(reason)
-        await self._save()
+    @property
+    def paused(self) -> str | None:
+        """Why, while it is."""
+        return self.gate.reason
 
-    def _pause(self, reason: str) -> None:
-        self.paused = reason
-        self.workers.resumed.clear()
+    async def pause(self, reason: str = "by hand") -> None:
+        self.gate.close(reason, refused=False)
         log.warning("route %s is paused: %s", self.name, reason)
+        await self._remember()
 
     def _denied(self, reason: str) -> None:
         if self.paused is None:
-            self._pause(f"{self.destination.describe()} {reason}")
-            task = asyncio.create_task(self._save())
-            self._saving.add(task)
-            task.add_done_callback(self._saving.discard)
+            reason = f"{self.destination.describe()} {reason}"
+            self.gate.close(reason, refused=True)
+            log.warning("route %s is paused, and tries again now and then: %s", self.name, reason)
+            self._remember_soon()
+
+    def _went_on(self) -> None:
+        log.warning("route %s goes on: the destination refuses no more", self.name)
+        self._remember_soon()
 
     async def resume(self) -> None:
         """Go on, at once: also ends a drain, and a backoff."""
-        self.paused, self.draining = None, False
+        self.draining = False
         self.backoff.reset()
-        self.workers.resumed.set()
+        self.gate.open()
         self._read()
-        await self._save()
+        await self._remember()
 
     async def drain(self) -> None:
         """Take nothing new and deliver what there is; `resume` ends it."""
         self.draining = True
         await self._stop_reading()
-        self.paused = None
         self.backoff.reset()
-        self.workers.resumed.set()
-        await self._save()
+        self.gate.open()
+        await self._remember()
 
     async def letters(self) -> list[DeadLetter]:
         letters: list[DeadLetter] = await self._in_pool(self.dead_letters.letters)
@@ -261,35 +280,69 @@ class Route:
     async def generation_of(self, incarnation: str) -> int:
         if incarnation not in self._incarnations:
             self._incarnations.append(incarnation)
-            await self._save()
+            try:
+                await self.save()
+            except (StorageFull, StorageFailed):
+                self._incarnations.remove(incarnation)
+                raise
         return self._incarnations.index(incarnation)
 
-    def _load(self) -> None:
+    def _load(self) -> dict[str, Any]:
         path = self.directory / STATE
         if not self._around.fs.exists(path):
-            return
+            return {}
         try:
             found = json.loads(self._around.fs.read(path))
-            self.paused, self.draining = found.get("paused"), found.get("draining") is True
-            self._incarnations = list(found.get("incarnations", []))
-        except (ValueError, AttributeError) as error:
-            log.error("route %s: %s is damaged and ignored: %s", self.name, path, error)
+            if isinstance(found, dict):
+                return found
+            error: Exception = ValueError("not an object")
+        except ValueError as wrong:
+            error = wrong
+        log.error("route %s: %s is damaged and ignored: %s", self.name, path, error)
+        return {}
 
-    async def _save(self) -> None:
-        state = {
-            "paused": self.paused,
-            "draining": self.draining,
-            "incarnations": self._incarnations,
-            "definition": self.definition,
-        }
-        data = json.dumps(state, indent=2).encode()
-        try:
+    def _take_up(self, found: dict[str, Any]) -> None:
+        """Go on as it was saved; what is not as we wrote it counts as not there."""
+        self.draining = found.get("draining") is True
+        if isinstance(paused := found.get("paused"), str):
+            self.gate.close(paused, refused=found.get("refused") is True)
+        if isinstance(incarnations := found.get("incarnations"), list):
+            self._incarnations = [each for each in incarnations if isinstance(each, str)]
+        if isinstance(life := found.get("life"), int):
+            self._life = life & 0xFFFFFFFF
+
+    async def save(self) -> None:
+        """Have the state on disk. One at a time: the last one saved is the last one that was."""
+        async with self._saving:
+            state = {
+                "paused": self.paused,
+                "refused": self.gate.refused,
+                "draining": self.draining,
+                "incarnations": self._incarnations,
+                "life": self._life,
+                "definition": self.definition,
+            }
+            data = json.dumps(state, indent=2).encode()
+            self._unsaved = True
             await self._in_pool(self._around.fs.make_dir, self.directory)
             await self._in_pool(self._around.fs.replace, self.directory / STATE, data)
-        except (StorageFull, StorageFailed) as error:
-            log.error("route %s: its state cannot be saved: %s", self.name, error)
+            self._unsaved = False
 
-    save = _save
+    async def _remember(self) -> None:
+        """Save, and go on trying while the disk refuses: what was asked for holds meanwhile."""
+        try:
+            await self.save()
+        except (StorageFull, StorageFailed) as error:
+            log.error("route %s: its state cannot be saved, trying again: %s", self.name, error)
+            if not self._stopping:
+                self._around.clock.call_later(SAVE_AGAIN, self._remember_soon)
+
+    def _remember_soon(self) -> None:
+        if self._stopping:
+            return
+        task = asyncio.create_task(self._remember())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
 
     # What it shows
 
@@ -308,8 +361,10 @@ class Route:
             "name": self.name,
             "state": self.state,
             "paused": self.paused,
+            "triesAgainSeconds": self._tries_again(),
             "source": shown if source.topic or source.queue else "push",
             "lag": self._source.lag() if self._source is not None else None,
+            "sourceError": self._source.problem if self._source is not None else None,
             "destination": self.destination.describe(),
             "queue": self.queue.status(),
             "breaker": {"state": self.breaker.state, "failures": self.breaker.failures},
@@ -324,6 +379,11 @@ class Route:
             "deadLetters": self.dead_letters.count,
             "lastError": self.delivery.last_error,
         }
+
+    def _tries_again(self) -> float | None:
+        """Until a route that the destination refused knocks again."""
+        at = self.gate.next_knock
+        return None if at is None else round(max(0.0, at - self._around.clock.monotonic()), 3)
 
     def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
         workers = self.workers

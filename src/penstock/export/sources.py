@@ -2,7 +2,8 @@
 
 A topic is read by offset. How far is written into each block itself (`position`), so what is in the queue and how far
 the source was read can never disagree: after a kill the reader goes on exactly behind the last block on disk. A topic
-that was deleted and made anew starts again at 0: the upper 16 bits of a position count incarnations.
+that was deleted and made anew starts again at 0: the upper 16 bits of a position count incarnations. A topic that is
+not there is waited for, and not made: somebody who deletes a topic means it.
 
 A queue is read through a consumer group: pop, put into the send queue as durably as the route promises, then ack. A
 crash in between gives the messages out again, and they may then be delivered twice.
@@ -37,6 +38,8 @@ OFFSET_MASK = (1 << GENERATION_BITS) - 1
 class Source(Protocol):
     async def run(self) -> None:
         """Fill the send queue until cancelled."""
+
+    problem: str | None  # why nothing can be read, while that is so
 
     def lag(self) -> int | None:
         """Records not read yet, if that is known."""
@@ -92,18 +95,30 @@ class TopicSource:
         self._route, self._topics, self._name, self._start = route, topics, topic, start
         self._batch, self._encoding, self._queue = batch, encoding, queue
         self._pool, self._clock, self._generations, self._dropped = pool, clock, generations, dropped
-        self._read = 0  # the next offset to read
+        self._read: int | None = None  # the next offset to read
+        self._start_was_seen = True  # whether the topic was there when the route began to look
+        self.problem: str | None = None
 
     def lag(self) -> int | None:
         topic = self._topics.get(self._name)
-        return None if topic is None else max(0, topic.next_offset - self._read)
+        read = self._read
+        if read is None and (position := self._queue.fast.state.position) >= 0:
+            read = position & OFFSET_MASK  # nobody reads yet: where the queue ends
+        return None if topic is None or read is None else max(0, topic.next_offset - read)
 
     async def run(self) -> None:
         while True:
             try:
-                await self._read_topic(await self._topics.create(self._name))
+                topic = self._topics.get(self._name)
+                if topic is None:
+                    self._start_was_seen = False
+                    raise NotFound(f"there is no topic {self._name}")
+                self.problem = None
+                await self._read_topic(topic)
             except (NotFound, Unavailable, StorageFull, StorageFailed, Damaged) as error:
-                log.warning("route %s: topic %s cannot be read, trying again: %s", self._route, self._name, error)
+                if self.problem != str(error):
+                    log.warning("route %s: topic %s cannot be read, trying again: %s", self._route, self._name, error)
+                self.problem = str(error)
                 await self._clock.sleep(RETRY)
 
     async def _read_topic(self, topic: TopicPort) -> None:
@@ -149,8 +164,8 @@ class TopicSource:
         return blocks
 
     def _first(self, topic: TopicPort) -> int:
-        if self._start == "latest":
-            return topic.next_offset
+        if self._start == "latest":  # of a topic that came later, everything is
+            return topic.next_offset if self._start_was_seen else topic.first_offset
         return int(self._start) if self._start.isdigit() else topic.first_offset
 
     def _gap(self, start: int, stop: int) -> None:
@@ -204,6 +219,7 @@ class QueueSource:
     ) -> None:
         self._route, self._queues, self._name, self._group = route, queues, name, group
         self._batch, self._encoding, self._queue, self._pool, self._clock = batch, encoding, queue, pool, clock
+        self.problem: str | None = None
 
     def lag(self) -> int | None:
         return None
@@ -213,6 +229,7 @@ class QueueSource:
         while True:
             try:
                 popped = await self._queues.pop(self._name, self._group, self._batch.records, POLL)
+                self.problem = None
                 if not popped.payloads:
                     continue
                 blocks = await loop.run_in_executor(
@@ -221,5 +238,7 @@ class QueueSource:
                 await push_patiently(self._route, self._queue, blocks, self._clock)
                 await self._queues.ack(popped)
             except PenstockError as error:
-                log.warning("route %s: queue %s cannot be read, trying again: %s", self._route, self._name, error)
+                if self.problem != str(error):
+                    log.warning("route %s: queue %s cannot be read, trying again: %s", self._route, self._name, error)
+                self.problem = str(error)
                 await self._clock.sleep(RETRY)

@@ -9,6 +9,9 @@
 
 A route with a source has `full_behavior: block` unless it says otherwise: what does not fit stays safe in the source.
 Its queue stores what its destination takes compressed, unless `queue.compression` says otherwise.
+
+What cannot work is refused here, before anything runs, so that a mistake is an answer and not a route that retries for
+ever or buries every record.
 """
 
 import re
@@ -16,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from penstock.config import build
+from penstock.config import Config, build
 from penstock.config.schema import Seconds, Secret, SendQueue, Size, key, section
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InvalidRequest
 from penstock.export.destinations import Destination
 from penstock.export.destinations.broker import BrokerDestination
 from penstock.export.destinations.http import HttpDestination
@@ -27,8 +31,12 @@ from penstock.export.destinations.local import QueueDestination, TopicDestinatio
 from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.ports import QueuePort, TopicsPort
+from penstock.topics.names import check_name
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_NO_ADDRESS = re.compile(r"[^\x21-\x7e]")
+_ABOVE_0 = ("max_size", "max_bytes", "inmemory_blocks", "meta_sync_interval", "retry_interval", "memory_limit_ratio")
+_FOR_ALL = ("path", "enabled", "global_send_limit")  # of `exporter.queue`; one route cannot have its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,7 @@ class PostgresTarget:
     table: str = key("", "table")
     column: str = key("payload", "column that takes the record")
     columns: bool = key(False, "records are objects whose keys are columns")
+    strict: bool = key(True, "with columns: a record with a key that is no column is bad; false = the key is left out")
     once: bool = key(True, "remember batch keys so that nothing is stored twice")
     timeout: Seconds = key(30.0, "longest wait")
     connections: int = key(4, "most connections")
@@ -122,8 +131,21 @@ class RouteSpec:
     queue: SendQueue
 
 
+def parse_routes(config: Config) -> dict[str, RouteSpec]:
+    """The routes of the configuration; all mistakes in all of them at once."""
+    problems, found = _queue_problems(config.exporter.queue, "exporter.queue"), {}
+    for name, tree in sorted(config.routes.items()):
+        try:
+            found[name] = parse_route(name, tree, config.exporter.queue)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
 def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
-    """Check a definition; all mistakes in it at once."""
+    """Check a definition."""
     origin = f"route {name}"
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no route name: letters, digits, '.', '_' and '-' only, at most 100")
@@ -135,16 +157,74 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     if kind not in TARGETS:
         raise ConfigError(f"{origin}: destination.type must be one of {', '.join(TARGETS)}, not {kind!r}")
     target: Target = build(TARGETS[kind], parts.destination, f"{origin}, destination")
-    if parts.source.topic and parts.source.queue:
-        raise ConfigError(f"{origin}: a source is a topic or a queue, not both")
     if isinstance(target, BrokerTarget) and not target.topic:
         target = replace(target, topic=parts.source.topic)
-    for needed in ("url", "table", "topic", "queue"):
-        if getattr(target, needed, None) == "":
-            raise ConfigError(f"{origin}: destination.{needed} is missing")
+    problems = [*_source_problems(parts.source, tree, origin), *_target_problems(target, origin)]
     if not parts.batch.records or not parts.batch.bytes:
-        raise ConfigError(f"{origin}: batch.records and batch.bytes must be at least 1")
-    return RouteSpec(name, parts.source, parts.batch, target, _queue_settings(parts, target, defaults, origin))
+        problems.append(f"{origin}: batch.records and batch.bytes must be at least 1")
+    problems += [
+        f"{origin}: queue.{word} is set for all routes, in exporter.queue" for word in _FOR_ALL if word in parts.queue
+    ]
+    queue = _queue_settings(parts, target, defaults, origin)
+    problems += _queue_problems(queue, origin)
+    if queue.type == "memory" and parts.source.topic:
+        problems.append(f"{origin}: a queue of type memory cannot remember how far it read a topic; use disk")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return RouteSpec(name, parts.source, parts.batch, target, queue)
+
+
+def _source_problems(source: Source, tree: Mapping[str, Any], origin: str) -> list[str]:
+    problems = []
+    if source.topic and source.queue:
+        problems.append(f"{origin}: a source is a topic or a queue, not both")
+    elif "source" in tree and not source.topic and not source.queue:
+        problems.append(f"{origin}: source names neither a topic nor a queue")
+    if source.start not in ("earliest", "latest") and not source.start.isdecimal():
+        problems.append(f"{origin}: source.start is earliest, latest or an offset, not {source.start!r}")
+    return problems + (_topic_problems(source.topic, f"{origin}: source.topic") if source.topic else [])
+
+
+def _topic_problems(name: str, where: str) -> list[str]:
+    try:
+        check_name(name)
+    except InvalidRequest as error:
+        return [f"{where}: {error}"]
+    return []
+
+
+def _target_problems(target: Target, origin: str) -> list[str]:
+    problems = [
+        f"{origin}: destination.{needed} is missing"
+        for needed in ("url", "table", "topic", "queue")
+        if getattr(target, needed, None) == ""
+    ]
+    if problems:
+        return problems
+    schemes = ("postgres", "postgresql") if isinstance(target, PostgresTarget) else ("http", "https")
+    if isinstance(target, HttpTarget | BrokerTarget | PostgresTarget):
+        problems += _url_problems(target.url, schemes, f"{origin}: destination.url")
+        if target.timeout <= 0 or getattr(target, "connections", 1) < 1:
+            problems.append(f"{origin}: destination.timeout and destination.connections must be above 0")
+    if isinstance(target, BrokerTarget | TopicTarget):
+        problems += _topic_problems(target.topic, f"{origin}: destination.topic")
+    return problems
+
+
+def _url_problems(url: str, schemes: tuple[str, ...], where: str) -> list[str]:
+    """Nothing of the address is told: it may hold a password."""
+    if _NO_ADDRESS.search(url):
+        return [f"{where} holds a space or a character that must be written as %XX"]
+    example = f"{schemes[-1]}://host/..."
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in schemes or ("http" in schemes and not parts.hostname):
+            return [f"{where} must be an address such as {example}"]
+        if "http" in schemes:
+            _ = parts.port  # a list of hosts, as PostgreSQL takes it, has none
+    except ValueError as error:
+        return [f"{where} must be an address such as {example}: {error}"]
+    return []
 
 
 def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: str) -> SendQueue:
@@ -155,19 +235,35 @@ def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: 
     if wanted != "none":
         derived["compression"] = wanted
     queue = build(SendQueue, {**derived, **parts.queue}, f"{origin}, queue", defaults)
-    if not queue.always_queue:
-        raise ConfigError(f"{origin}: always_queue: false is not offered: everything goes through the queue")
-    if queue.max_size < 1 or queue.inmemory_blocks < 1 or queue.meta_sync_interval <= 0:
-        raise ConfigError(f"{origin}: max_size, inmemory_blocks and meta_sync_interval must be above 0")
-    if queue.backoff.multiplier < 1:
-        raise ConfigError(f"{origin}: backoff.multiplier must be at least 1")
-    if queue.type == "memory" and parts.source.topic:
-        raise ConfigError(f"{origin}: a queue of type memory cannot remember how far it read a topic; use disk")
     assert queue.compression in COMPRESSIONS
     return queue
 
 
+def _queue_problems(queue: SendQueue, origin: str) -> list[str]:
+    problems = []
+    if not queue.always_queue:
+        problems.append(f"{origin}: always_queue: false is not offered: everything goes through the queue")
+    problems += [f"{origin}: {word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0]
+    if queue.backoff.multiplier < 1:
+        problems.append(f"{origin}: backoff.multiplier must be at least 1")
+    if queue.catchup_rate < 0:
+        problems.append(f"{origin}: catchup_rate must not be negative")
+    breaker, workers = queue.circuit_breaker, queue.adaptive_workers
+    if breaker.enabled and (breaker.threshold < 1 or breaker.reset_timeout <= 0):
+        problems.append(f"{origin}: circuit_breaker.threshold and reset_timeout must be above 0; enabled: false is off")
+    if workers.enabled and workers.max_workers and workers.max_workers < workers.min_workers:
+        problems.append(f"{origin}: adaptive_workers.max_workers is below min_workers")
+    return problems
+
+
 def make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None) -> Destination:
+    try:
+        return _make_destination(spec, topics, queues)
+    except (InvalidRequest, OSError, ValueError) as error:  # a header that is none, a certificate that is not there
+        raise ConfigError(f"route {spec.name}: its destination cannot be made: {error}") from error
+
+
+def _make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None) -> Destination:
     target = spec.target
     if isinstance(target, HttpTarget):
         return HttpDestination(
@@ -186,6 +282,7 @@ def make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePo
             target.table,
             column=target.column,
             columns=target.columns,
+            strict=target.strict,
             once=target.once,
             timeout=target.timeout,
             connections=target.connections,

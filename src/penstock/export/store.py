@@ -235,6 +235,12 @@ class Store:
         self._dirty = True
         return True
 
+    def accepted(self) -> None:
+        """Write down how many were accepted, for blocks that are in memory only."""
+        self._journal.add(Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered))
+        self._dirty = True
+        self.flush_soon()
+
     def flush_soon(self) -> None:
         """Have booked entries in the page cache at the end of this turn of the event loop."""
         if not self._flush_scheduled:

@@ -124,6 +124,11 @@ class ExportMetrics:
     def add(self, name: str, amount: float, *labels: str) -> None:
         self._counters[name].add(amount, *labels)
 
+    def forget(self, route: str) -> None:
+        """The route is gone; a new one of its name counts from 0."""
+        for counter in self._counters.values():
+            counter.forget(route)
+
 
 class RouteMetrics:
     """One route's counters."""

@@ -1,9 +1,9 @@
 """The worker pool of a route: who takes blocks from the queue and when, and how many at a time.
 
 Unified: each worker takes a block, prepares and sends it. Split: preparers take blocks and do the CPU work, senders
-wait on the network, and between them is a bounded channel of prepared batches. Everybody passes the gate first: the
-route is not paused, the backoff is over, the breaker admits. Only then is anything taken, so while a destination is
-down the workers wait on a timer or an event, nothing is leased, and nothing spins.
+wait on the network, and between them is a bounded channel of prepared batches. Everybody waits first: the gate is open
+(the route is not paused), the backoff is over, the breaker admits. Only then is anything taken, so while a destination
+is down the workers wait on a timer or an event, nothing is leased, and nothing spins.
 
 Adaptive: once a second the number of workers follows the work there is (Little's law: arrivals times latency, plus what
 it takes to drain the backlog in ten seconds), grows at most twofold, and halves when the destination asks for less.
@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 from penstock.config.schema import SendQueue as Settings
@@ -21,6 +22,7 @@ from penstock.export.block import Block
 from penstock.export.breaker import Breaker, Permit
 from penstock.export.clock import Clock
 from penstock.export.delivery import Delivery, Prepared
+from penstock.export.gate import Gate
 from penstock.export.sendqueue import SendQueue
 
 log = logging.getLogger("penstock.export")
@@ -43,15 +45,22 @@ def next_workers(
 
 class Workers:
     def __init__(
-        self, settings: Settings, queue: SendQueue, delivery: Delivery, breaker: Breaker, backoff: Backoff, clock: Clock
+        self,
+        settings: Settings,
+        queue: SendQueue,
+        delivery: Delivery,
+        gate: Gate,
+        breaker: Breaker,
+        backoff: Backoff,
+        clock: Clock,
     ) -> None:
         self._queue, self._delivery, self._breaker, self._backoff = queue, delivery, breaker, backoff
-        self._clock = clock
+        self._gate, self._clock = gate, clock
         self._split = settings.pipeline_split
         self._adaptive = settings.adaptive_workers
-        self.resumed = asyncio.Event()
-        self.resumed.set()
-        self._channel: asyncio.Queue[tuple[Block, Prepared | None]] = asyncio.Queue(self._split.channel_size or 1)
+        # Prepared batches; the last word says that it is the one to try with while the gate is closed.
+        self._channel: asyncio.Queue[tuple[Block, Prepared | None, bool]] = asyncio.Queue(self._split.channel_size or 1)
+        self._holding = 0  # senders with a batch in hand that wait to send it
         self.preparers = (self._split.preparer_count or CORES) if self._split.enabled else 0
         if self._split.enabled:
             self.target = (self._split.sender_count or 2 * CORES) * max(1, settings.max_concurrent_sends)
@@ -115,14 +124,16 @@ class Workers:
             task.cancel()
         await asyncio.gather(*tasks, *self._helpers, return_exceptions=True)
         while not self._channel.empty():
-            block, _ = self._channel.get_nowait()
+            block, *_ = self._channel.get_nowait()
             self._queue.give_back(block, attempted=False)
 
-    async def _gate(self) -> None:
-        await self.resumed.wait()
+    async def _may_send(self, after_you: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the route is not paused and not backing off; True when it is paused and this is a try."""
+        trying = await self._gate.wait(after_you)
         while self._backoff.remaining > 0:
             await self._backoff.over()
-            await self.resumed.wait()
+            trying = trying or await self._gate.wait(after_you)
+        return trying
 
     async def _run(self, number: int) -> None:
         work = self._send_prepared if self._split.enabled else self._take_and_send
@@ -135,20 +146,20 @@ class Workers:
     async def _take_and_send(self) -> None:
         if not await self._queue.available():
             return
-        await self._gate()
+        trying = await self._may_send()
         with await self._breaker.admit() as permit:
-            if not self.resumed.is_set() or self._backoff.remaining > 0:
+            if not trying and (self._gate.closed or self._backoff.remaining > 0):
                 return  # closed while we waited for the breaker
             block = await self._queue.take()
             if block is None:
                 return
-            await self._deliver(block, permit)
+            await self._deliver(block, permit, trying)
 
     async def _prepare(self) -> None:
         while not self._stopping:
             if not await self._queue.available():
                 return
-            await self._gate()
+            trying = await self._may_send(after_you=lambda: self._holding > 0)
             await self._breaker.not_open()
             block = await self._queue.take()
             if block is None:
@@ -157,7 +168,7 @@ class Workers:
             try:
                 # A block that was cut already, or cannot be prepared, is left to whoever sends it.
                 prepared = await self._delivery.try_prepare(block) if block.todo is None else None
-                await self._channel.put((block, prepared))
+                await self._channel.put((block, prepared, trying))
             except BaseException:
                 self._queue.give_back(block, attempted=False)
                 raise
@@ -165,22 +176,26 @@ class Workers:
                 self.preparing -= 1
 
     async def _send_prepared(self) -> None:
-        block, prepared = await self._channel.get()
+        block, prepared, trying = await self._channel.get()
+        self._holding += 1
         try:
-            await self._gate()
+            trying = trying or await self._may_send()
             permit = await self._breaker.admit()
         except BaseException:
             self._queue.give_back(block, attempted=False)
             raise
+        finally:
+            self._holding -= 1
         with permit:
-            await self._deliver(block, permit, prepared)
+            await self._deliver(block, permit, trying, prepared)
 
-    async def _deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> None:
+    async def _deliver(self, block: Block, permit: Permit, trying: bool, prepared: Prepared | None = None) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)
         try:
-            await self._delivery.deliver(block, permit, prepared)
+            if await self._delivery.deliver(block, permit, prepared) and trying:
+                self._gate.answered()
         finally:
             self._sending.discard(task)
 

@@ -4,6 +4,7 @@ The lock file is never removed: removing it would let two processes lock two dif
 (the owner's process id) is only there for the error message.
 """
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -31,8 +32,8 @@ class DirectoryLock:
                 f"the {self._what} {self.path.parent} is in use by process {owner or 'unknown'}; "
                 "stop that one first, or use another directory"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk keeps nobody from owning it
+            os.pwrite(fd, f"{os.getpid():<20}\n".encode(), 0)
         self._fd = fd
 
     def release(self) -> None:

@@ -4,7 +4,9 @@
     url: postgres://user:password@host/database
     table: events                 or schema.events
     column: payload               each record goes whole into this column (text, json, jsonb or bytea)
-    columns: true                 instead: records are JSON objects whose keys are columns
+    columns: true                 instead: records are JSON objects whose keys are columns; what a record does not
+                                  name gets the column's default
+    strict: true                  a record with a key that is no column is bad (default); false = the key is left out
     once: true                    remember batch keys in table penstock_exported, in the same transaction (default)
     timeout: 30s
 
@@ -15,11 +17,13 @@ Keys older than a week are forgotten. A record the table refuses (constraint, ty
 import asyncio
 import json
 import time
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 
-from penstock.export.destinations import Batch, Denied, Refused, Retry, TooBig, cheap_to_open
+from penstock.export.destinations import CHEAP, Batch, Denied, Refused, Retry, TooBig, cheap_to_open
 from penstock.export.payload import FRAMES
 
 KEYS = "penstock_exported"
@@ -28,6 +32,15 @@ FORGET_EVERY = 3600.0
 DENIED = ("28", "3D", "3F", "42")  # login, no such database or schema, no such table or no right to it
 BAD_DATA = ("22", "23", "P0", "44")
 TOO_BIG = ("54",)
+
+
+@dataclass(slots=True)
+class Rows:
+    """A batch of objects: its records with the number of their shape, the keys of each shape, and what is wrong."""
+
+    records: list[tuple[int, str]]
+    shapes: list[tuple[str, ...]]
+    bad: str | None = None
 
 
 class PostgresDestination:
@@ -41,6 +54,7 @@ class PostgresDestination:
         *,
         column: str = "payload",
         columns: bool = False,
+        strict: bool = True,
         once: bool = True,
         timeout: float = 30.0,
         connections: int = 4,
@@ -48,7 +62,8 @@ class PostgresDestination:
         self._url, self._timeout, self._connections = url, timeout, connections
         schema, _, self._table = table.rpartition(".")
         self._schema = schema or None
-        self._column, self._columns, self._once = column, columns, once
+        self._column, self._columns, self._strict, self._once = column, columns, strict, once
+        self._known: frozenset[str] = frozenset()  # the table's columns
         self._pool: Any = None
         self._kind = ""
         self._prepared_tables = False
@@ -64,10 +79,10 @@ class PostgresDestination:
             self._pool = None
 
     def is_cheap(self, batch: Batch) -> bool:
-        return cheap_to_open(batch)
+        return cheap_to_open(batch) and not (self._columns and len(batch.body) > CHEAP)
 
-    def prepare(self, batch: Batch) -> list[bytes]:
-        return batch.split()
+    def prepare(self, batch: Batch) -> list[bytes] | Rows:
+        return _rows(batch.split()) if self._columns else batch.split()
 
     async def send(self, batch: Batch, prepared: Any) -> None:
         try:
@@ -76,14 +91,18 @@ class PostgresDestination:
                 async with self._pool.acquire() as connection, connection.transaction():
                     if self._once and not await self._is_new(connection, batch.key):
                         return
-                    await self._write(connection, prepared)
+                    if self._columns:
+                        await self._write_rows(connection, prepared)
+                    else:
+                        await self._write(connection, prepared)
         except TimeoutError as error:
             raise Retry("timeout", f"no answer within {self._timeout:g} s") from error
         except asyncpg.PostgresError as error:
+            self._prepared_tables = False  # it may have been made anew, with other columns
             raise _meaning(error) from error
         except (OSError, asyncpg.InterfaceError) as error:
             raise Retry("network", str(error) or type(error).__name__) from error
-        except (ValueError, TypeError, asyncpg.DataError) as error:
+        except UnicodeDecodeError as error:
             raise Refused(str(error)) from error
 
     async def _open(self) -> None:
@@ -105,21 +124,25 @@ class PostgresDestination:
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {KEYS} (key text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())"
             )
+        kinds = await self._columns_of(connection)
         if not self._columns:
-            kind = await connection.fetchval(
-                "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = $1::text::regclass "
-                "AND attname = $2 AND NOT attisdropped",
-                self._quoted,
-                self._column,
-            )
-            if kind is None:
-                raise Denied(f"table {self._quoted} has no column {self._column}")
-            self._kind = kind
+            if self._column not in kinds:
+                raise Denied(f"table {self._quoted} has no column {self._column}", "address")
+            self._kind = kinds[self._column]
+
+    async def _columns_of(self, connection: Any) -> dict[str, str]:
+        rows = await connection.fetch(
+            "SELECT attname, format_type(atttypid, NULL) AS kind FROM pg_attribute "
+            "WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
+            self._quoted,
+        )
+        kinds = {row["attname"]: row["kind"] for row in rows}
+        self._known = frozenset(kinds)
+        return kinds
 
     @property
     def _quoted(self) -> str:
-        parts = [part for part in (self._schema, self._table) if part]
-        return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+        return ".".join(_quote(part) for part in (self._schema, self._table) if part)
 
     async def _is_new(self, connection: Any, key: str) -> bool:
         found = await connection.fetchval(
@@ -127,31 +150,59 @@ class PostgresDestination:
         )
         return found is not None
 
+    async def _write_rows(self, connection: Any, rows: Rows) -> None:
+        """One COPY, then one INSERT for each shape: a column no record of a shape names gets its default."""
+        if rows.bad is not None:
+            raise Refused(rows.bad)
+        if not all(map(self._known.issuperset, rows.shapes)):
+            await self._columns_of(connection)  # perhaps it has them by now
+        columns = [[_quote(name) for name in shape if name in self._known] for shape in rows.shapes]
+        for shape, found in zip(rows.shapes, columns, strict=True):
+            if not found or (self._strict and len(found) < len(shape)):
+                missing = ", ".join(name for name in shape if name not in self._known)
+                raise Refused(f"table {self._quoted} has no column {missing}")
+        await connection.execute(
+            "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) ON COMMIT DELETE ROWS"
+        )
+        await connection.copy_records_to_table("penstock_batch", records=rows.records, columns=["shape", "record"])
+        for shape_number, found in enumerate(columns):
+            names = ", ".join(found)
+            await connection.execute(
+                f"INSERT INTO {self._quoted} ({names}) SELECT {names} FROM (SELECT filled.* FROM penstock_batch, "
+                f"jsonb_populate_record(NULL::{self._quoted}, record) AS filled WHERE shape = $1) AS rows",
+                shape_number,
+            )
+
     async def _write(self, connection: Any, records: list[bytes]) -> None:
-        if self._columns:
-            await connection.execute(
-                "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (record jsonb) ON COMMIT DELETE ROWS"
-            )
-            rows = [(_object(record),) for record in records]
-            await connection.copy_records_to_table("penstock_batch", records=rows, columns=["record"])
-            await connection.execute(
-                f"INSERT INTO {self._quoted} SELECT filled.* FROM penstock_batch, "
-                f"jsonb_populate_record(NULL::{self._quoted}, record) AS filled"
-            )
-            return
         values: list[Any] = records if self._kind == "bytea" else [record.decode() for record in records]
         await connection.copy_records_to_table(
             self._table, schema_name=self._schema, records=[(value,) for value in values], columns=[self._column]
         )
 
     def describe(self) -> str:
-        return f"table {self._quoted} at {self._url.rpartition('@')[2]}"
+        parts = urlsplit(self._url)
+        return f"table {self._quoted} at {parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _object(record: bytes) -> str:
-    if not isinstance(json.loads(record), dict):
-        raise ValueError("not a JSON object")
-    return record.decode()
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _rows(records: list[bytes]) -> Rows:
+    rows, shapes = Rows([], []), dict[tuple[str, ...], int]()
+    for record in records:
+        try:
+            found = json.loads(record)
+            text = record.decode()
+        except ValueError as error:
+            rows.bad = str(error)
+            break
+        if not isinstance(found, dict) or not found:
+            rows.bad = "not a JSON object with keys"
+            break
+        rows.records.append((shapes.setdefault(tuple(sorted(found)), len(shapes)), text))
+    rows.shapes = list(shapes)
+    return rows
 
 
 def _meaning(error: asyncpg.PostgresError) -> Exception:

@@ -30,7 +30,7 @@ from penstock.wire.http.routes import Route
 NDJSON, OCTETS = ("application/x-ndjson", "application/ndjson"), "application/octet-stream"
 
 
-class Definition(Struct):
+class Definition(Struct, forbid_unknown_fields=True):
     name: str
     destination: dict[str, Any]
     source: dict[str, Any] | str | None = None
