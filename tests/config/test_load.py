@@ -134,6 +134,9 @@ def test_the_seeds_environment_names_work():
         ("database: {url: [1]}", "database.url = ***: expected text ({file})"),
         ("- a\n- b", "{file}: expected a mapping of keys at the top, got list"),
         ("a: [", "{file} is not valid YAML"),
+        ("routes:\n  r: {}\n  s: {}\n  r: {}\n", "{file} is not valid YAML: 'r' is given twice"),
+        ("topics: {segment_age: .inf}", "expected a duration such as 5, 100ms or 5m ({file})"),
+        ("exporter: {queue: {memory_percent: 85}}", "expected a share between 0 and 1, such as 0.1 or 10% ({file})"),
     ],
 )
 def test_a_mistake_is_named_with_key_value_expectation_and_suggestion(tmp_path, text, said):
@@ -161,11 +164,13 @@ def test_an_unknown_environment_variable_is_reported_not_fatal():
 
 def test_secrets_are_masked_wherever_configuration_is_shown():
     environ = {"DATABASE_URL": "postgresql://me:s3cret@db/app", "QUEEN_ENCRYPTION_KEY": "ab" * 32}
-    flags = {"queues.encryption_keys": {"k1": "cd" * 32}}
+    route = {"destination": {"type": "http", "headers": {"Authorization": "Bearer t0ken"}}}
+    flags = {"queues.encryption_keys": {"k1": "cd" * 32}, "routes": {"lake": route}}
     shown = "\n".join("\t".join(row) for row in show(load(environ=environ, flags=flags)))
     assert "s3cret" not in shown
     assert "abab" not in shown
     assert "cdcd" not in shown
+    assert "t0ken" not in shown
     assert "{k1: ***}" in shown
 
 

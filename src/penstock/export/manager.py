@@ -155,9 +155,10 @@ class Exports:
                 raise InvalidRequest(str(error)) from error
             try:
                 await route.start()
-                await route.save()  # or it would be gone after a restart, and what was pushed to it with it
             except OSError as error:
                 raise StorageFailed(f"route {name} cannot be made: {error}") from error
+            try:
+                await route.save()  # or it would be gone after a restart, and what was pushed to it with it
             except PenstockError:
                 await route.stop()
                 raise
