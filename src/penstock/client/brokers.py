@@ -75,13 +75,16 @@ class Brokers:
         again: bool = False,
         timeout: float | None = None,
         patience: float | None = None,
+        polling: bool = False,
     ) -> HttpAnswer:
         """The answer of the first broker that gives one; errors of the 4xx kind are raised as what they mean.
 
-        `timeout` limits each attempt, `patience` the time after which no new attempt is made.
+        `timeout` limits each attempt, `patience` the time after which no new attempt is made. A `polling` request is
+        meant to take long: its patience begins with the first failure.
         """
         clock = asyncio.get_running_loop().time
-        give_up = clock() + (self.patience if patience is None else patience)
+        patience = self.patience if patience is None else patience
+        give_up = float("inf") if polling else clock() + patience
         backoff = Backoff()
         tried = 0
         while True:
@@ -105,6 +108,7 @@ class Brokers:
             if place == self._current:  # otherwise someone else has moved on already
                 self._current = (place + 1) % len(self._clients)
             tried += 1
+            give_up = min(give_up, clock() + patience)
             wait = backoff.delay() if tried % len(self._clients) == 0 else 0.0
             if clock() + wait >= give_up:
                 raise failure

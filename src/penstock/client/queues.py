@@ -6,6 +6,7 @@ restarted at any time: requests go on with the next one that answers.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -33,6 +34,8 @@ from penstock.ids import uuid7
 _pushed = msgspec.json.Decoder(list[Pushed])
 _popped = msgspec.json.Decoder(Popped)
 _acked = msgspec.json.Decoder(list[Acked])
+
+log = logging.getLogger("penstock.client")
 
 LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
 GRACE = 10.0  # seconds an answer may come later than that
@@ -164,7 +167,12 @@ class QueueClient:
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease ends. Under auto-ack
         # they would be gone, so such a pop is not repeated.
         answer = await self._brokers.ask(
-            "GET", f"{path}?{urlencode(query)}", again=not auto_ack, timeout=wait + GRACE, patience=patience
+            "GET",
+            f"{path}?{urlencode(query)}",
+            again=not auto_ack,
+            timeout=wait + GRACE,
+            patience=patience,
+            polling=wait > 0,
         )
         check(answer)
         if not answer.body:
@@ -193,8 +201,10 @@ class QueueClient:
 
         It ends when nothing is there (`wait=False`), when nothing came for `idle` seconds, or after `limit` messages.
         Acknowledge each message, unless `auto_ack` has the broker count it as done the moment it is handed out: then a
-        message that was fetched and not processed is lost. Messages fetched and not yet given to the loop when it ends
-        go back at once.
+        message that was fetched and not processed is lost, also when the broker died with it in its hands. Messages
+        fetched and not yet given to the loop when it ends go back at once.
+
+        Brokers may be restarted meanwhile; `Unavailable` is raised when none answered for the client's `patience`.
         """
         given = 0
         left: list[Message] = []
@@ -225,9 +235,22 @@ class QueueClient:
         self, address: str | Address, stop_at: float | None, *, wait: float, **options: Any
     ) -> list[Message]:
         clock = asyncio.get_running_loop().time
+        failing_since: float | None = None
         while True:
             longest = wait if stop_at is None else max(0.0, min(wait, stop_at - clock()))
-            messages = await self.pop(address, wait=longest, **options)
+            try:
+                messages = await self.pop(address, wait=longest, **options)
+            except Unavailable as error:
+                # An auto-ack pop that was cut off is not repeated, since it may have taken messages; the next one is
+                # another pop, and what the first one took is lost as `auto_ack` says.
+                now = clock()
+                failing_since = now if failing_since is None else failing_since
+                if not options["auto_ack"] or now - failing_since >= self._brokers.patience:
+                    raise
+                log.warning("taking from %s goes on after: %s", address, error)
+                await asyncio.sleep(min(0.1, self._brokers.patience))
+                continue
+            failing_since = None
             if messages or not wait or (stop_at is not None and clock() >= stop_at):
                 return messages
 
@@ -259,14 +282,16 @@ class QueueClient:
         results: list[Acked] = []
         for name, part in by_group.items():
             items = [ack_item(message) | answer for message, answer in part]
-            reply = await self._brokers.ask(
-                "POST",
-                "/api/v1/ack/batch",
-                msgspec.json.encode({"acknowledgments": items, "consumerGroup": name}),
-                again=True,
-            )
-            check(reply)
-            self._leases.drop(message for message, _ in part)
+            try:
+                reply = await self._brokers.ask(
+                    "POST",
+                    "/api/v1/ack/batch",
+                    msgspec.json.encode({"acknowledgments": items, "consumerGroup": name}),
+                    again=True,
+                )
+                check(reply)
+            finally:  # whatever became of it, nobody works on these any more: kept leased they would not come again
+                self._leases.drop(message for message, _ in part)
             results += _acked.decode(reply.body)
         refused = [result for result in results if not result.success]
         if refused:
@@ -313,7 +338,8 @@ class Transaction:
     """Collects pushes and acks; leaving the `async with` block commits them, an exception in it discards them.
 
     When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it was not done, the
-    acknowledged messages are delivered again.
+    acknowledged messages are delivered again when their lease ends. So they are after a `Conflict`, unless they are
+    answered before.
     """
 
     def __init__(self, brokers: Brokers, leases: LeaseKeeper) -> None:
@@ -351,10 +377,12 @@ class Transaction:
             return []
         leases = list(dict.fromkeys(message.lease_id for message in self._acked if message.lease_id))
         body = {"operations": self._operations, "requiredLeases": leases}
-        answer = await self._brokers.json("POST", "/api/v1/transaction", body, again=False)
+        try:
+            answer = await self._brokers.json("POST", "/api/v1/transaction", body, again=False)
+        finally:  # as with an ack
+            self._leases.drop(self._acked)
         if not answer["success"]:
             raise Conflict(answer.get("error") or "the transaction was not applied")
-        self._leases.drop(self._acked)
         self._operations, self._acked = [], []
         self.results = answer["results"]
         return self.results
