@@ -14,6 +14,7 @@ from penstock.metrics import Metrics
 from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
+from penstock.wire.tls import Certificate
 
 
 def run(
@@ -30,9 +31,11 @@ def run(
 
 
 @asynccontextmanager
-async def serving(*routes: Route, metrics: Metrics | None = None, **settings: Any) -> AsyncIterator[HttpServer]:
+async def serving(
+    *routes: Route, metrics: Metrics | None = None, certificate: Certificate | None = None, **settings: Any
+) -> AsyncIterator[HttpServer]:
     settings = {"port": 0, **settings}
-    server = HttpServer(Router(routes), Settings(**settings), metrics=metrics)
+    server = HttpServer(Router(routes), Settings(**settings), metrics=metrics, certificate=certificate)
     await server.start()
     try:
         yield server

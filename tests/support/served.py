@@ -23,6 +23,7 @@ from penstock.wire.http.routes import Router
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
+from penstock.wire.tls import Certificate
 from penstock.wire.websocket import WebsocketServer
 
 
@@ -48,7 +49,7 @@ async def serving(
     tcp: dict[str, Any] | None = None,
     http: dict[str, Any] | None = None,
     websocket: dict[str, Any] | None = None,
-    tls: Any = None,
+    tls: Certificate | None = None,
     keep_alive: float = 1.0,
     **settings: Any,
 ) -> AsyncIterator[Served]:
@@ -64,12 +65,20 @@ async def serving(
         served = Served(
             topics,
             groups,
-            TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), topics, groups, metrics),
+            TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), topics, groups, metrics, certificate=tls),
             HttpServer(
-                Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0, **(http or {})), metrics=metrics
+                Router(api.routes(topics, groups, feeds, alive)),
+                HttpSettings(port=0, **(http or {})),
+                metrics=metrics,
+                certificate=tls,
             ),
             WebsocketServer(
-                WebsocketSettings(port=0, **(websocket or {})), topics, feeds, metrics, keep_alive=alive, tls=tls
+                WebsocketSettings(port=0, **(websocket or {})),
+                topics,
+                feeds,
+                metrics,
+                keep_alive=alive,
+                tls=tls.context if tls else None,
             ),
             feeds,
             metrics,

@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from penstock.wire.http.server import tls_context
+from penstock.wire.tls import Certificate
 from tests.support.certificates import certificate
 from tests.support.http import run
 from tests.support.idle_clients import said, start
@@ -307,7 +307,7 @@ def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
 
     async def test() -> None:
-        tls = tls_context(cert, key)
+        tls = Certificate(cert, key)
         trust = ssl.create_default_context(cafile=str(cert))
         async with serving(tmp_path / "data", tls=tls) as served:
             url = f"wss://localhost:{served.websocket.port}"

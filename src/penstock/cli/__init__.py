@@ -1,12 +1,15 @@
 """The `penstock` command: one module per group of commands, put together here."""
 
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock import __version__
+from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
 app = typer.Typer(
     name="penstock",
@@ -31,15 +34,27 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    ca: Annotated[
+        Path | None,
+        typer.Option("--ca", envvar=CA_FILE, help="Believe brokers whose certificates this CA signed (PEM)."),
+    ] = None,
+    client_cert: Annotated[
+        Path | None,
+        typer.Option(envvar=CLIENT_CERT, help="What to show to a broker that asks for a certificate (PEM)."),
+    ] = None,
+    client_key: Annotated[Path | None, typer.Option(envvar=CLIENT_KEY, help="The key of --client-cert (PEM).")] = None,
     _version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """Options of every command."""
+    for name, value in ((CA_FILE, ca), (CLIENT_CERT, client_cert), (CLIENT_KEY, client_key)):
+        if value is not None:
+            os.environ[name] = str(value)  # where everything that connects looks, in other processes too
 
 
 def main() -> None:
-    asked = sys.argv[1:2]
-    for group in asked if asked and asked[0] in GROUPS else GROUPS:  # the others need not be imported
+    asked = [word for word in sys.argv[1:] if word in GROUPS][:1]
+    for group in asked or GROUPS:  # the others need not be imported
         importlib.import_module(f"penstock.cli.{group}")
     app()

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from penstock.cli import Token, app
 from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.net.tls import open_url
 
 commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
 
@@ -353,9 +354,7 @@ def _ask(url: str, token: str, method: str, path: str) -> Any:
     target = f"{url.rstrip('/')}/api/v1/pipelines{path}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(target, method=method, headers=headers), timeout=10
-        ) as answer:
+        with open_url(urllib.request.Request(target, method=method, headers=headers), timeout=10) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         text = json.loads(error.read() or b"{}").get("error", str(error))

@@ -25,6 +25,7 @@ from penstock.metrics import Metrics
 from penstock.server import Broker
 from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
+from penstock.wire.tls import Certificates
 
 log = logging.getLogger("penstock.server")
 
@@ -127,6 +128,7 @@ async def _serve(config: Config) -> None:
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
     verifier_of(config.auth, Metrics())  # a key that cannot be used is told before anything is started
+    Certificates(config)
     broker = Broker(config)
     await broker.start()
     listeners = Listeners(broker)
@@ -134,6 +136,13 @@ async def _serve(config: Config) -> None:
     try:
         await listeners.start()
         await workers.start()
+        if listeners.certificates.all:  # without any, SIGHUP ends the process: its terminal is gone
+
+            def renew() -> None:
+                listeners.certificates.reload()
+                workers.renew()
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew)
         log.info("ready in %.1f s", time.monotonic() - began)
         _welcome(config, listeners.addresses)
         await stop.wait()

@@ -26,6 +26,7 @@ from penstock.cli import Token, app
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.net.tls import open_url
 from penstock.wire.records import message
 
 commands = typer.Typer(
@@ -157,7 +158,7 @@ def ask_http(url: str, token: str, method: str, path: str, body: Any = None) -> 
     data = None if body is None else msgspec.json.encode(body)
     request = urllib.request.Request(f"{url.rstrip('/')}{path}", data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with open_url(request, timeout=10) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise InvalidRequest(f"{url}: {error.read().decode(errors='replace')[:300] or error}") from None

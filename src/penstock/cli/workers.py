@@ -33,6 +33,7 @@ class Workers:
         self._broker = broker
         self._listeners = listeners
         self._keepers: list[asyncio.Task[None]] = []
+        self._processes: dict[int, asyncio.subprocess.Process] = {}  # those that are ready
 
     async def start(self) -> None:
         if self._count < 1:
@@ -45,6 +46,12 @@ class Workers:
             order = pickle.dumps((config, number, self._listeners.rendezvous))
             self._keepers.append(asyncio.create_task(self._keep_running(number, order, event)))
         await asyncio.gather(*(event.wait() for event in ready))
+
+    def renew(self) -> None:
+        """Have all of them read their certificates again."""
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         for keeper in self._keepers:
@@ -65,6 +72,7 @@ class Workers:
             try:
                 process.stdin.write(struct.pack(">I", len(order)) + order)
                 if await process.stdout.readline():
+                    self._processes[number] = process
                     ready.set()
                     failures = 0
                     log.info("worker %d is ready (process %d)", number, process.pid)
@@ -106,6 +114,7 @@ async def _work(config: Config, number: int, rendezvous: Rendezvous) -> None:
     listeners = Listeners(broker, worker=number, rendezvous=rendezvous)
     try:
         await listeners.start()
+        loop.add_signal_handler(signal.SIGHUP, listeners.certificates.reload)
         print("ready", flush=True)
         await stop.wait()
     finally:

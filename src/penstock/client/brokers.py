@@ -10,6 +10,7 @@ was not acted upon: the connection could not be made, or the broker answered tha
 """
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class Brokers:
         timeout: float = 30.0,
         patience: float = 30.0,
         pool_size: int = 64,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if not urls:
             raise InvalidRequest("at least one broker URL is needed")
@@ -62,7 +64,7 @@ class Brokers:
         headers = [("Authorization", f"Bearer {token}")] if token and not callable(token) else []
         self.urls = list(urls)
         self.timeout, self.patience = timeout, patience
-        self._clients = [HttpClient(url, headers=headers, pool_size=pool_size) for url in urls]
+        self._clients = [HttpClient(url, headers=headers, pool_size=pool_size, tls=tls) for url in urls]
         self._current = 0
         self._closed = False
 

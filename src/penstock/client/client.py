@@ -9,8 +9,10 @@ async with Client("http://localhost:6632") as client:
 
 import asyncio
 import os
+import ssl
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode
@@ -21,6 +23,7 @@ from penstock.client.connection import Token
 from penstock.client.consumer import Consumer, Handler
 from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
+from penstock.net.tls import client_context
 
 DEFAULT_URL = "http://127.0.0.1:6632"
 
@@ -29,6 +32,8 @@ class Client(QueueClient):
     """Talks to one broker, or to several on one database; with no URL, to PENSTOCK_URL or the local one.
 
     `token` (default: PENSTOCK_TOKEN) is sent to brokers that ask for one; a function is asked before each request.
+    With https://, `ca` is the CA to believe (a PEM file or its text, default: PENSTOCK_CA_FILE, or the system's), or
+    `tls` a context of yours.
     `timeout` limits one request, `patience` how long a request is tried again while no broker answers.
     """
 
@@ -40,6 +45,8 @@ class Client(QueueClient):
         timeout: float = 30.0,
         patience: float = 30.0,
         pool_size: int = 64,
+        ca: str | Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if urls is None:
             urls = os.environ.get("PENSTOCK_URL") or DEFAULT_URL
@@ -47,7 +54,9 @@ class Client(QueueClient):
             token = os.environ.get("PENSTOCK_TOKEN")
         if isinstance(urls, str):
             urls = [url.strip() for url in urls.split(",") if url.strip()]
-        super().__init__(Brokers(urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size))
+        if tls is None and any(url.startswith("https:") for url in urls):
+            tls = client_context(ca)
+        super().__init__(Brokers(urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size, tls=tls))
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer] = []
 

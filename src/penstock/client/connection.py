@@ -11,6 +11,7 @@ only the caller knows whether it may be sent again.
 
 import asyncio
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
+from penstock.net.tls import explain, first_answer_missing
 from penstock.wire import frames
 from penstock.wire.frames import ANSWER, Bytes, Command
 from penstock.wire.status import TcpStatus
@@ -95,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_filled = 0
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
+        self._heard = False  # any answer
         self.renews = False  # a token that has expired on the way is a reason to connect anew, not an answer
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -135,7 +138,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, error: Exception | None) -> None:
-        reason = f"the broker closed the connection{f': {error}' if error else ''}"
+        reason = f"the broker closed the connection{f': {explain(error)}' if error else ''}"
+        if not self._heard and self._transport is not None:
+            reason += first_answer_missing(self._transport)
         waiting, self._waiting = self._waiting, deque()
         for future, _ in waiting:
             if not future.done():
@@ -193,6 +198,7 @@ class Connection(asyncio.BufferedProtocol):
             if command == frames.ERROR and self._transport is not None:  # said before it closes: too many connections
                 self._transport.abort()
             return
+        self._heard = True
         future, _ = self._waiting.popleft()
         if future.done():
             return
@@ -207,22 +213,32 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
-    """`"a:1,b:2"`, `["a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
+    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
     parts: Sequence[str | Address] = addresses.split(",") if isinstance(addresses, str) else addresses
     found: list[Address] = []
     for part in parts:
         if isinstance(part, tuple):
             found.append(part)
             continue
-        host, colon, port = part.strip().rpartition(":")
+        plain = part.strip().removeprefix("tcp://").removeprefix("tls://").removesuffix("/")
+        host, colon, port = plain.rpartition(":")
         if not colon or port.endswith("]"):
-            host, port = part.strip(), "12345"
-        if not host or not port.isdecimal():
-            raise InvalidRequest(f"{part!r} is no broker address: write host:port")
+            host, port = plain, "12345"
+        if not host or not port.isdecimal() or "/" in host:
+            raise InvalidRequest(f"{part!r} is no broker address: write host:port, or tls://host:port")
         found.append((host.strip("[]"), int(port)))
     if not found:
         raise InvalidRequest("no broker address given")
     return found
+
+
+def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
+    """Whether the addresses say `tls://`; all of them, or none."""
+    parts: Sequence[str | Address] = addresses.split(",") if isinstance(addresses, str) else addresses
+    told = {isinstance(part, str) and part.strip().startswith("tls://") for part in parts}
+    if len(told) > 1:
+        raise InvalidRequest(f"either all addresses begin with tls:// or none: {addresses!r}")
+    return told == {True}
 
 
 def token_text(token: Token | None) -> str:
@@ -249,8 +265,15 @@ class Link:
     With a token (or a function that gives one, asked at each connection) every connection begins with AUTH.
     """
 
-    def __init__(self, addresses: Sequence[Address], connect_timeout: float = 5.0, token: Token | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        connect_timeout: float = 5.0,
+        token: Token | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._token = token
+        self._tls = tls
         self._addresses = list(addresses)
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
@@ -277,10 +300,12 @@ class Link:
                     raise Unavailable("the client is closed")
                 try:
                     async with asyncio.timeout(self._connect_timeout):
-                        _, connection = await loop.create_connection(Connection, host, port)
+                        _, connection = await loop.create_connection(
+                            Connection, host, port, ssl=self._tls, server_hostname=host if self._tls else None
+                        )
                         await self._authenticate(connection)
                 except (OSError, TimeoutError, ConnectionLost) as error:
-                    failures.append(f"{host}:{port}: {error or 'no answer'}")
+                    failures.append(f"{host}:{port}: {explain(error) or 'no answer'}")
                     continue
                 # The one that answered goes first next time: reconnecting does not begin with the dead one.
                 self._addresses.insert(0, self._addresses.pop(position))

@@ -5,10 +5,12 @@
 """
 
 import asyncio
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -187,11 +189,15 @@ class SyncTopicClient(Facade):
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
         token: Token | None = None,
+        ca: str | Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._portal = Portal()
         try:
             self._client = self._portal.make(
-                lambda: topics.TopicClient(addresses, timeout=timeout, connect_timeout=connect_timeout, token=token)
+                lambda: topics.TopicClient(
+                    addresses, timeout=timeout, connect_timeout=connect_timeout, token=token, ca=ca, tls=tls
+                )
             )
         except BaseException:
             self._portal.close()

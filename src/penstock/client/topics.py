@@ -12,16 +12,19 @@ sent twice are sent again after a lost connection until `timeout`; `produce` car
 
 import asyncio
 import os
+import ssl
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.client.connection import Address, Link, Token, parse_addresses
+from penstock.client.connection import Address, Link, Token, parse_addresses, wants_tls
 from penstock.client.decode import Record
 from penstock.client.producer import Producer
 from penstock.client.reader import Reader, Start, ask
 from penstock.errors import InvalidRequest
+from penstock.net.tls import client_context
 from penstock.wire import frames
 from penstock.wire.frames import BATCH_ANSWER, FETCHED_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Info
 
@@ -36,10 +39,14 @@ class TopicClient:
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
         token: Token | None = None,
+        ca: str | Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one."""
+        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one. With `tls://host:port`, `ca` is the CA to
+        believe (a PEM file or its text, default: PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours."""
         self._token = token if token is not None else os.environ.get("PENSTOCK_TOKEN")
         self._addresses = parse_addresses(addresses)
+        self._tls = (tls or client_context(ca)) if wants_tls(addresses) else None
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._link = self._new_link()
         self._producer_id = os.urandom(16)
@@ -47,7 +54,7 @@ class TopicClient:
         self._order: dict[str, asyncio.Lock] = {}
 
     def _new_link(self) -> Link:
-        return Link(self._addresses, self._connect_timeout, self._token)
+        return Link(self._addresses, self._connect_timeout, self._token, self._tls)
 
     async def __aenter__(self) -> Self:
         return self

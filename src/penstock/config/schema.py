@@ -36,6 +36,7 @@ class TcpServer:
     max_frame: Size = key(64 << 20, "largest payload of one frame")
     max_connections: int = key(10_000, "connections beyond this are closed at once")
     idle_timeout: Seconds = key(0.0, "close connections that are silent this long; 0 = never")
+    tls: bool = key(True, "speak TLS when tls.certificate is set; false = in clear also then")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,9 @@ class HttpServer:
     enabled: bool = key(True, "serve HTTP: queues, topics, status")
     host: str = key("127.0.0.1", "address to listen on")
     port: int = key(6632, "port to listen on; 0 picks a free one")
-    ssl_cert_path: Path | None = key(None, "certificate chain (PEM); with a key, HTTP becomes HTTPS")
-    ssl_key_path: Path | None = key(None, "private key (PEM)")
+    tls: bool = key(True, "speak TLS when tls.certificate is set; false = in clear also then")
+    ssl_cert_path: Path | None = key(None, "certificate chain (PEM) for HTTP alone, instead of tls.certificate")
+    ssl_key_path: Path | None = key(None, "its private key (PEM)")
     max_header: Size = key(64 << 10, "largest request line and headers; above it 431")
     max_body: Size = key(64 << 20, "largest request body; above it 413")
     max_connections: int = key(20_000, "connections beyond this get 503")
@@ -61,10 +63,22 @@ class WebsocketServer:
     enabled: bool = key(True, "serve the WebSocket protocol of topics")
     host: str = key("127.0.0.1", "address to listen on")
     port: int = key(9090, "port to listen on; 0 picks a free one")
+    tls: bool = key(True, "speak TLS when HTTP does or tls.certificate is set; false = in clear also then")
     ssl_cert_path: Path | None = key(None, "certificate chain (PEM); default: the HTTP server's")
     ssl_key_path: Path | None = key(None, "private key (PEM); default: the HTTP server's")
     max_message: Size = key(64 << 20, "largest message accepted from a client")
     max_connections: int = key(20_000, "connections beyond this are refused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    certificate: Path | None = key(None, "certificate chain (PEM): HTTP, WebSocket and TCP speak TLS")
+    private_key: Path | None = key(
+        None, "its private key (PEM, without a password); default: in the certificate's file"
+    )
+    client_ca: Path | None = key(None, "clients must show a certificate from this CA (PEM)")
+    min_version: Literal["1.2", "1.3"] = key("1.2", "oldest version of TLS that is spoken")
+    reload_interval: Seconds = key(10.0, "how often the files are looked at for a renewal; 0 = only on SIGHUP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +268,7 @@ class Config:
     tcp_server: TcpServer = section(TcpServer, "binary protocol")
     http_server: HttpServer = section(HttpServer, "HTTP")
     websocket_server: WebsocketServer = section(WebsocketServer, "WebSocket")
+    tls: Tls = section(Tls, "certificates of what listens")
     auth: Auth = section(Auth, "tokens and roles")
     topics: Topics = section(Topics, "topics")
     queues: Queues = section(Queues, "queues")

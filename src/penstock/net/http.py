@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
+from penstock.net.tls import client_context, explain, first_answer_missing
 
 Headers = Iterable[tuple[str, str]]
 _UNSAFE_TARGET = re.compile(r"[\x00-\x20\x7f]")
@@ -119,6 +120,8 @@ class _Connection(asyncio.Protocol):
             self._fail(Unavailable("the connection broke in the middle of an answer"))
         else:
             reason = f"the connection was reset: {error}" if error else "the connection was closed without an answer"
+            if not self._served and self._transport is not None:
+                reason += first_answer_missing(self._transport)
             self._fail(_Reset(reason, clean=self._served > 0))
 
     # httptools.HttpResponseParser
@@ -196,7 +199,7 @@ class HttpClient:
             raise InvalidRequest(f"not an HTTP address: {base_url!r}")
         self._host = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._tls = (tls or ssl.create_default_context()) if url.scheme == "https" else None
+        self._tls = (tls or client_context()) if url.scheme == "https" else None
         self._prefix = url.path.rstrip("/")
         self._connect_timeout = connect_timeout
         self._unix_path = unix_path
@@ -276,7 +279,7 @@ class HttpClient:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
             raise CannotConnect(text) from error
         except OSError as error:  # ssl.SSLError is one
-            raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {error}") from error
+            raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {explain(error)}") from error
         return connection
 
     def _forget(self, connection: _Connection) -> None:

@@ -20,6 +20,7 @@ from sqlglot.errors import OptimizeError, ParseError
 from sqlglot.optimizer.qualify import qualify
 
 from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.net.tls import open_url
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import bearer
@@ -131,7 +132,7 @@ def resolve_route(pipeline: Pipeline) -> Sink:
         return sink
     target = f"{pipeline.url.rstrip('/')}/api/v1/routes/{quote(sink.route, safe='')}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(target, headers=bearer()), timeout=5) as answer:
+        with open_url(urllib.request.Request(target, headers=bearer()), timeout=5) as answer:
             found = json.loads(answer.read()).get("source")  # the word "push" when there is none
     except urllib.error.HTTPError as error:
         raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})") from None

@@ -7,11 +7,13 @@ that restarts in the middle of a batch delays the batch and does not fail it.
 """
 
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 
-from penstock.client.connection import Backoff, error_of, parse_addresses
-from penstock.errors import Unavailable
+from penstock.client.connection import Backoff, error_of, parse_addresses, wants_tls
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.net.tls import client_context, explain
 from penstock.wire import frames
 from penstock.wire.frames import ANSWER, BATCH_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
 
@@ -22,8 +24,9 @@ ANSWER_TIMEOUT = 30.0
 class TopicLink:
     """One connection to the first of the addresses that answers. Close it, or use it as a context manager."""
 
-    def __init__(self, addresses: str, patience: float = 60.0, token: str | None = None) -> None:
+    def __init__(self, addresses: str, patience: float = 60.0, token: str | None = None, ca: str | None = None) -> None:
         self._addresses = parse_addresses(addresses)
+        self._tls = client_context(ca) if wants_tls(addresses) else None
         self._patience = patience
         self._token = token
         self._socket: socket.socket | None = None
@@ -92,6 +95,10 @@ class TopicLink:
         for address in self._addresses:
             try:
                 found = socket.create_connection(address, CONNECT_TIMEOUT)
+                if self._tls is not None:
+                    found = self._tls.wrap_socket(found, server_hostname=address[0])
+            except ssl.SSLError as error:  # it would be the same the next time
+                raise InvalidRequest(f"{address[0]}:{address[1]}: {explain(error)}") from error
             except OSError as error:
                 failure = error
                 continue

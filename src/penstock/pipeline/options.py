@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import InvalidRequest
+from penstock.net.tls import ca_text
 
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
 Positions = int | dict[str, int]  # one for all topics, or per topic
@@ -34,6 +35,11 @@ class Options:
     def token(self) -> str | None:
         """For brokers that ask for one. Read on the driver, so executors need no environment of their own."""
         return self.text("token") or os.environ.get("PENSTOCK_TOKEN") or None
+
+    def ca(self) -> str | None:
+        """The certificates of the CA to believe with `tls://` and `https://`: the option `ca` names a file on the
+        driver, or holds its text. It is the text that goes to executors."""
+        return ca_text(self.text("ca"))
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         value = self._given.get(name.lower())

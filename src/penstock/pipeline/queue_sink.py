@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.connection import Backoff
 from penstock.errors import InvalidRequest, Unavailable
+from penstock.net.tls import client_context, explain
 from penstock.pipeline.identity import current_writer, ordered, say_at_least_once
 from penstock.pipeline.options import Options
 
@@ -50,14 +51,17 @@ class Pushed(WriterCommitMessage):
 class PushLink:
     """One keep-alive connection that pushes; waits out a broker that restarts or a queue that is full."""
 
-    def __init__(self, url: str, token: str | None, patience: float) -> None:
+    def __init__(self, url: str, token: str | None, patience: float, ca: str | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(
                 f"the option 'url' is the broker's HTTP address, such as http://host:6632, not {url!r}"
             )
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), timeout=60)
+        self._connection = (
+            http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=60, context=client_context(ca))
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=60)
+        )
         self._target = parts.path.rstrip("/") + "/api/v1/push"
         self._headers = {"Content-Type": "application/json"}
         if token:
@@ -79,7 +83,7 @@ class PushLink:
                 reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
-                status, body, reason = 503, b"", str(error) or type(error).__name__
+                status, body, reason = 503, b"", explain(error) or type(error).__name__
                 if not repeatable and not isinstance(error, ConnectionRefusedError):
                     raise Unavailable(f"the broker went away during a push and may have stored it: {reason}") from error
             if status in (200, 201, 429) and body.startswith(b"["):
@@ -149,6 +153,7 @@ class _QueueWriter:
         self._options = options
         self._url = options.require("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
         self._token = options.token()
+        self._ca = options.ca()
         self._app = options.text("appId")
         self._queue = options.text("queue")
         self._patience = options.seconds("brokerTimeout", 60.0)
@@ -174,7 +179,7 @@ class _QueueWriter:
             writer = current_writer(self._app, self.streaming)
             prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
         total = Pushed()
-        link = PushLink(self._url, self._token, self._patience)
+        link = PushLink(self._url, self._token, self._patience, self._ca)
         try:
             row = 0
             for batch in ordered(iterator, self._options):

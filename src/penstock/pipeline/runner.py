@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import PenstockError
+from penstock.net.tls import open_url
 from penstock.pipeline import build
 from penstock.pipeline.check import resolve_route
 from penstock.pipeline.session import build as build_session
@@ -78,7 +79,7 @@ class Heartbeat:
         self._last, self._state = time.monotonic(), report.state
         request = urllib.request.Request(self._target, report.line().encode(), self._headers, method="PUT")
         try:
-            with urllib.request.urlopen(request, timeout=2.0) as answer:
+            with open_url(request, timeout=2.0) as answer:
                 self.stop_wanted |= bool(json.loads(answer.read() or b"{}").get("stop"))
         except (OSError, ValueError, urllib.error.HTTPError) as error:
             if not self._said:

@@ -117,6 +117,7 @@ class _TopicWriter:
         self._topic = options.text("topic")
         self._patience = options.seconds("brokerTimeout", 60.0)
         self._token = options.token()
+        self._ca = options.ca()
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         if types.get("payload") not in ("binary", "string"):
             raise InvalidRequest(
@@ -130,7 +131,7 @@ class _TopicWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         writer = current_writer(self._app, self.streaming) if self._app else None
-        with TopicLink(self._broker, self._patience, self._token) as link:
+        with TopicLink(self._broker, self._patience, self._token, self._ca) as link:
             appender = _Appender(link, writer)
             for batch in ordered(iterator, self._options):
                 payloads = batch.column("payload").cast(pa.binary())

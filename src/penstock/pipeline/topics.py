@@ -43,6 +43,7 @@ class Topics:
         self.directory = options.text("directory")
         self._patience = options.seconds("brokerTimeout", 60.0)
         self._token = options.token()
+        self._ca = options.ca()
         self._link: TopicLink | None = None
         if not self.broker and not self.directory:
             raise InvalidRequest("give the option 'broker' (host:port), or 'directory' for topics on this host's disk")
@@ -53,7 +54,7 @@ class Topics:
     @property
     def link(self) -> TopicLink:
         assert self.broker is not None
-        self._link = self._link or TopicLink(self.broker, self._patience, self._token)
+        self._link = self._link or TopicLink(self.broker, self._patience, self._token, self._ca)
         return self._link
 
     def close(self) -> None:

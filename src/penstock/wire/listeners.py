@@ -21,9 +21,10 @@ from penstock.wire.http.api import buffers, export, pipelines, queues, system, t
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import Guard
 from penstock.wire.http.routes import Route, Router
-from penstock.wire.http.server import HttpServer, tls_context
+from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
+from penstock.wire.tls import Certificates
 from penstock.wire.websocket import WebsocketServer
 
 log = logging.getLogger("penstock.wire")
@@ -66,6 +67,7 @@ class Listeners:
         self._websocket: WebsocketServer | None = None
         self._private: HttpServer | None = None  # for the other processes of this broker
         self._verifier = verifier_of(broker.config.auth, broker.metrics)  # None: authentication is off
+        self.certificates = Certificates(broker.config)
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
         self.rendezvous = rendezvous
@@ -84,7 +86,8 @@ class Listeners:
         if self._http:
             found["HTTP"] = self._http.url
         if self._tcp:
-            found["TCP"] = f"tcp://{config.tcp_server.host}:{self._tcp.port}"
+            scheme = "tls" if self.certificates.tcp else "tcp"
+            found["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
         if self._websocket:
             scheme = "wss" if self._websocket.secure else "ws"
             found["WebSocket"] = f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
@@ -102,6 +105,7 @@ class Listeners:
                 metrics=broker.metrics,
                 executor=broker.pool,
                 reuse_port=config.workers > 1,
+                certificate=self.certificates.http,
             )
             await self._http.start()
         if self.rendezvous:
@@ -113,6 +117,7 @@ class Listeners:
                 broker.logs.groups,
                 broker.metrics,
                 verifier=self._verifier if config.auth.tcp == "token" else None,
+                certificate=self.certificates.tcp,
             )
             await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:
@@ -122,14 +127,23 @@ class Listeners:
                 self._feeds,
                 broker.metrics,
                 keep_alive=self._keep_alive,
-                tls=tls_context(*self._websocket_certificate()),
+                tls=self.certificates.websocket.context if self.certificates.websocket else None,
                 verifier=self._verifier,
             )
             await self._websocket.start()
+        if self.certificates.all:
+            self.certificates.start()
+            broker.metrics.gauge(
+                "penstock_tls_certificate_expires_seconds",
+                "When the first TLS certificate expires, seconds since 1970",
+                read=lambda: self.certificates.expires,
+                merge="max",
+            )
 
     async def stop(self, patience: float) -> None:
         """Stop accepting, let what is in flight finish within `patience` seconds, close."""
         self._broker.queues.answer_waiting()
+        self.certificates.stop()
         servers = [server for server in (self._http, self._tcp, self._websocket) if server]
         await asyncio.gather(*(server.stop(patience) for server in servers))
         if self._private:
@@ -138,13 +152,6 @@ class Listeners:
             await self._verifier.stop()
         if self.rendezvous and not self._worker:
             shutil.rmtree(self.rendezvous.directory, ignore_errors=True)
-
-    def _websocket_certificate(self) -> tuple[Path | None, Path | None]:
-        config = self._broker.config
-        own = config.websocket_server
-        if own.ssl_cert_path or own.ssl_key_path:
-            return own.ssl_cert_path, own.ssl_key_path
-        return config.http_server.ssl_cert_path, config.http_server.ssl_key_path
 
     def _router(self) -> Router:
         guard = Guard(self._verifier) if self._verifier else None

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.schema import HttpServer as Settings
-from penstock.errors import ConfigError
 from penstock.wire.http.messages import Response, Stream, StreamResponse, json_response
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.routes import Route
 from penstock.wire.http.server import HttpServer
 from penstock.wire.http.static import file_route, static_routes
+from penstock.wire.tls import Certificate
 from tests.support.certificates import certificate
 from tests.support.http import Wire, get, post, request, run, serving, talking
 
@@ -139,7 +138,8 @@ def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: Path) -
             Route("POST", "/echo", lambda request: Response(200, request.body, "text/plain")),
             Route("GET", "/stream", lambda _: StreamResponse(pieces)),
         )
-        async with serving(*routes, ssl_cert_path=cert, ssl_key_path=key) as server:
+        certified = Certificate(cert, key)
+        async with serving(*routes, certificate=certified) as server:
             assert server.url == f"https://127.0.0.1:{server.port}"
             wire = await secure(server, "localhost")
             assert wire.writer.get_extra_info("ssl_object").version() in ("TLSv1.2", "TLSv1.3")
@@ -150,26 +150,15 @@ def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: Path) -
             await wire.close()
 
             certificate(scratch, "renewed")
-            server.reload_certificate()
+            assert certified.reload()
             wire = await secure(server, "renewed")
             assert (await wire.ask(post("/echo", b"new"))).body == b"new"
             await wire.close()
 
             plain = Wire(*await asyncio.open_connection("127.0.0.1", server.port))
             plain.send(post("/echo", b"plain"))
-            assert not (await plain.ended()).startswith(b"HTTP/1.1 200")
+            assert (await plain.reply()).body == b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
+            assert await plain.ended() == b""
             await plain.close()
-
-    run(body)
-
-
-def test_a_certificate_that_cannot_be_loaded_stops_the_start(scratch: Path) -> None:
-    async def body() -> None:
-        for settings in (
-            Settings(port=0, ssl_cert_path=scratch / "none.pem"),
-            Settings(port=0, ssl_key_path=scratch / "none.pem"),
-        ):
-            with pytest.raises(ConfigError, match="cert"):
-                await HttpServer(Router(), settings).start()
 
     run(body)

@@ -20,6 +20,7 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
+from penstock.net.tls import open_url
 from penstock.pipeline.options import bearer
 
 ERRORS: dict[int, type[PenstockError]] = {
@@ -56,7 +57,7 @@ class Broker:
         while True:
             try:
                 request = urllib.request.Request(self._url + path, data, self._headers, method=method)
-                with urllib.request.urlopen(request, timeout=timeout) as answer:
+                with open_url(request, timeout=timeout) as answer:
                     return json.loads(answer.read() or b"null")
             except urllib.error.HTTPError as error:
                 failure = _error(error)

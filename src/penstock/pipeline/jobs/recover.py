@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.net.tls import ca_text
 from penstock.pipeline.queue_sink import PUSH_ROWS, PushLink
 
 SCHEMA = "queue STRING, partition STRING, transactionId STRING, file STRING, position BIGINT, item BINARY, error STRING"
@@ -143,8 +144,10 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _pusher(url: str, token: str | None, patience: float) -> Any:
+    ca = ca_text(None)
+
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        link = PushLink(url, token, patience)
+        link = PushLink(url, token, patience, ca)
         try:
             for batch in batches:
                 lines = batch.column(0).to_pylist()

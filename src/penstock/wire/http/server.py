@@ -9,20 +9,25 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.config.schema import HttpServer as Settings
-from penstock.errors import ConfigError
 from penstock.metrics import Metrics
 from penstock.wire.http.protocol import Connection
 from penstock.wire.http.routes import Router
 from penstock.wire.http.shared import Shared
+from penstock.wire.listen import Server, listen
+from penstock.wire.tls import Certificate
 
 log = logging.getLogger("penstock.http")
 
 _BACKLOG = 4096
+_HANDSHAKE = 60.0  # seconds for one, where headers have no limit
+_SPEAKS_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 58\r\n\r\n"
+    b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
+)
 _LONGEST_SWEEP = 1.0  # the Date header is as old as this at most
 
 
@@ -37,22 +42,21 @@ class HttpServer:
         sock: socket.socket | None = None,
         unix_path: Path | None = None,
         reuse_port: bool = False,
+        certificate: Certificate | None = None,
     ) -> None:
         self._settings = settings
         self._sock = sock
         self._unix_path = unix_path
         self._reuse_port = reuse_port
-        self._server: asyncio.Server | None = None
+        self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._ssl: ssl.SSLContext | None = None
+        self._certificate = certificate
         self._shared = Shared(router, settings, metrics if metrics is not None else Metrics(), executor)
         self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._shared.limits))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._shared.now = loop.time()
-        self._ssl = None if self._unix_path else tls_context(self._settings.ssl_cert_path, self._settings.ssl_key_path)
-        handshake = self._settings.header_timeout if self._ssl else None
 
         def connection() -> Connection:
             return Connection(self._shared)
@@ -61,19 +65,17 @@ class HttpServer:
             self._unix_path.unlink(missing_ok=True)
             self._server = await loop.create_unix_server(connection, str(self._unix_path), backlog=_BACKLOG)
             self._unix_path.chmod(0o600)
-        elif self._sock is not None:
-            self._server = await loop.create_server(
-                connection, sock=self._sock, backlog=_BACKLOG, ssl=self._ssl, ssl_handshake_timeout=handshake
-            )
         else:
-            self._server = await loop.create_server(
+            self._server = await listen(
                 connection,
                 self._settings.host,
                 self._settings.port,
+                self._certificate,
+                refusal=_SPEAKS_TLS,
+                patience=self._settings.header_timeout or _HANDSHAKE,
                 backlog=_BACKLOG,
-                reuse_port=self._reuse_port or None,
-                ssl=self._ssl,
-                ssl_handshake_timeout=handshake,
+                reuse_port=self._reuse_port,
+                sock=self._sock,
             )
         self._sweep()
 
@@ -87,16 +89,11 @@ class HttpServer:
     @property
     def url(self) -> str:
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        return f"{'https' if self._ssl else 'http'}://{host}:{self.port}"
+        return f"{'https' if self._certificate else 'http'}://{host}:{self.port}"
 
     @property
     def connections(self) -> int:
         return len(self._shared.connections)
-
-    def reload_certificate(self) -> None:
-        """Read certificate and key again; connections from now on see the new one."""
-        if self._ssl is not None:
-            _load_chain(self._ssl, self._settings.ssl_cert_path, self._settings.ssl_key_path)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,22 +138,3 @@ class HttpServer:
             if self._unix_path is not None:
                 self._unix_path.unlink()
         self._server = None
-
-
-def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    _load_chain(context, certificate, key)
-    return context
-
-
-def _load_chain(context: ssl.SSLContext, certificate: Path | None, key: Path | None) -> None:
-    if certificate is None:
-        raise ConfigError("ssl_key_path is set but ssl_cert_path is not")
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot load the certificate {certificate} with key {key}: {error}") from None

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import TooLarge
+from penstock.errors import InvalidRequest, TooLarge
 from penstock.wire import frames
 from penstock.wire.frames import REQUEST, Command
 from penstock.wire.status import TcpStatus, is_expected, status_of
@@ -36,6 +36,7 @@ log = logging.getLogger("penstock.tcp")
 IN_FLIGHT = 16 << 20
 UNSENT = 4 << 20
 WAITING = (Command.FETCH, Command.GROUP_LEASE)
+HANDSHAKE = 0x16  # the first byte of a client that speaks TLS
 LARGE = 64 << 10  # an incomplete frame above this is received into memory of its own
 BACKLOG = 256 << 10  # read ahead while held, so that a client that leaves is noticed
 
@@ -117,7 +118,7 @@ class Connection(asyncio.Protocol):
         if self._waits and self._work is not None:
             self._transport.close()  # it waits for records that may never come, and most likely the client is gone
         self._close_if_done()
-        return True
+        return self._transport.can_write_eof()  # keep our half open until all is answered; TLS cannot
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -196,6 +197,10 @@ class Connection(asyncio.Protocol):
             self._backlog.appendleft(rest)
             self._backlog_bytes += len(rest)
         elif len(rest) >= REQUEST.size and (total := REQUEST.size + REQUEST.unpack_from(rest)[1]) > LARGE:
+            if rest[0] == HANDSHAKE:  # no command; its length would have us wait for megabytes
+                self.answer(failure(InvalidRequest("there is no TLS on this port")))
+                self.finish()
+                return
             self._large = bytearray(total)
             self._large[: len(rest)] = rest
             self._large_filled = len(rest)

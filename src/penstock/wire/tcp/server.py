@@ -7,13 +7,20 @@ from penstock.config.schema import TcpServer as Settings
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from penstock.wire import frames
 from penstock.wire.auth import Verifier
+from penstock.wire.listen import Server, listen
+from penstock.wire.status import TcpStatus
 from penstock.wire.tcp.auth import GuardedCommands
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import Connection
 from penstock.wire.tcp.memory import keep_freed_memory
+from penstock.wire.tls import Certificate
 
 log = logging.getLogger("penstock.tcp")
+
+HANDSHAKE = 10.0
+SPEAKS_TLS = frames.failure(TcpStatus.INVALID_REQUEST, "this port speaks TLS: use tls:// in the address")
 
 
 class TcpServer:
@@ -24,9 +31,11 @@ class TcpServer:
         groups: Groups,
         metrics: Metrics,
         verifier: Verifier | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         """`verifier`: connections must begin with AUTH and a token it accepts; None: they need not."""
         self._settings = settings
+        self._certificate = certificate
         self._commands = (
             GuardedCommands(verifier, topics, groups, metrics, settings.max_frame)
             if verifier
@@ -34,7 +43,7 @@ class TcpServer:
         )
         self._connections: set[Connection] = set()
         self._ended = asyncio.Event()  # a connection has ended
-        self._server: asyncio.Server | None = None
+        self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.bytes_in = 0
         self.bytes_out = 0
@@ -53,14 +62,19 @@ class TcpServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
         keep_freed_memory()
-        self._server = await loop.create_server(
-            lambda: Connection(self, self._commands), self._settings.host, self._settings.port, backlog=1024
+        self._server = await listen(
+            lambda: Connection(self, self._commands),
+            self._settings.host,
+            self._settings.port,
+            self._certificate,
+            refusal=SPEAKS_TLS,
+            patience=HANDSHAKE,
+            backlog=1024,
         )
         if self._settings.idle_timeout:
             self._sweep()
-        log.info("TCP on %s:%d", self._settings.host, self.port)
+        log.info("TCP on %s:%d%s", self._settings.host, self.port, " with TLS" if self._certificate else "")
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Accept no one, answer what is under way for at most `timeout` seconds, close."""

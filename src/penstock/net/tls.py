@@ -1,0 +1,108 @@
+"""TLS as a client: whom we believe, what we show, and errors that say what to do.
+
+Everything that connects (clients, commands, Spark's processes, routes) makes its context here. What is not given comes
+from the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the system's), PENSTOCK_CLIENT_CERT and
+PENSTOCK_CLIENT_KEY (what we show to a broker that asks for a certificate).
+"""
+
+import asyncio
+import os
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidRequest
+
+CA_FILE, CLIENT_CERT, CLIENT_KEY = "PENSTOCK_CA_FILE", "PENSTOCK_CLIENT_CERT", "PENSTOCK_CLIENT_KEY"
+_PEM = "-----BEGIN"
+
+
+def client_context(
+    ca: str | Path | None = None, certificate: str | Path | None = None, key: str | Path | None = None
+) -> ssl.SSLContext:
+    """`ca`: a PEM file, or its text; `certificate` and `key`: PEM files, the key may be in the certificate's."""
+    ca = ca or os.environ.get(CA_FILE) or None
+    certificate = certificate or os.environ.get(CLIENT_CERT) or None
+    key = key or os.environ.get(CLIENT_KEY) or None
+    try:
+        text = str(ca) if ca is not None and _PEM in str(ca) else None
+        context = ssl.create_default_context(cafile=None if text else ca, cadata=text)
+    except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
+        raise InvalidRequest(f"cannot read the CA's certificates from {ca}: {_reason(error)}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"cannot use the client certificate {certificate} with key {key}: {_reason(error)}"
+            ) from None
+    return context
+
+
+def ca_text(ca: str | None) -> str | None:
+    """The text of a CA file (default: PENSTOCK_CA_FILE), for processes on machines that do not have it."""
+    ca = ca or os.environ.get(CA_FILE) or None
+    if ca is None or _PEM in ca:
+        return ca
+    try:
+        return Path(ca).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read the CA's certificates from {ca}: {_reason(error)}") from None
+
+
+def open_url(request: urllib.request.Request, timeout: float) -> Any:
+    """urllib's `urlopen` that believes whom we believe; its errors are urllib's, with a reason that helps."""
+    context = client_context() if request.full_url.startswith("https:") else None
+    try:
+        return urllib.request.urlopen(request, timeout=timeout, context=context)
+    except urllib.error.HTTPError:
+        raise
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, OSError):
+            raise urllib.error.URLError(explain(error.reason)) from error
+        raise
+
+
+def explain(error: BaseException) -> str:
+    """What went wrong while connecting, and what to do about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message
+        if error.verify_code == 10:
+            return "the broker's certificate has expired"
+        if error.verify_code in (18, 19, 20, 21):
+            return f"the broker's certificate is not from a CA we believe ({why}): name its CA file in {CA_FILE}"
+        return f"the broker's certificate is not accepted: {why}"
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or ""
+        if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
+            return "there is no TLS on this port: use http:// or tcp://"
+        if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
+            return f"the broker asks for a client certificate: name one in {CLIENT_CERT} and {CLIENT_KEY}"
+        if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_EXPIRED" in reason:
+            return f"the broker does not accept our client certificate ({reason.lower().replace('_', ' ')})"
+        return f"TLS failed: {reason or error}"
+    if isinstance(error, ConnectionError) and not str(error):
+        return "the connection was closed while it was being made (TLS: another version or a certificate is wanted?)"
+    return str(error)
+
+
+def first_answer_missing(transport: asyncio.BaseTransport) -> str:
+    """What may be the reason when a connection over TLS ends before its first answer.
+
+    Under TLS 1.3 a client is done with the handshake before the server has seen its certificate, or that there is none.
+    """
+    tls = transport.get_extra_info("ssl_object") is not None
+    return " (TLS: does the broker ask for a client certificate?)" if tls else ""
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).lower().replace("_", " ")
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; keys without a password are needed")

@@ -1,0 +1,179 @@
+"""Listening, in clear or for TLS; those who speak in clear to a port for TLS are told so, in their own protocol.
+
+In clear it is the event loop's server. For TLS we accept connections ourselves and look at their first byte without
+taking it: 0x16 begins a handshake, and the connection goes to the event loop as it is. Anything else gets `refusal` and
+is closed. That costs a connection a few system calls beside a handshake of a millisecond, and later nothing.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.wire.tls import Certificate
+
+log = logging.getLogger("penstock.tls")
+
+HANDSHAKE = b"\x16"
+AT_ONCE = 64  # connections accepted before others get their turn
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE = 1.0
+LINGER = 2.0  # for the client to read the refusal
+
+
+class Server(Protocol):
+    """What there is of `asyncio.Server` in both."""
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]: ...
+
+    def close(self) -> None: ...
+
+
+async def listen(
+    make: Callable[[], asyncio.Protocol],
+    host: str,
+    port: int,
+    certificate: Certificate | None,
+    *,
+    refusal: bytes,
+    patience: float,
+    backlog: int,
+    reuse_port: bool = False,
+    sock: socket.socket | None = None,
+) -> Server:
+    """Listen at an address, or on `sock`. `patience` is for the first byte, and again for the rest of a handshake."""
+    loop = asyncio.get_running_loop()
+    if certificate is None:
+        if sock is not None:
+            return await loop.create_server(make, sock=sock, backlog=backlog)
+        return await loop.create_server(make, host, port, backlog=backlog, reuse_port=reuse_port or None)
+    if sock is not None:
+        sock.listen(backlog)
+        sockets = [sock]
+    else:
+        sockets = await _bind(host, port, backlog, reuse_port)
+    return TlsServer(make, sockets, certificate.context, refusal, patience)
+
+
+async def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> list[socket.socket]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            sockets.append(socket.create_server(address[:2], family=family, backlog=backlog, reuse_port=reuse_port))
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+class TlsServer:
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        sockets: list[socket.socket],
+        context: ssl.SSLContext,
+        refusal: bytes,
+        patience: float,
+    ) -> None:
+        self.sockets = tuple(sockets)
+        self._make, self._context, self._refusal, self._patience = make, context, refusal, patience
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}  # for the first byte, or to be closed
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._closed = False
+        for one in sockets:
+            one.setblocking(False)
+            self._loop.add_reader(one, self._accept, one)
+
+    def close(self) -> None:
+        """Accept no more; connections that have not begun yet are dropped, the others are their protocol's."""
+        if self._closed:
+            return
+        self._closed = True
+        for one in self.sockets:
+            self._loop.remove_reader(one)
+            one.close()
+        for connection in list(self._waiting):
+            self._drop(connection)
+        for task in self._shaking:
+            task.cancel()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                log.error("no more connections can be accepted for now: %s", error.strerror)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(PAUSE, self._accept_again, listening)
+                return
+            connection.setblocking(False)
+            self._waiting[connection] = self._loop.call_later(self._patience, self._drop, connection)
+            self._loop.add_reader(connection, self._look, connection)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if not self._closed:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _look(self, connection: socket.socket) -> None:
+        try:
+            first = connection.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        self._loop.remove_reader(connection)
+        self._waiting.pop(connection).cancel()
+        if first == HANDSHAKE:
+            task = self._loop.create_task(self._shake_hands(connection))
+            self._shaking.add(task)
+            task.add_done_callback(self._shaking.discard)
+        elif first:
+            self._refuse(connection)
+        else:
+            connection.close()
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=self._patience
+            )
+        except (OSError, TimeoutError) as error:  # theirs: no common version, no certificate that we accept
+            log.info("a TLS handshake failed: %s", error)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        """Say it, and read what they sent: closing before would reset the connection and destroy the answer."""
+        with contextlib.suppress(OSError):
+            connection.send(self._refusal)
+            connection.shutdown(socket.SHUT_WR)
+        self._waiting[connection] = self._loop.call_later(LINGER, self._drop, connection)
+        self._loop.add_reader(connection, self._read_away, connection)
+
+    def _read_away(self, connection: socket.socket) -> None:
+        try:
+            if connection.recv(1 << 16):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass  # gone, without having read it
+        self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        timer = self._waiting.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+            self._loop.remove_reader(connection)
+            connection.close()

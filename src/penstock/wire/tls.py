@@ -1,0 +1,170 @@
+"""Certificates of what listens, renewed without a restart.
+
+A `Certificate` is one SSL context for as long as the broker runs. When its files change (they are looked at every few
+seconds, and on SIGHUP) they are tried in a context of their own first: a certificate whose key has not arrived yet, or
+a file that is half written, is logged and looked at again, and connections go on with what there was. Connections that
+are open stay as they are.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from pathlib import Path
+
+from cryptography import x509
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+
+log = logging.getLogger("penstock.tls")
+
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class Certificate:
+    def __init__(
+        self, certificate: Path | None, key: Path | None, client_ca: Path | None = None, minimum: str = "1.2"
+    ) -> None:
+        """`key` may be in the certificate's file. With `client_ca` clients must show a certificate from it."""
+        if certificate is None:
+            raise ConfigError("a TLS key is set, but no certificate")
+        self._certificate, self._key, self._client_ca, self._minimum = certificate, key, client_ca, minimum
+        self._seen = self._stamps()
+        self._failed = ""
+        self.expires = 0.0
+        self.context = self._make()
+        self._note_expiry()
+
+    def _make(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = VERSIONS[self._minimum]
+        context.set_alpn_protocols(["http/1.1"])
+        self._load(context)
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        for path in (self._certificate, self._key, self._client_ca):
+            try:
+                if path is not None:
+                    path.read_bytes()
+            except OSError as error:
+                raise ConfigError(f"TLS: cannot read {path}: {error.strerror}") from None
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error)
+            if reason == "KEY_VALUES_MISMATCH":
+                key = self._key or self._certificate
+                raise ConfigError(f"TLS: the key {key} is not the one of the certificate {self._certificate}") from None
+            what = f"{self._certificate}" + (f" with key {self._key}" if self._key else "")
+            raise ConfigError(f"TLS: cannot use the certificate {what}: {_words(reason)}") from None
+        if self._client_ca is not None:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except ssl.SSLError as error:
+                reason = _words(error.reason or str(error))
+                raise ConfigError(f"TLS: cannot use the client CA {self._client_ca}: {reason}") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for path in (self._certificate, self._key, self._client_ca):
+            try:
+                told = path.stat() if path is not None else None
+                found.append((told.st_mtime_ns, told.st_ino, told.st_size) if told else None)
+            except OSError:
+                found.append(None)
+        return found
+
+    def look(self) -> bool:
+        """Read the files again if they have changed; whether a new certificate is used from now on."""
+        stamps = self._stamps()
+        if stamps == self._seen and not self._failed:
+            return False
+        return self.reload()
+
+    def reload(self) -> bool:
+        """Read the files again; what cannot be used is logged, and tried again when it changes."""
+        self._seen = self._stamps()
+        try:
+            self._make()
+            self._load(self.context)
+        except ConfigError as error:
+            if str(error) != self._failed:
+                log.error("the certificate was not renewed, the one before stays in use: %s", error)
+            self._failed = str(error)
+            return False
+        self._failed = ""
+        self._note_expiry()
+        log.info("TLS: %s was read again, it is valid until %s", self._certificate, _day(self.expires))
+        return True
+
+    def _note_expiry(self) -> None:
+        found = x509.load_pem_x509_certificates(self._certificate.read_bytes())[0]
+        self.expires = found.not_valid_after_utc.timestamp()
+        if self.expires < time.time():
+            log.error(
+                "TLS: the certificate %s expired on %s: clients will refuse it", self._certificate, _day(self.expires)
+            )
+
+
+class Certificates:
+    """Which listener has which certificate, by the configuration; None: it speaks in clear."""
+
+    def __init__(self, config: Config) -> None:
+        tls, http, websocket = config.tls, config.http_server, config.websocket_server
+        shared = None
+        if tls.certificate or tls.private_key:
+            shared = Certificate(tls.certificate, tls.private_key, tls.client_ca, tls.min_version)
+        elif tls.client_ca:
+            raise ConfigError("tls.client_ca is set, but no tls.certificate")
+        self.http = shared if http.tls else None
+        if http.ssl_cert_path or http.ssl_key_path:
+            self.http = Certificate(http.ssl_cert_path, http.ssl_key_path, tls.client_ca, tls.min_version)
+        self.websocket = self.http or shared if websocket.tls else None
+        if websocket.ssl_cert_path or websocket.ssl_key_path:
+            self.websocket = Certificate(
+                websocket.ssl_cert_path, websocket.ssl_key_path, tls.client_ca, tls.min_version
+            )
+        self.tcp = shared if config.tcp_server.tls else None
+        self._interval = tls.reload_interval
+        self._watching: asyncio.TimerHandle | None = None
+
+    @property
+    def all(self) -> list[Certificate]:
+        return list({id(one): one for one in (self.http, self.websocket, self.tcp) if one}.values())
+
+    @property
+    def expires(self) -> float:
+        """When the first of them does, seconds since 1970; 0 without any."""
+        return min((one.expires for one in self.all), default=0.0)
+
+    def start(self) -> None:
+        if self._interval and self.all:
+            self._watching = asyncio.get_running_loop().call_later(self._interval, self._watch)
+
+    def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def reload(self) -> None:
+        for one in self.all:
+            one.reload()
+
+    def _watch(self) -> None:
+        for one in self.all:
+            one.look()
+        self.start()
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def _words(reason: str) -> str:
+    return reason.lower().replace("_", " ")
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; a key without a password is needed")

@@ -1,0 +1,315 @@
+"""TLS on every listener and in every client: trust, mutual TLS, renewal, large transfers, and errors that help."""
+
+import asyncio
+import os
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
+from penstock.cli.topic import commands
+from penstock.client import TopicClient
+from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
+from penstock.errors import ConfigError, InvalidRequest, Unavailable
+from penstock.net.http import CannotConnect, HttpClient
+from penstock.net.tls import client_context
+from penstock.pipeline.link import TopicLink
+from penstock.pipeline.queue_sink import PushLink
+from penstock.wire.tls import Certificate, Certificates
+from tests.support.certificates import Authority
+from tests.support.http import run
+from tests.support.served import Served, Wire, produce_body, serving
+from tests.support.wait import eventually
+
+MEGABYTE = 1 << 20
+
+
+class Made:
+    """A CA, a server's certificate from it and a client's, in files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority()
+        self.ca, _ = self.authority.write(directory, "ca", "ca.key")
+        self.cert, self.key = self.authority.issue(directory)
+        self.client = self.authority.issue(directory, "billing", "client")
+
+    def certificate(self, **options: object) -> Certificate:
+        return Certificate(self.cert, self.key, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path)
+
+
+def tls_of(served: Served) -> str:
+    return f"tls://localhost:{served.tcp.port}"
+
+
+def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with (
+            serving(tmp_path / "data", tls=made.certificate()) as served,
+            TopicClient(tls_of(served), ca=made.ca) as client,
+        ):
+            assert served.http.url.startswith("https://")
+            payloads = [os.urandom(MEGABYTE) for _ in range(24)]
+            await asyncio.gather(*(client.produce("t", payload) for payload in payloads))
+            async with client.reader("t", "earliest", follow=False, max_bytes=8 * MEGABYTE) as reader:
+                found = [bytes(record.payload) async for record in reader]
+            assert sorted(found) == sorted(payloads)
+            http = HttpClient(f"https://localhost:{served.http.port}", tls=client_context(made.ca))
+            sent = await http.request(
+                "POST", "/topics/h/produce", payloads[0], [("Content-Type", "application/octet-stream")]
+            )
+            assert sent.status == 201
+            got = await http.request("GET", "/topics/h/consume?offset=0&max_messages=1")
+            assert (got.status, len(got.body) > MEGABYTE) == (200, True)
+            await http.close()
+
+    run(body)
+
+
+def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(made: Made, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with (
+            serving(tmp_path / "data", tls=made.certificate()) as served,
+            TopicClient(tls_of(served), ca=made.ca) as client,
+        ):
+            await client.produce("t", *[b"x" * MEGABYTE for _ in range(16)])
+            for _ in range(3):
+                plain = socket.create_connection(("127.0.0.1", served.tcp.port))
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing resets
+                loop = asyncio.get_running_loop()
+                secure = await loop.run_in_executor(
+                    None, lambda at=plain: client_context(made.ca).wrap_socket(at, server_hostname="localhost")
+                )
+                secure.sendall(frame(0x07, b"\0\1t" + bytes(8) + (16 * MEGABYTE).to_bytes(4, "big") + bytes(5)))
+                assert await loop.run_in_executor(None, secure.recv, 1000)
+                secure.close()
+            assert (await client.info("t")).records == 16
+            await eventually(lambda: served.metrics.values_of("penstock_tcp_connections")[()] == 1)
+
+    run(body)
+
+
+def frame(command: int, body: bytes) -> bytes:
+    return bytes([command]) + len(body).to_bytes(4, "big") + body
+
+
+def test_clients_must_show_a_certificate_when_they_are_asked_for_one(made: Made, tmp_path: Path) -> None:
+    stranger = Authority("Another CA")
+
+    async def body() -> None:
+        async with serving(tmp_path / "data", tls=made.certificate(client_ca=made.ca)) as served:
+            shown = client_context(made.ca, *made.client)
+            async with TopicClient(tls_of(served), tls=shown) as client:
+                await client.create("t")
+                assert await client.names() == ["t"]
+            http = HttpClient(f"https://localhost:{served.http.port}", tls=shown)
+            assert (await http.request("GET", "/topics")).body == b'["t"]'
+            await http.close()
+            others = [client_context(made.ca), client_context(made.ca, *stranger.issue(made.directory, "x", "x"))]
+            for other in others:
+                async with TopicClient(tls_of(served), tls=other, timeout=0.2) as client:
+                    with pytest.raises(Unavailable, match="client certificate"):
+                        await client.names()
+                http = HttpClient(f"https://localhost:{served.http.port}", tls=other)
+                with pytest.raises(Unavailable, match="client certificate"):
+                    await http.request("GET", "/topics")
+                await http.close()
+
+    run(body)
+
+
+def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_not(
+    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        certificate = made.certificate()
+        async with (
+            serving(tmp_path / "data", tls=certificate) as served,
+            TopicClient(tls_of(served), ca=made.ca) as open_before,
+        ):
+            await open_before.create("t")
+            assert not certificate.look()
+            renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
+            shutil.copy(renewal[0], made.cert)  # the key has not come yet
+            assert not certificate.look()
+            assert "is not the one of the certificate" in caplog.text
+            assert (await shown_to(served, made)) == "localhost"
+            made.cert.unlink()
+            assert not certificate.look()
+            shutil.copy(renewal[0], made.cert)
+            shutil.copy(renewal[1], made.key)
+            assert certificate.look()
+            assert (await shown_to(served, made)) == "renewed.example"
+            assert await open_before.names() == ["t"]
+
+    run(body)
+
+
+async def shown_to(served: Served, made: Made) -> str:
+    """The name in the certificate that the server shows."""
+    context = client_context(made.ca)
+    context.check_hostname = False
+    _, writer = await asyncio.open_connection("127.0.0.1", served.tcp.port, ssl=context)
+    found = dict(part[0] for part in writer.get_extra_info("ssl_object").getpeercert()["subject"])["commonName"]
+    writer.close()
+    return str(found)
+
+
+def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with serving(tmp_path / "data", tls=made.certificate()) as served:
+            http = HttpClient(f"http://localhost:{served.http.port}")
+            answer = await http.request("POST", "/topics/t", b"x" * 100_000)
+            assert (answer.status, b"This port speaks TLS: use https://" in answer.body) == (400, True)
+            await http.close()
+            wire = await Wire.connect(served.tcp.port)
+            command, _, text = await wire.ask(0x01, produce_body("t", b"x"))
+            assert (command, b"use tls://" in text) == (0xFF, True)
+            wire.close()
+            async with TopicClient(f"localhost:{served.tcp.port}") as client:
+                with pytest.raises(InvalidRequest, match="this port speaks TLS"):
+                    await client.names()
+            # Someone who connects and says nothing, or goes away, is no burden.
+            silent = [socket.create_connection(("127.0.0.1", served.tcp.port)) for _ in range(3)]
+            for one in silent:
+                one.close()
+            async with TopicClient(tls_of(served), ca=made.ca) as client:
+                assert await client.names() == []
+
+    run(body)
+
+
+def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path: Path) -> None:
+    expired = made.authority.issue(made.directory, stem="expired", days=-1)
+
+    async def body() -> None:
+        for certificate, name, ca, said in (
+            (Certificate(*expired), "localhost", made.ca, "has expired"),
+            (made.certificate(), "localhost", None, "not from a CA we believe"),
+            (made.certificate(), "127.0.0.1", made.ca, "not accepted: IP address mismatch"),
+        ):
+            async with serving(tmp_path / "data", tls=certificate) as served:
+                http = HttpClient(f"https://{name}:{served.http.port}", tls=client_context(ca))
+                with pytest.raises(CannotConnect, match=said):
+                    await http.request("GET", "/topics")
+                await http.close()
+                async with TopicClient(f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2) as client:
+                    with pytest.raises(Unavailable, match=said):
+                        await client.names()
+        async with (
+            serving(tmp_path / "data") as served,
+            TopicClient(tls_of(served), ca=made.ca, timeout=0.2) as client,
+        ):
+            with pytest.raises(Unavailable, match="no TLS on this port"):
+                await client.names()
+        with pytest.raises(InvalidRequest, match="cannot read the CA's certificates from /none\\.pem: No such file"):
+            client_context("/none.pem")
+        with pytest.raises(InvalidRequest, match="either all addresses begin with tls"):
+            TopicClient("tls://a:1,b:2")
+
+    run(body)
+
+
+def test_old_versions_are_refused(made: Made, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with serving(tmp_path / "data", tls=made.certificate(minimum="1.3")) as served:
+            old = client_context(made.ca)
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            async with TopicClient(tls_of(served), tls=old, timeout=0.2) as client:
+                with pytest.raises(Unavailable, match="another version"):
+                    await client.names()
+            async with TopicClient(tls_of(served), ca=made.ca) as client:
+                assert await client.names() == []
+
+    run(body)
+
+
+def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
+    other = made.authority.issue(made.directory, "other", "other")
+    (made.directory / "text.pem").write_text("hello")
+    for tls, said in (
+        (Tls(certificate=made.cert, private_key=other[1]), "is not the one of the certificate"),
+        (Tls(certificate=made.directory / "none.pem"), "none.pem: No such file"),
+        (Tls(certificate=made.directory / "text.pem"), "cannot use the certificate"),
+        (Tls(certificate=made.cert), "cannot use the certificate"),
+        (Tls(private_key=made.key), "no certificate"),
+        (Tls(client_ca=made.ca), "no tls.certificate"),
+        (Tls(certificate=made.cert, private_key=made.key, client_ca=made.key), "cannot use the client CA"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Certificates(Config(tls=tls))
+
+
+def test_which_listener_has_which_certificate(made: Made) -> None:
+    tls = Tls(certificate=made.cert, private_key=made.key)
+    found = Certificates(Config(tls=tls))
+    assert found.http is found.websocket is found.tcp is not None
+    assert time.time() < found.expires < time.time() + 2 * 86400
+    found = Certificates(Config(tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)))
+    assert (found.tcp, found.websocket, found.http is not None) == (None, None, True)
+    own = HttpServer(ssl_cert_path=made.cert, ssl_key_path=made.key)
+    found = Certificates(Config(http_server=own))
+    assert found.tcp is None
+    assert found.websocket is found.http is not None
+    assert Certificates(Config()).all == []
+
+
+@pytest.fixture
+def in_thread(made: Made, tmp_path: Path) -> Iterator[Served]:
+    """A server in a thread, for code that blocks."""
+    stop, started = threading.Event(), threading.Event()
+    found: list[Served] = []
+
+    def serve() -> None:
+        async def body() -> None:
+            async with serving(tmp_path / "data", tls=made.certificate()) as served:
+                found.append(served)
+                started.set()
+                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+
+        run(body, limit=100)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert started.wait(10)
+    yield found[0]
+    stop.set()
+    thread.join()
+
+
+def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
+    in_thread: Served, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = made.ca.read_text()  # what executors are given
+    with TopicLink(tls_of(in_thread), patience=5.0, ca=text) as link:
+        link.create("t")
+        assert link.names() == ["t"]
+    began = time.monotonic()
+    with TopicLink(tls_of(in_thread), patience=60.0) as link, pytest.raises(InvalidRequest, match="not from a CA"):
+        link.names()
+    assert time.monotonic() - began < 30  # not tried again for a minute
+    push = PushLink(f"https://localhost:{in_thread.http.port}", None, 0.1, text)
+    with pytest.raises(InvalidRequest, match="404"):  # it is not served here, but it was asked
+        push.push([b"{}"], repeatable=True)
+    push.close()
+    push = PushLink(f"https://localhost:{in_thread.http.port}", None, 0.1)
+    with pytest.raises(Unavailable, match="not from a CA we believe"):
+        push.push([b"{}"], repeatable=True)
+    push.close()
+    monkeypatch.setenv("PENSTOCK_CA_FILE", str(made.ca))
+    done = CliRunner().invoke(commands, ["list", "--broker", tls_of(in_thread)])
+    assert (done.exit_code, done.stdout) == (0, "t\n"), done.output
+    done = CliRunner().invoke(commands, ["scrub", "--url", f"https://localhost:{in_thread.http.port}"])
+    assert (done.exit_code, "next pass" in done.stdout) == (0, True), done.output
