@@ -22,6 +22,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    UnknownMetricFamily,
 )
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -50,7 +51,9 @@ class Counter:
         self.values = {labels: value for labels, value in self.values.items() if labels[:1] != (first_label,)}
 
     def family(self) -> Metric:
-        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        # Of a seed's name without the suffix only an untyped one may stay as it is.
+        kind = CounterMetricFamily if self.name.endswith("_total") else UnknownMetricFamily
+        family = kind(self.name.removesuffix("_total"), self.help, labels=self.labels)
         for labels, value in self.values.items():
             family.add_metric(labels, value)
         return family

@@ -20,9 +20,10 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from concurrent.futures import Executor
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from penstock.errors import StorageFailed, Unavailable
 from penstock.export.backlog import Backlog
@@ -80,6 +81,7 @@ class FastQueue:
         self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._spill_wanted = False
+        self._spilled = asyncio.Event()  # set, and replaced, when a spill has ended
         self._closed = False
         self._memory_state = State()
         self.store: Store | None = None
@@ -171,8 +173,11 @@ class FastQueue:
             return
         if self.store is None or not self.options.write_through:
             self.put_nowait(blocks)
-            if len(self._memory) > 2 * self._memory.limit and self._writer is not None:
-                await asyncio.wait([self._writer])  # the disk is slower than the pushes: they wait for it
+            if len(self._memory) > 2 * self._memory.limit and self._writer is not None and not self._writer.done():
+                self._spill_wanted = (
+                    True  # the disk is slower than the pushes: it goes on at once, and they wait for it
+                )
+                await self._spilled.wait()
             return
         await self.store.compress(blocks)  # not the writer's work: pushes compress side by side while it writes
         if self._closed:
@@ -221,8 +226,12 @@ class FastQueue:
             async with self.store.writing:
                 if self._spill_wanted:
                     self._spill_wanted = False
-                    if not await self._spill():
-                        return  # the next tick tries again
+                    try:
+                        if not await self._spill():
+                            return  # the next tick tries again
+                    finally:
+                        self._spilled.set()
+                        self._spilled = asyncio.Event()
                 else:
                     await self._write_pending(self.store)
 
@@ -279,7 +288,7 @@ class FastQueue:
                 part = [block for block in blocks[at:until] if block.sequence in self._memory.unwritten]
                 at = until
                 if part:
-                    copies = [copy(block) for block in part]
+                    copies = [replace(block) for block in part]
                     await store.compress(copies)
                     await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
                     store.appended(copies[-1])

@@ -70,7 +70,8 @@ class MemoryLayer:
         for block, stored in zip(blocks, copies, strict=True):
             block.offset = stored.offset
             self.settled(block)
-        gone = [block for block in self._blocks if block.offset >= 0]
-        self._blocks = deque(block for block in self._blocks if block.offset < 0)
-        self.bytes = bytes_of(self._blocks)
+        gone = []
+        while self._blocks and self._blocks[0].offset >= 0:  # the oldest are written first
+            gone.append(self._blocks.popleft())
+        self.bytes -= bytes_of(gone)
         return gone
