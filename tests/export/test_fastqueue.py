@@ -313,7 +313,7 @@ def test_a_bad_block_in_the_middle_is_set_aside_and_counted_and_the_rest_is_read
 
 
 @pytest.mark.parametrize(
-    "wreck", ["meta missing", "meta garbage", "meta lies", "journal missing", "journal torn", "journal bit"]
+    "wreck", ["meta missing", "meta garbage", "meta lies", "meta v1", "journal missing", "journal torn", "journal bit"]
 )
 def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(tmp_path: Path, wreck: str):
     async def body() -> None:
@@ -334,6 +334,8 @@ def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(tmp_path: P
         elif wreck == "meta lies":
             lies = json.loads(meta.read_bytes()) | {"writer_offset": 3201, "reader_offset": 5, "clean": True}
             meta.write_text(json.dumps(lies))
+        elif wreck == "meta v1":  # as the seed's first version wrote it: the chunks are read
+            meta.write_text(json.dumps({"name": "fastqueue", "reader_offset": 0, "writer_offset": 99, "version": 1}))
         elif wreck == "journal missing":
             journal.unlink()
         elif wreck == "journal torn":

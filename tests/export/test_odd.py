@@ -49,6 +49,7 @@ def with_queue(**queue: Any) -> dict[str, Any]:
         (web() | {"source": {"topic": "../up"}}, "source.topic: a topic name must not contain"),
         (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
         (web() | {"source": {"group": "g"}}, "neither a topic nor a queue"),
+        ({"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}}, "would feed itself"),
         (with_queue(memory_percent=150), "a share between 0 and 1"),
         (with_queue(memory_percent="120%"), "a share between 0 and 1"),
         (with_queue(target_utilization=-0.1), "a share between 0 and 1"),

@@ -379,6 +379,42 @@ def test_the_channel_between_preparers_and_senders_is_bounded(tmp_path: Path):
     asyncio.run(body())
 
 
+def test_each_sender_has_so_many_sends_under_way_at_most(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: HANG) as destination:
+            split = {"enabled": True, "preparer_count": 1, "sender_count": 2}
+            spec = http_route(destination.url, pipeline_split=split, max_concurrent_sends=3, target={"timeout": "1m"})
+            async with exports(tmp_path, {"r": spec}, shutdown_timeout=0.1) as running:
+                route = running.get("r")
+                await route.push([record(number) for number in range(500)])
+                await eventually(lambda: destination.requests == 2 * 3)
+                assert route.gauges()["queue_senders_active"] == route.gauges()["queue_sends_inflight"] == 6
+                await asyncio.sleep(0.05)
+                assert destination.requests == 6
+
+    asyncio.run(body())
+
+
+def test_nothing_is_sent_before_the_time_the_destination_asked_for(tmp_path: Path):
+    async def body() -> None:
+        clock = FakeClock()
+        answer: Any = (503, {"Retry-After": "100"})
+        async with ScriptedDestination(lambda ids, number: answer) as destination:
+            spec = http_route(destination.url, workers=3, meta_sync_interval="1h")
+            async with exports(tmp_path, {"r": spec}, clock=clock) as running:
+                route = running.get("r")
+                await route.push([record(1)])
+                await eventually(lambda: route.backoff.remaining > 0)
+                await route.push([record(2)])
+                await clock.advance(99)
+                assert destination.requests == 1
+                answer = 200
+                await clock.advance(2)
+                await eventually(lambda: sorted(destination.ids) == [1, 2])
+
+    asyncio.run(body())
+
+
 def test_shutdown_has_one_deadline_and_what_is_not_delivered_stays(tmp_path: Path):
     async def body() -> None:
         async with ScriptedDestination(lambda ids, number: HANG) as destination:

@@ -308,3 +308,31 @@ def test_a_taker_waits_for_a_push_and_stops_with_the_queue(tmp_path: Path):
         assert sorted([await each for each in waiting]) == [False, False, True]
 
     asyncio.run(body())
+
+
+def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path):
+    async def body() -> None:
+        clock = FakeClock()
+        queue = await started(tmp_path, clock=clock, max_size=1000)
+        assert (queue.time_to_full(), queue.drain_eta()) == (-1, 0)
+        for second in range(200):  # two batches come in per second, one is delivered every other second
+            await queue.push([block(second), block(second)])
+            if second % 2:
+                queue.ack(await queue.take())
+            clock.now += 1
+            await queue.tick()
+        assert queue.fast.count == 300
+        assert queue.arrivals == pytest.approx(2, rel=0.05)
+        assert queue.time_to_full() == pytest.approx(700 / 1.5, rel=0.1)
+        assert queue.drain_eta() == -1, "it grows"
+        assert queue.gauges()["queue_oldest_age_seconds"] == pytest.approx(150, abs=1)
+        for _ in range(140):
+            queue.ack(await queue.take())
+            clock.now += 1
+            await queue.tick()
+        assert queue.time_to_full() == -1
+        assert queue.drain_eta() == pytest.approx(160, rel=0.1), "160 left, about one a second"
+        assert queue.gauges()["queue_utilization_ratio"] == pytest.approx(0.16)
+        await queue.stop()
+
+    asyncio.run(body())

@@ -188,6 +188,25 @@ def test_a_queue_is_read_through_its_group_and_acknowledged_when_it_is_safe(tmp_
     asyncio.run(body())
 
 
+def test_a_queue_is_not_popped_while_there_is_no_room_for_more(tmp_path: Path):
+    async def body() -> None:
+        queues = FakeQueues()
+        queues.waiting = [[record(number)] for number in range(10)]
+        async with ScriptedDestination() as destination:
+            spec = http_route(destination.url, max_size=3) | {"source": {"queue": "orders"}}
+            async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
+                route = routes.get("r")
+                await route.pause()
+                await eventually(lambda: route.queue.fast.count == 3)
+                await asyncio.sleep(0.05)
+                assert len(queues.acked) == 3
+                assert len(queues.waiting) == 7, "no lease runs while the destination is down"
+                await route.resume()
+                await eventually(lambda: destination.ids == list(range(10)))
+
+    asyncio.run(body())
+
+
 def test_a_queue_is_written_to_and_drops_what_it_has_seen(tmp_path: Path):
     async def body() -> None:
         queues = FakeQueues()

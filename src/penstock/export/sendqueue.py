@@ -188,6 +188,17 @@ class SendQueue:
             self._metrics.add("queue_dropped_total", records, "newest")
             return False
 
+    async def room(self, size: int) -> None:
+        """Wait until about `size` bytes would be taken: for sources whose leases run while a push waits."""
+        while not self._stopping and not (self._fits(1, size) and self._free_bytes - size >= self._reserve):
+            self._room.clear()
+            await self._clock.wait(self._room, 1.0)
+            self._look_at_disk()
+
+    @property
+    def _reserve(self) -> int:
+        return self.settings.free_space_reserve if self.fast.store is not None else -(1 << 62)
+
     def _fits(self, count: int, size: int) -> bool:
         return (
             self.fast.count + self._arriving + count <= self.settings.max_size

@@ -6,7 +6,8 @@ that was deleted and made anew starts again at 0: the upper 16 bits of a positio
 not there is waited for, and not made: somebody who deletes a topic means it.
 
 A queue is read through a consumer group: pop, put into the send queue as durably as the route promises, then ack. A
-crash in between gives the messages out again, and they may then be delivered twice.
+crash in between gives the messages out again, and they may then be delivered twice. Nothing is popped before there is
+room for it, so an outage of the destination lets no lease run out.
 
 A reader never drops: when the send queue is full, or the disk is, it waits. What ages out of a topic before it was
 read is counted as dropped{reason="source_gap"}.
@@ -228,6 +229,8 @@ class QueueSource:
         loop = asyncio.get_running_loop()
         while True:
             try:
+                if self._queue.settings.full_behavior == "block":  # a lease must not run out while a push waits
+                    await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
                 popped = await self._queues.pop(self._name, self._group, self._batch.records, POLL)
                 self.problem = None
                 if not popped.payloads:

@@ -160,6 +160,9 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     if isinstance(target, BrokerTarget) and not target.topic:
         target = replace(target, topic=parts.source.topic)
     problems = [*_source_problems(parts.source, tree, origin), *_target_problems(target, origin)]
+    same_topic = isinstance(target, TopicTarget) and target.topic == parts.source.topic
+    if same_topic or (isinstance(target, QueueTarget) and target.queue == parts.source.queue):
+        problems.append(f"{origin}: it would feed itself: its destination is its source")
     if not parts.batch.records or not parts.batch.bytes:
         problems.append(f"{origin}: batch.records and batch.bytes must be at least 1")
     problems += [
