@@ -44,9 +44,6 @@ class Catalog:
         """Queues whose configuration is remembered."""
         return len(self._queues)
 
-    def knows(self, queue: str) -> bool:
-        return queue in self._queues
-
     async def load_installation(self) -> None:
         if self.installation < 0:
             self.installation = (await self._database.read("SELECT id FROM installation"))[0]["id"]

@@ -7,6 +7,7 @@ partition, so what was stored is found again.
 import os
 from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Container, Iterable
+from copy import copy
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -37,6 +38,12 @@ class Pusher:
         self.merger: Merger[list[Item], list[Pushed]] = Merger(
             self._run, size=len, limit=merge_max, slots=4, enough=200
         )
+
+    def knowing(self, catalog: Catalog) -> "Pusher":
+        """The same with another knowledge of queues and partitions, for `store`."""
+        other = copy(self)
+        other._catalog = catalog
+        return other
 
     async def _run(self, requests: list[list[Item]], again: bool) -> list[list[Pushed] | PenstockError]:
         items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]

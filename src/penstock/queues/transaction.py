@@ -15,14 +15,35 @@ from penstock.ids import uuid7
 from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
 from penstock.queues.push import Pusher
-from penstock.queues.types import Ack, Acked, Item, Pushed, TransactionResult
+from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
 TRIES = 6
 SHARE = 2  # transactions take at most one connection in so many: they hold theirs while others only pass through
 
 
 class Stale(Exception):
-    """What we remembered of a queue is no longer so."""
+    """What we knew of a queue is no longer so."""
+
+
+class Known(Catalog):
+    """What a transaction needs to know, found out before it began. Looking something up within would be on another
+    connection, which may have to wait for somebody who waits for our locks; and with all connections in transactions
+    there would be none to be had."""
+
+    def __init__(self, catalog: Catalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]) -> None:
+        super().__init__(catalog._database)
+        self.installation, self.partitions = catalog.installation, partitions
+        self._queues = {info.name: info for info in queues}
+
+    def forget(self) -> None:
+        raise Stale
+
+    async def ensure(self, wanted: list[tuple[str, str]]) -> None:
+        if not self.partitions.keys() >= set(wanted):
+            raise Stale
+
+    async def queue(self, name: str) -> QueueInfo | None:
+        return self._queues.get(name)
 
 
 class Transactions:
@@ -63,15 +84,13 @@ class Transactions:
     async def _apply(
         self, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
-        await self._catalog.ensure([(item.queue, item.partition) for item in items])
-        for queue in {item.queue for item in items}:
-            await self._catalog.queue(queue)
+        known = await self._known(items)
         xid: Any = None
         done: tuple[list[Pushed], list[Acked]] | None = None
         try:
             async with self._database.connection() as connection, connection.transaction():
                 xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
-                done = await self._inside(connection, items, acks, required_leases)
+                done = await self._inside(connection, known, items, acks, required_leases)
         except Unavailable:
             if done is None or not await self._committed(xid):
                 raise
@@ -79,25 +98,15 @@ class Transactions:
         return done
 
     async def _inside(
-        self, connection: Any, items: list[Item], acks: list[Ack], required_leases: list[str]
+        self, connection: Any, known: Known, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
-        pushed_to = [self._catalog.partitions.get((item.queue, item.partition), 0) for item in items]
         acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
         await connection.execute(
-            "SELECT queue_lock($1, $2, $3)", sorted(set(pushed_to)), acked_in, [ack.group for ack in acks]
+            "SELECT queue_lock($1, $2, $3)", sorted(known.partitions.values()), acked_in, [ack.group for ack in acks]
         )
         await self._require(connection, required_leases)
-
-        async def fetch(sql: str, *args: Any) -> list[Any]:
-            rows: list[Any] = await connection.fetch(sql, *args)
-            if rows[0]["heads"] is None and None in rows[0]["answers"]:
-                raise Stale
-            return rows
-
-        if not self._known(items):
-            raise Stale
         pushed: list[Pushed] = []
-        for answer in await self._pusher.store(fetch, items):
+        for answer in await self._pusher.knowing(known).store(connection.fetch, items):
             if not isinstance(answer, Pushed):
                 raise answer
             if answer.status == "duplicate":
@@ -111,11 +120,14 @@ class Transactions:
                 raise Conflict(f"ACK operation failed: {settled.error}")
         return pushed, acked
 
-    def _known(self, items: list[Item]) -> bool:
-        """Whether `store` will look nothing up. It would do so on another connection, which may have to wait for
-        somebody who waits for our locks; and with all of them in transactions there would be none to be had."""
-        known = self._catalog
-        return all((item.queue, item.partition) in known.partitions and known.knows(item.queue) for item in items)
+    async def _known(self, items: list[Item]) -> Known:
+        wanted = {(item.queue, item.partition) for item in items}
+        await self._catalog.ensure(list(wanted))
+        partitions = {key: number for key in wanted if (number := self._catalog.partitions.get(key)) is not None}
+        queues = [await self._catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
+        if len(partitions) < len(wanted) or None in queues:
+            raise Stale
+        return Known(self._catalog, partitions, [info for info in queues if info is not None])
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:
