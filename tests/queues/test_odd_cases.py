@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -13,11 +14,12 @@ import asyncpg
 import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
-from penstock.queues import Ack, Item, PopRequest, Queues
+from penstock.queues import Ack, Item, Message, PopRequest, Queues
 from penstock.queues import dead as dead_letters
 from penstock.queues import pop as popping
 from penstock.queues.dead import Which
 from tests.queues.support import answer, complete, pop, push, running, values
+from tests.support.wait import eventually
 
 
 def run(url: str, body: Callable[[Queues], Awaitable[None]], **settings: Any) -> None:
@@ -58,6 +60,52 @@ def test_pops_that_share_a_call_share_its_bytes_and_none_comes_back_empty(databa
         assert {len(one.messages) for one in everything} <= {1, 2}
 
     run(database_url, body, max_batch_bytes=1000)
+
+
+@pytest.mark.parametrize("partition", [None, "Default"])
+def test_consumers_that_pop_at_once_from_a_shared_partition_all_get_something(
+    database_url: str, partition: str | None
+) -> None:
+    """They share calls, and calls of two brokers meet on the cursor: none may say that the queue is empty."""
+
+    async def main() -> None:
+        async with running(database_url) as one, running(database_url) as two:
+            await one.admin.configure("q", {"ordering": "none"})
+            for _ in range(3):
+                await push(one, "q", *range(60))
+                pops = [pop(queues, "q", 1, partition=partition) for queues in (one, two) for _ in range(30)]
+                found = await asyncio.gather(*pops)
+                assert sorted(value for one_pop in found for value in values(one_pop)) == list(range(60))
+
+    asyncio.run(main())
+
+
+def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_something_for_each(database_url: str) -> None:
+    """By a push to it, and by messages that others give back."""
+
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"ordering": "none", "retryDelay": 0})
+
+        async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Message]]:
+            waiting = [asyncio.create_task(pop(queues, "q", 1, wait=True, timeout=20)) for _ in range(10)]
+            await eventually(lambda: queues.signals.waiting == 10)
+            began = time.monotonic()
+            await give()
+            found = [message for task in waiting for message in (await task).messages]
+            return time.monotonic() - began, found
+
+        pushed, given_back = [], []
+        for _ in range(3):
+            seconds, taken = await wait_for_ten(lambda: push(queues, "q", *range(10)))
+            assert len({message.id for message in taken}) == 10
+            pushed.append(seconds)
+            seconds, again = await wait_for_ten(lambda: answer(queues, taken, "retry"))  # noqa: B023
+            assert {message.id for message in again} == {message.id for message in taken}
+            given_back.append(seconds)
+            await answer(queues, again)
+        assert max(min(pushed), min(given_back)) < 1.0  # unwoken they look every other second
+
+    run(database_url, body, poll_interval=15.0)
 
 
 def test_a_dead_letter_that_cannot_be_put_back_stays_one(database_url: str) -> None:

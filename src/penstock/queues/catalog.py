@@ -39,6 +39,11 @@ class Catalog:
         self.groups.clear()
         self._queues.clear()
 
+    def shares(self, queue: str) -> bool:
+        """Whether the consumers of a queue share its partitions (`ordering: none`), as far as we remember."""
+        info = self._queues.get(queue)
+        return info is not None and info.options["ordering"] == "none"
+
     @property
     def known(self) -> int:
         """Queues whose configuration is remembered."""

@@ -120,11 +120,14 @@ class Popper:
             for target in targets:
                 taken = await self.merger.submit(Take(target, batch, partitions, uuid7()))
                 if taken.rows:
-                    return await self._answer(request, taken)
+                    popped = await self._answer(request, taken)
+                    if len(popped.messages) >= batch and self._catalog.shares(target.queue):  # and there may be more
+                        self._signals.available(target.queue, 1, target.group, announce=False)
+                    return popped
                 if taken.note in ("gone", "unknown"):
                     self._catalog.groups.pop((target.queue, target.group, target.partition or 0), None)
                     wait = 0.0
-                elif taken.note in ("more", "discovering"):
+                elif taken.note in ("more", "discovering", "locked"):
                     wait = 0.0 if taken.note == "more" else SOON
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)

@@ -164,7 +164,7 @@ class Pusher:
             queues.setdefault(queue, []).append(count)
         for queue, counts in queues.items():
             self._pushed.add(sum(counts), queue)
-            self._signals.available(queue, len(counts))
+            self._signals.available(queue, sum(counts) if self._catalog.shares(queue) else len(counts))
 
     def named(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id; the first bad one refuses the request."""

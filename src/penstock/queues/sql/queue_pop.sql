@@ -6,7 +6,8 @@
 -- Rows with seqs are messages of one partition, in parallel arrays; traces, producers and keys are NULL when none has one.
 -- Each request ends with a row whose seqs are NULL:
 --   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
---         more (there may be something, look again at once; also when p_bytes are used up), discovering (another call is looking)
+--         more (there may be something, look again at once; also when p_bytes are used up), discovering (another call is looking),
+--         locked (another call is taking from what consumers share)
 --   wait  when empty: look again in so many seconds, 2 at most (any partition); NULL = nothing known (one partition)
 --   due   the moment the first partition it took had become due
 -- Planned once per session, like queue_push, with everything it calls.
@@ -19,7 +20,7 @@ CREATE FUNCTION queue_pop(
   producers text[], keys text[], payloads bytea[], note text, wait double precision, due timestamptz
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-  i int; t timestamptz := clock_timestamp(); c cursors; q queues; g groups; dry int; missing boolean;
+  i int; t timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
   dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
@@ -34,6 +35,7 @@ BEGIN
       RETURN NEXT;
       CONTINUE;
     END IF;
+    t := clock_timestamp();  -- for each: what the one before left in a shared partition is due since
     left_over := p_batches[i]; claimed := 0; tries := 0; first_due := NULL; outcome := 'empty';
     WHILE left_over > 0 AND claimed < p_spans[i] AND tries < 500 LOOP
       tries := tries + 1;
@@ -50,7 +52,7 @@ BEGIN
         IF c.due_at > t THEN outcome := 'busy'; EXIT; END IF;
         SELECT * INTO c FROM cursors k WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id AND k.due_at <= t
          ORDER BY k.version DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN outcome := 'busy'; EXIT; END IF;
+        IF NOT FOUND THEN outcome := CASE WHEN q.competing THEN 'locked' ELSE 'busy' END; EXIT; END IF;
       ELSE
         EXIT WHEN dry = g.id;
         SELECT * INTO c FROM cursors k
@@ -70,6 +72,12 @@ BEGIN
             CONTINUE WHEN g.id IS NOT NULL;
             SELECT * INTO g FROM groups WHERE id = p_groups[i];  -- another call is discovering: leave it to that one
             outcome := 'discovering';
+            EXIT;
+          END IF;
+          IF q.competing AND EXISTS (
+            SELECT 1 FROM cursors k WHERE k.group_id = g.id AND k.due_at >= coalesce(p_back[i], '-infinity') AND k.due_at <= t
+          ) THEN  -- another call is taking from it, and may leave something
+            outcome := 'locked';
             EXIT;
           END IF;
           dry := g.id;
