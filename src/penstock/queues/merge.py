@@ -139,14 +139,19 @@ class Merger(Generic[T, R]):
                     raise
                 return None
             else:
-                for (_, future, done), result in zip(batch, results, strict=True):
-                    done(future, result)
+                # Once the next call is on its way: what `done` does takes as long as a small call.
+                asyncio.get_running_loop().call_soon(_tell_all, batch, results)
                 return None
         return None
 
     def _fail(self, batch: list[tuple[T, asyncio.Future[Any], Done[R]]], error: PenstockError) -> None:
         for _, future, done in batch:
             done(future, error)
+
+
+def _tell_all(batch: list[tuple[T, "asyncio.Future[Any]", Done[R]]], results: list[R | PenstockError]) -> None:
+    for (_, future, done), result in zip(batch, results, strict=True):
+        done(future, result)
 
 
 def resolve(future: "asyncio.Future[A]", outcome: R | BaseException, answer: Callable[[R], A]) -> None:

@@ -169,9 +169,10 @@ class Pusher:
     def named(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id; the first bad one refuses the request."""
         check(items, self._catalog.partitions)
-        if all(item.transaction_id for item in items):
-            return items
-        return [item if item.transaction_id else with_id(item) for item in items]
+        for item in items:
+            if not item.transaction_id:
+                return [item if item.transaction_id else with_id(item) for item in items]
+        return items
 
 
 def check(items: list[Item], known: Container[Key] = ()) -> None:

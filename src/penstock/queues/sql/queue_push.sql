@@ -14,10 +14,11 @@ CREATE FUNCTION queue_push(
   p_keys text[], p_payloads bytea[], OUT heads bigint[], OUT answers bigint[]
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-  times timestamptz[]; queue_ids int[]; plain boolean; t timestamptz;
+  plain boolean; competing boolean; resting boolean; t timestamptz;
 BEGIN
-  SELECT count(*) = cardinality(p_ids) AND bool_and(q.max_size = 0 AND NOT q.encryption_enabled AND q.deleted_at IS NULL)
-    INTO plain
+  SELECT count(*) = cardinality(p_ids) AND bool_and(q.max_size = 0 AND NOT q.encryption_enabled AND q.deleted_at IS NULL),
+         bool_or(q.competing)
+    INTO plain, competing
     FROM (SELECT p.queue_id FROM partitions p WHERE p.id = ANY (p_ids) ORDER BY p.id FOR NO KEY UPDATE) p
     JOIN queues q ON q.id = p.queue_id;
   t := clock_timestamp();
@@ -36,23 +37,30 @@ BEGIN
     RETURN;
   END IF;
 
-  SELECT array_agg(coalesce(last.seq, p.floor) + 1 - l.start ORDER BY l.place),
-         array_agg(greatest(t, last.created_at) ORDER BY l.place), array_agg(p.queue_id ORDER BY l.place)
-    INTO heads, times, queue_ids
-    FROM unnest(p_ids, p_starts) WITH ORDINALITY AS l (id, start, place)
-    JOIN partitions p ON p.id = l.id
-    LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
-                        ORDER BY m.seq DESC LIMIT 1) last ON true;
-  WITH inserted AS (
+  WITH log AS MATERIALIZED (
+    SELECT l.*, coalesce(l.stop, cardinality(p_transactions)) AS until, p.queue_id,
+           coalesce(last.seq, p.floor) + 1 - l.start AS head, greatest(t, last.created_at) AS created_at
+      FROM unnest(p_ids, p_starts, p_starts[2:]) WITH ORDINALITY AS l (id, start, stop, place)
+      JOIN partitions p ON p.id = l.id
+      LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
+                          ORDER BY m.seq DESC LIMIT 1) last ON true
+  ), inserted AS (
     INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload)
     SELECT i.id, i.head + i.n - 1, i.created_at, i.queue_id, p_transactions[i.n], p_traces[i.n],
            p_producers[i.n], p_keys[i.n], p_payloads[i.n]
-      FROM (SELECT l.*, generate_series(l.start + 1, coalesce(l.stop, cardinality(p_transactions))) AS n
-              FROM unnest(p_ids, p_starts, p_starts[2:], heads, times, queue_ids)
-                     AS l (id, start, stop, head, created_at, queue_id)) i
+      FROM (SELECT l.*, generate_series(l.start + 1, l.until) AS n FROM log l) i
+  ), counted AS (
+    INSERT INTO tally_log (queue_id, group_id, pushed) SELECT l.queue_id, 0, sum(l.until - l.start) FROM log l GROUP BY 1
   )
-  INSERT INTO tally_log (queue_id, group_id, pushed)
-  SELECT l.queue_id, 0, sum(coalesce(l.stop, cardinality(p_transactions)) - l.start)
-    FROM unnest(queue_ids, p_starts, p_starts[2:]) AS l (queue_id, start, stop) GROUP BY 1;
-  PERFORM queue_wake(p_ids, t);
+  SELECT array_agg(l.head ORDER BY l.place),
+         bool_or(EXISTS (
+           SELECT 1 FROM groups g
+            CROSS JOIN LATERAL (SELECT c.due_at FROM cursors c WHERE c.partition_id = l.id AND c.group_id = g.id
+                                 ORDER BY c.version DESC LIMIT 1) c
+            WHERE g.queue_id = l.queue_id AND (c.due_at IS NULL OR competing AND c.due_at > t)))
+    INTO heads, resting
+    FROM log l;
+  IF resting THEN
+    PERFORM queue_wake(p_ids, t);
+  END IF;
 END $$;

@@ -164,12 +164,15 @@ class Answering(asyncio.Protocol):
     # Handlers that take their time
 
     def _wait_for(self, request: Request, answer: Answer | Awaitable[Answer]) -> None:
-        self._flush()
+        self._hold = False
+        if self._held:
+            self._flush()
         self._state, self._request = BUSY, request
         if isinstance(answer, StreamResponse):
             self._start_stream(request, answer)
             return
-        future = asyncio.ensure_future(cast(Awaitable[Answer], answer))
+        later = cast(Awaitable[Answer], answer)
+        future = later if isinstance(later, asyncio.Future) else asyncio.ensure_future(later)
         self._shared.running.add(future)
         future.add_done_callback(self._answered)
 
@@ -183,7 +186,8 @@ class Answering(asyncio.Protocol):
             answer = failure(Unavailable("The broker is stopping"), request)
         except Exception as error:  # noqa: BLE001 - as for a plain handler
             answer = failure(error, request)
-        self._watchers.clear()
+        if self._watchers:
+            self._watchers.clear()
         if self._state != BUSY:
             self._request = None
             return
@@ -191,7 +195,7 @@ class Answering(asyncio.Protocol):
             self._start_stream(request, answer)
             return
         self._state, self._request = READY, None
-        if self._send(request.head, answer):
+        if self._send(request.head, answer) and (self.rest or self._eof or self._paused):
             self._continue()
 
     def _start_stream(self, request: Request, answer: StreamResponse) -> None:
