@@ -54,6 +54,8 @@ class Contest:
         for turn in range(rounds or self.rounds):
             for side, rates in ((self.ours, ours), (self.theirs, theirs))[:: 1 if turn % 2 == 0 else -1]:
                 rates.append(side())
+                if not rates[-1] > 0:
+                    raise RuntimeError(f"{self.name}: a round measured nothing")
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
         ratio = statistics.median(ratios)
         return Figure(

@@ -85,8 +85,10 @@ class Qos0:
 
     def holds(self, items: list[Item]) -> bool:
         """Whether any of these items would overtake an event that waits here."""
+        if not (self._flushing or self._growing):
+            return False
         batches = [batch for batch in (self._flushing, self._growing) if batch]
-        return bool(batches) and any((item.queue, item.partition) in batch.keys for batch in batches for item in items)
+        return any((item.queue, item.partition) in batch.keys for batch in batches for item in items)
 
     async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> None:
         """Write the events to the file; StorageFull or StorageFailed when that is not possible."""

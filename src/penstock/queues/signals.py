@@ -18,6 +18,7 @@ from penstock.errors import Unavailable
 log = logging.getLogger("penstock.queues")
 
 CHANNEL = "penstock_queues"
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"  # nothing to make durable
 PAUSE = 0.02
 LONGEST_PAYLOAD = 7000
 
@@ -134,7 +135,7 @@ class Signals:
             if len(payload.encode()) > LONGEST_PAYLOAD:
                 payload = json.dumps([self._broker, changed, None])
             try:
-                await self._database.fetch("SELECT pg_notify($1, $2)", CHANNEL, payload)
+                await self._database.fetch(NOTIFY, CHANNEL, payload)
                 self.sent += 1
             except Unavailable:
                 pass  # other brokers lost their LISTEN too and will look again when they are back
