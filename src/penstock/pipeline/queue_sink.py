@@ -10,6 +10,7 @@ The request's JSON is put together column by column in Arrow; payloads that are 
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -108,12 +109,12 @@ class PushLink:
         if len(answers) != len(items):
             raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
         left, reason = [], ""
-        for item, answer in zip(items, answers, strict=True):
-            if answer.status in DONE:
-                setattr(done, answer.status, getattr(done, answer.status) + 1)
+        for status, count in Counter([answer.status for answer in answers]).items():
+            if status in DONE:
+                setattr(done, status, getattr(done, status) + count)
             else:
-                left.append(item)
-                reason = answer.error or answer.status
+                left = [item for item, answer in zip(items, answers, strict=True) if answer.status not in DONE]
+                reason = next(answer.error or status for answer in answers if answer.status == status)
         return left, reason
 
 

@@ -5,9 +5,15 @@ names sort by time. Spark reads them once, deals the partitions out to tasks and
 through a broker. The broker stores an event once per transaction id, the first of several, so nothing is looked up or
 remembered here, and a recovery may be killed and run again. Files are left where they are: remove them when the report
 says that nothing was rejected.
+
+What Spark deals out and sorts is not events but pieces: the events of one partition in one block of one file, as the
+JSON they will be pushed as. So Spark's cost is per piece, and a request is mostly of one partition. Each task pushes on
+several connections, a partition on one of them, so that PostgreSQL works while a request is put together or answered.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +23,20 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.net.tls import ca_text
-from penstock.pipeline.queue_sink import PUSH_ROWS, PushLink
+from penstock.pipeline.queue_sink import PUSH_BYTES, PushLink
 
-SCHEMA = "queue STRING, partition STRING, transactionId STRING, file STRING, position BIGINT, item BINARY, error STRING"
-EVENTS = pa.schema(
+PIECES = pa.schema(
     [
         ("queue", pa.string()),
         ("partition", pa.string()),
-        ("transactionId", pa.string()),
-        ("file", pa.string()),
-        ("position", pa.int64()),
-        ("item", pa.binary()),  # as it is pushed; empty when the line is no event
-        ("error", pa.string()),
+        ("file", pa.int64()),
+        ("number", pa.int64()),  # of the piece within its file
+        ("events", pa.int64()),
+        ("items", pa.binary()),  # as they are pushed, with commas between
+        ("unreadable", pa.int64()),  # lines of the block that are no event; they come as a piece of no partition
     ]
 )
+IDENTITIES = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("transactionId", pa.string())])
 COUNTS = pa.schema(
     [
         ("queued", pa.int64()),
@@ -40,6 +46,11 @@ COUNTS = pa.schema(
         ("error", pa.string()),
     ]
 )
+BLOCK_BYTES = 8 << 20  # of a file, parsed at once
+PIECE_EVENTS = 2000
+PUSH_EVENTS = 4000
+LANES = 2  # connections of a task
+_RAW = msgspec.json.Decoder(list[msgspec.Raw])
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
 
 
@@ -95,22 +106,24 @@ def recover(
     report = Recovered(files=len(files))
     if not files:
         return report
-    numbered = {str(path): f"{i:09d}" for i, path in enumerate(files)}  # the order of time, whatever the directory
-    paths = spark.createDataFrame(list(numbered.items()), "path STRING, file STRING")
-    events = paths.repartition(min(len(files), 4 * tasks)).mapInArrow(_read, SCHEMA)
+    numbered = [(str(path), i) for i, path in enumerate(files)]  # the order of time, whatever the directory
+    paths = spark.createDataFrame(numbered, "path STRING, file BIGINT").repartition(min(len(files), 4 * tasks))
     if dry_run:
-        counted = events.selectExpr(
-            "count(error) AS unreadable",
-            "count_if(error IS NULL) AS good",
-            "count(DISTINCT queue, partition, transactionId) AS known",
-        ).first()
+        counted = (
+            paths.mapInArrow(_identities, _ddl(IDENTITIES))
+            .selectExpr(
+                "count_if(transactionId IS NULL) AS unreadable",
+                "count(transactionId) AS good",
+                "count(DISTINCT queue, partition, transactionId) AS known",
+            )
+            .first()
+        )
         report.unreadable, report.events = counted.unreadable, counted.good
         report.duplicate = counted.good - counted.known
         return report
-    dealt = events.repartition(tasks, "queue", "partition").sortWithinPartitions(
-        "queue", "partition", "file", "position"
-    )
-    counts = dealt.select("item").mapInArrow(_pusher(url, token, patience), _ddl(COUNTS)).collect()
+    pieces = paths.mapInArrow(_pieces, _ddl(PIECES)).repartition(tasks, "queue", "partition")
+    dealt = pieces.sortWithinPartitions("queue", "partition", "file", "number")
+    counts = dealt.mapInArrow(_pusher(url, token, patience), _ddl(COUNTS)).collect()
     report.inserted = sum(row.queued for row in counts)
     report.duplicate = sum(row.duplicate for row in counts)
     report.buffered = sum(row.buffered for row in counts)
@@ -120,48 +133,133 @@ def recover(
     return report
 
 
-def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Files to events, each with its item as it will be pushed."""
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[_Event | None]]]:
+    """The files' events, some at a time: the file's number, whether it begins here, the events (None: no event)."""
     decode = msgspec.json.Decoder(_Event).decode
-    encode = msgspec.json.Encoder().encode
     for batch in batches:
-        for path, number in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            rows: list[tuple[str | None, str | None, str | None, str, int, bytes, str | None]] = []
-            for position, line in enumerate(Path(path).read_bytes().split(b"\n")):
-                if not line:
-                    continue
-                try:
-                    event = decode(line)
-                except msgspec.DecodeError as error:
-                    rows.append((None, None, None, number, position, b"", str(error)))
-                    continue
+        for path, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            first = True
+            with Path(path).open("rb") as lines:
+                while some := lines.readlines(BLOCK_BYTES):
+                    events: list[_Event | None] = []
+                    for line in some:
+                        try:
+                            events.append(decode(line))
+                        except msgspec.DecodeError:
+                            if line != b"\n":
+                                events.append(None)
+                    yield file, first, events
+                    first = False
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Files to pieces."""
+    encode = msgspec.json.Encoder().encode
+    number = 0
+    for file, first, events in _blocks(batches):
+        number = 0 if first else number
+        places: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
+        for event in events:
+            if event is not None:
                 item = _Item(event.queue, event.partition, event.transaction_id, event.payload, event.trace_id or None)
-                rows.append((event.queue, event.partition, event.transaction_id, number, position, encode(item), None))
-            columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in EVENTS]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, field.type) for column, field in zip(columns, EVENTS, strict=True)], schema=EVENTS
-            )
+                places[event.queue, event.partition].append(encode(item))
+        rows: list[tuple[str, str, int, int, int, bytes, int]] = [
+            ("", "", file, number, 0, b"", len(events) - sum(map(len, places.values())))
+        ]
+        for (queue, partition), items in places.items():
+            for begin in range(0, len(items), PIECE_EVENTS):
+                number += 1
+                some = items[begin : begin + PIECE_EVENTS]
+                rows.append((queue, partition, file, number, len(some), b",".join(some), 0))
+        yield _batch(rows, PIECES)
+
+
+def _identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Files to what tells their events apart, for a dry run; nulls for a line that is no event."""
+    for _, _, events in _blocks(batches):
+        rows = [(e.queue, e.partition, e.transaction_id) if e else (None, None, None) for e in events]
+        yield _batch(rows, IDENTITIES)
+
+
+def _batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _Lane:
+    """A connection and the thread that pushes on it, one request after the other."""
+
+    def __init__(self, link: PushLink) -> None:
+        self._link = link
+        self._thread = ThreadPoolExecutor(1)
+        self._pushes: deque[Future[list[dict[str, Any]]]] = deque()
+        self._pieces: list[bytes] = []
+        self._events = self._bytes = 0
+
+    def add(self, piece: bytes, events: int) -> Iterator[dict[str, Any]]:
+        """Push the piece, with others of this lane; gives what became of those before."""
+        if self._events and (self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES):
+            yield from self.push()
+        self._pieces.append(piece)
+        self._events += events
+        self._bytes += len(piece)
+
+    def push(self) -> Iterator[dict[str, Any]]:
+        while len(self._pushes) > 1:  # one being pushed, one ready
+            yield from self._pushes.popleft().result()
+        if self._events:
+            self._pushes.append(self._thread.submit(_pushed, self._link, b",".join(self._pieces)))
+            self._pieces, self._events, self._bytes = [], 0, 0
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        yield from self.push()
+        while self._pushes:
+            yield from self._pushes.popleft().result()
+
+    @property
+    def waiting(self) -> int:
+        return sum(not push.done() for push in self._pushes)
+
+    def close(self) -> None:
+        """Leaves nothing behind that still pushes: a task that is run again must be alone with its partitions."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._link.close()
 
 
 def _pusher(url: str, token: str | None, patience: float) -> Any:
     ca = ca_text(None)
 
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        link = PushLink(url, token, patience, ca)
+        lanes = [_Lane(PushLink(url, token, patience, ca)) for _ in range(LANES)]
+        lane, place = lanes[0], None
         try:
             for batch in batches:
-                lines = batch.column(0).to_pylist()
-                items = [item for item in lines if item]
-                for begin in range(0, len(items), PUSH_ROWS):
-                    yield _counts(_pushed(link, items[begin : begin + PUSH_ROWS]))
-                yield _counts([{"unreadable": len(lines) - len(items)}])
+                found: list[dict[str, Any]] = []
+                columns = [batch.column(i).to_pylist() for i in (0, 1, 4, 5, 6)]
+                for queue, partition, events, items, unreadable in zip(*columns, strict=True):
+                    if unreadable:
+                        found.append({"unreadable": unreadable})
+                    if not events:
+                        continue
+                    if place != (queue, partition):  # pieces of one partition follow each other, on one lane
+                        place = (queue, partition)
+                        lane = min(lanes, key=lambda lane: lane.waiting)
+                    found += lane.add(items, events)
+                yield _counts(found)
+            yield _counts([row for lane in lanes for row in lane.finish()])
         finally:
-            link.close()
+            for lane in lanes:
+                lane.close()
 
     return push
 
 
-def _pushed(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
+def _pushed(link: PushLink, joined: bytes) -> list[dict[str, Any]]:
+    return _push_items(link, [bytes(item) for item in _RAW.decode(b"[" + joined + b"]")])
+
+
+def _push_items(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
     """Push them; when the broker refuses the batch for its content, push them one by one so that one fails alone."""
     try:
         done = link.push(items, repeatable=True)
@@ -169,7 +267,7 @@ def _pushed(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
     except InvalidRequest as refused:
         if len(items) == 1:
             return [{"error": f"{refused}: {items[0][:500]!r}"}]
-        return [row for item in items for row in _pushed(link, [item])]
+        return [row for item in items for row in _push_items(link, [item])]
 
 
 def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:
@@ -178,5 +276,5 @@ def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def _ddl(schema: pa.Schema) -> str:
-    kinds = {pa.int64(): "BIGINT", pa.string(): "STRING"}
+    kinds = {pa.int64(): "BIGINT", pa.string(): "STRING", pa.binary(): "BINARY"}
     return ", ".join(f"{field.name} {kinds[field.type]}" for field in schema)
