@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline import queue_source
+from penstock.pipeline import packed, queue_source
 from penstock.pipeline.columns import QUEUE_COLUMNS
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import Options
@@ -182,19 +183,11 @@ def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_the
         load(database_url, *items)
     load(database_url, *(Item("few", b"1", f"p-{i}") for i in range(30)))
 
-    def sql(text: str) -> None:
-        async def run() -> None:
-            connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
-            await connection.execute(text)
-            await connection.close()
-
-        asyncio.run(run())
-
-    sql("ANALYZE messages")
+    asyncio.run(_execute(database_url, "ANALYZE messages"))
     reader = QueueReader(options(database_url, streaming=False))
     tasks = reader.partitions()
     assert len(tasks) == 4
-    assert all(task.file for task in tasks)
+    assert all(task.file and task.packed == "all" for task in tasks)
     load(database_url, Item("orders", b"9999", "p-0"))  # after the read was planned: not part of it
     rows = rows_of(reader, tasks)
     assert sorted(int(row["payload"]) for row in rows) == list(range(1000))
@@ -203,9 +196,61 @@ def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_the
     few = QueueReader(options(database_url, "few", streaming=False))
     assert not any(task.file for task in few.partitions())
     assert len(rows_of(few, few.partitions())) == 30
-    sql("VACUUM FULL messages")
+    asyncio.run(_execute(database_url, "VACUUM FULL messages"))
     with pytest.raises(Unavailable, match="were moved"):
         rows_of(reader, tasks)
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
+    database_url: str, monkeypatch, encoding: str
+) -> None:
+    monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)
+    monkeypatch.setattr(packed, "BLOCKS", 2)
+    if encoding != "UTF8":  # what a database of another encoding is planned as
+        monkeypatch.setattr(queue_source, "_PACKED", "''")
+    noise = random.Random(7)
+    expected: dict[str, tuple[str, str | None]] = {}
+    for k in range(6):
+        items = []
+        for i in range(40):
+            name = f"tür-{k}-{i}" if i % 2 else f"{k}-{i}"
+            text = (
+                ""
+                if i == 3
+                else noise.randbytes(6000 if i == 5 else 20).hex()
+                if i % 3
+                else "é" * (20_000 if i == 6 else 3)
+            )
+            trace = str(UUID(int=noise.getrandbits(128))) if i % 5 == k else None
+            expected[name] = (json.dumps(text, ensure_ascii=False), trace)
+            items.append(Item("orders", expected[name][0].encode(), f"p-{i % 4}", name, trace))
+        load(database_url, *items)
+
+    def read(*columns: str) -> list[dict[str, Any]]:
+        given = QueueOptions(
+            Options({"database": database_url, "queue": "orders"}), columns or QUEUE_COLUMNS.names, streaming=False
+        )
+        reader = QueueReader(given)
+        tasks = reader.partitions()
+        assert {task.packed for task in tasks} == {"small" if encoding == "UTF8" else ""}
+        return rows_of(reader, tasks)
+
+    asyncio.run(_execute(database_url, "ANALYZE messages"))
+    rows = read()
+    assert len(rows) == len(expected)
+    assert {row["transactionId"]: (row["payload"], row["traceId"]) for row in rows} == expected
+    by_order = QueueStreamReader(options(database_url))
+    streamed = Stream(by_order).batch()
+    assert sorted(rows, key=lambda row: row["id"]) == sorted(streamed, key=lambda row: row["id"])
+    assert sorted(row["seq"] for row in read("seq")) == sorted(row["seq"] for row in rows)
+    assert [row["queue"] for row in read("queue")] == ["orders"] * len(rows)
+
+
+async def _execute(url: str, text: str) -> None:
+    connection = await asyncpg.connect(url, server_settings={"search_path": "penstock"})
+    await connection.execute(text)
+    await connection.close()
 
 
 def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:

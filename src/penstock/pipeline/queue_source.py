@@ -14,7 +14,8 @@ within one task.
 
 A batch read (`spark.read`) promises no order. When it takes a good part of the table, its tasks read ranges of the
 table's blocks: each block once and in sequence, where ranges of partitions would visit every block from every task.
-Blocks keep their rows as long as the table's file is the same one (messages are never updated); a task makes sure.
+Blocks keep their rows as long as the table's file is the same one (messages are never updated); a task makes sure. And
+PostgreSQL packs many messages into a row (`penstock.pipeline.packed`).
 
 What can be made here is not sent by PostgreSQL: the queue's name, ids and traces as text, partitions' names (asked
 for once per task and partition).
@@ -30,6 +31,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.pipeline import packed
 from penstock.pipeline.columns import QUEUE_COLUMNS, TIMESTAMP
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import EARLIEST, LATEST, Options
@@ -52,19 +54,24 @@ _SQL = {
     "a": "m.created_at",
 }
 
+# Lengths are counted in bytes of the server's encoding; texts arrive in ours.
+_PACKED = """CASE WHEN current_setting('server_encoding') <> 'UTF8' THEN ''
+                  WHEN coalesce(pg_relation_size(nullif(reltoastrelid, 0)), 0) = 0 THEN 'all' ELSE 'small' END"""
 _FILE = "SELECT pg_relation_filenode('messages'::regclass)::bigint"
 
 
 @dataclass
 class QueueRange(InputPartition):
     """One task's share: messages with low <= xid < high between two places of (partition, seq) order, or in the
-    table's blocks from `after[0]` up to `until[0]` while its file is `file`."""
+    table's blocks from `after[0]` up to `until[0]` while its file is `file`. `packed` says which messages of these
+    blocks PostgreSQL may pack: `all`, `small` ones (others are read as rows), or none."""
 
     low: str
     high: str
     after: tuple[int, int] | None
     until: tuple[int, int] | None
     file: int | None = None
+    packed: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,39 +157,50 @@ class QueueOptions:
 
     def scan(self, id: int, low: int, high: int) -> list[QueueRange]:
         """Ranges of the table's blocks, if the messages wanted are a good part of the table; else none."""
-        ((rows, pages, file),) = self.postgres.rows(
-            f"SELECT reltuples::float8, relpages, ({_FILE}) FROM pg_class WHERE oid = 'messages'::regclass"
+        ((rows, pages, file, packed),) = self.postgres.rows(
+            f"SELECT reltuples::float8, relpages, ({_FILE}), {_PACKED} FROM pg_class WHERE oid = 'messages'::regclass"
         )
         wanted = self.postgres.estimate(f"SELECT 1 FROM messages m WHERE {_within(id, low, high)}")
         if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
             return []
         cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
         places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the end, wherever that is by now
-        return [QueueRange(str(low), str(high), a, b, file) for a, b in pairwise(places)]
+        return [QueueRange(str(low), str(high), a, b, file, packed) for a, b in pairwise(places)]
 
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
         conditions = [_within(state.id, int(task.low), int(task.high))]
+        if self.since is not None:
+            conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
+        if self.before is not None:
+            conditions.append(f"m.created_at < to_timestamp({self.before} / 1000.0)")
+        needed = sorted({need for name in self.columns for need in _NEEDS.get(name, "a")}) or ["s"]
+        known = PartitionNames(self.postgres)
+        if task.packed and task.after:
+            end = task.until and task.until[0]
+            few = packed.query(needed, conditions, task.after[0], end, toasted=task.packed == "small")
+            for batch in self.postgres.batches(few):
+                yield self._shape(state, packed.unpack(batch), known)
+            conditions.append(packed.rest())
+        if task.packed != "all":
+            for batch in self.postgres.batches(self._rows(task, needed, conditions)):
+                if batch.num_rows:
+                    yield self._shape(state, batch, known)
+        if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
+            raise Unavailable(
+                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by blocks: read again"
+            )
+
+    def _rows(self, task: QueueRange, needed: list[str], conditions: list[str]) -> str:
+        """The query for the task's messages as rows."""
+        conditions = list(conditions)
         place, form = ("ctid", "'(%d,%d)'::tid") if task.file else ("(m.partition_id, m.seq)", "(%d, %d)")
         if task.after:
             conditions.append(f"{place} >= {form % task.after}")
         if task.until:
             conditions.append(f"{place} < {form % task.until}")
-        if self.since is not None:
-            conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
-        if self.before is not None:
-            conditions.append(f"m.created_at < to_timestamp({self.before} / 1000.0)")
         order = " ORDER BY m.partition_id, m.seq" if self.streaming else ""
-        needed = sorted({need for name in self.columns for need in _NEEDS.get(name, "a")}) or ["s"]
         names = ", ".join(f"{_SQL[need]} AS {need}" for need in needed)
-        query = f"SELECT {names} FROM messages m WHERE {' AND '.join(conditions)}{order}"
-        known = PartitionNames(self.postgres)
-        for batch in self.postgres.batches(query):
-            if batch.num_rows:
-                yield self._shape(state, batch, known)
-        if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
-            raise Unavailable(
-                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by blocks: read again"
-            )
+        return f"SELECT {names} FROM messages m WHERE {' AND '.join(conditions)}{order}"
 
     def _shape(self, state: QueueState, batch: pa.RecordBatch, known: "PartitionNames") -> pa.RecordBatch:
         made = {
