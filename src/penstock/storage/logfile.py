@@ -43,7 +43,7 @@ SEALED = re.compile(r"data-(\d{20})\.log")
 ATTEMPTS = 16  # listings of the directory before a contradiction counts as damage
 SWAP_SECONDS = 10.0  # the longest wait for a swap: a few renames and fsyncs, unless its broker was killed
 SIDECAR_PAUSES = (0.001, 0.005, 0.02, 0.1, 0.3)  # seconds, before it counts as lost
-MAX_ROWS = 1 << 16
+MAX_ROWS = 1 << 15
 MAX_BYTES = 16 << 20
 
 
@@ -118,16 +118,15 @@ class _Segment:
     def read(self, row: int, stop: int) -> Slice:
         """At least one and at most MAX_ROWS records from `row` on, cut at about MAX_BYTES."""
         stop = min(stop, row + MAX_ROWS)
-        rows = np.array(self.index[row : stop + 1])
-        starts = rows["position"].astype(np.int64)
+        starts = self.index["position"][row : stop + 1].astype(np.int64)
+        offsets = self.index["offset"][row:stop].astype(np.int64)
         if len(starts) == stop - row:
             starts = np.append(starts, self._end_of(int(starts[-1])))
         if starts[-1] - starts[0] > MAX_BYTES:
             keep = max(1, int(np.searchsorted(starts, starts[0] + MAX_BYTES, "right")) - 1)
-            stop, starts = row + keep, starts[: keep + 1]
+            starts, offsets = starts[: keep + 1], offsets[:keep]
         begin, size = int(starts[0]), int(starts[-1] - starts[0])
         raw = os.pread(self.data, size, begin) if size > 0 else b""
-        offsets = rows["offset"][: stop - row].astype(np.int64)
         starts -= begin
         self._check(raw, starts, offsets, begin)
         return Slice(memoryview(raw), starts, offsets, self.times(offsets))
@@ -141,35 +140,36 @@ class _Segment:
     def _check(self, raw: bytes, starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], begin: int) -> None:
         """Every header must agree with the index: that is what tells a stale index from a good one."""
         sizes = np.diff(starts)
-        if len(raw) != int(starts[-1]) or bool((sizes < HEADER).any()):
+        if len(raw) != int(starts[-1]) or int(sizes.min()) < HEADER:
             raise _Contradiction(f"{self.path.name}: the index does not fit the data at byte {begin}")
         places = starts[:-1]
-        # Views of one byte's stride: entry p is the integer that begins at byte p.
-        found = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[places]
-        lengths = np.ndarray(len(raw) - 3, "<u4", raw, strides=(1,))[places + 8]
-        bad = (found != offsets.astype(np.uint64)) | (lengths != (sizes - HEADER).astype(np.uint64))
-        if bool(bad.any()):
-            i = int(np.argmax(bad))
+        # Views of one byte's stride: entry p is the integer that begins at byte p, or 8 bytes after it.
+        good = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[places] == offsets.view(np.uint64)
+        sizes -= HEADER
+        good &= np.ndarray(len(raw) - HEADER + 1, "<u4", raw, 8, strides=(1,))[places] == sizes
+        if not good.all():
+            i = int(np.argmin(good))
             raise _Contradiction(
                 f"{self.path.name}: the record at byte {begin + int(places[i])} (offset {int(offsets[i])}) is damaged"
             )
 
     def times(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Append times; the file's modification time where the sidecar does not tell."""
-        found = np.full(len(offsets), self.modified, np.int64)
-        if not len(self.batches):
-            return found
-        wanted = offsets.astype(np.uint64)
-        low = max(0, int(np.searchsorted(self.batches["first"], wanted[0], "right")) - 1)
-        high = int(np.searchsorted(self.batches["first"], wanted[-1], "right"))
+        low = max(0, int(np.searchsorted(self.batches["first"], np.uint64(offsets[0]), "right")) - 1)
+        high = int(np.searchsorted(self.batches["first"], np.uint64(offsets[-1]), "right"))
+        if low >= high:
+            return np.full(len(offsets), self.modified, np.int64)
         rows = np.array(self.batches[low:high])
-        if not len(rows):
-            return found
-        at = np.searchsorted(rows["first"], wanted, "right") - 1
-        row = np.maximum(at, 0)
-        ends = np.where(rows["flags"] & COMPACTED, np.uint64(2**64 - 1), rows["first"] + rows["count"])
-        known = (at >= 0) & (wanted < ends[row])
-        return np.where(known, rows["time"].astype(np.int64)[row], found)
+        first = rows["first"].astype(np.int64)
+        ends = np.where(rows["flags"] & COMPACTED, np.iinfo(np.int64).max, first + rows["count"])
+        # Records of batch i are those at begins[i] to stops[i]; what lies between two batches is of neither.
+        begins = np.append(np.searchsorted(offsets, first), len(offsets))
+        stops = np.clip(np.searchsorted(offsets, ends), begins[:-1], begins[1:])
+        runs = np.empty(2 * len(rows) + 1, np.int64)
+        runs[0], runs[1::2], runs[2::2] = begins[0], stops - begins[:-1], begins[1:] - stops
+        found = np.full(len(runs), self.modified, np.int64)
+        found[1::2] = rows["time"]
+        return np.repeat(found, runs)
 
 
 class _Contradiction(Exception):
