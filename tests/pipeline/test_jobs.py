@@ -3,7 +3,7 @@
 import json
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -160,6 +160,36 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
     reader = QueueReader(options(server.database_url, queue, streaming=False))
     rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
     assert [int(row["payload"]) for row in rows] == [*range(0, 100, 2), *range(1, 100, 2)]
+
+
+def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
+    from penstock.errors import Unavailable
+    from penstock.pipeline.jobs import recover as job
+    from penstock.pipeline.queue_sink import Pushed
+
+    class Link:
+        pushed: ClassVar[list[list[bytes]]] = []
+
+        def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
+            assert repeatable
+            if b"2" in items:
+                raise Unavailable("the broker is away")
+            self.pushed.append(items)
+            return Pushed(queued=len(items))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(job, "PUSH_EVENTS", 1)
+    lane = job._Lane(Link())  # type: ignore[arg-type]
+    rows: list[dict[str, Any]] = []
+    with pytest.raises(Unavailable, match="the broker is away"):
+        for number in b"01234":
+            rows += lane.add(b"%c" % number, 1)
+        rows += lane.finish()
+    lane.close()
+    assert Link.pushed == [[b"0"], [b"1"]]
+    assert [row["queued"] for row in rows] == [1, 1]
 
 
 def _get(url: str) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
 from penstock.pipeline.queue_sink import PUSH_BYTES, PushLink
 
@@ -188,10 +188,12 @@ def _batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Lane:
-    """A connection and the thread that pushes on it, one request after the other."""
+    """A connection and the thread that pushes on it, one request after the other; none after one that failed, since
+    what follows would be stored before it when the task is run again."""
 
     def __init__(self, link: PushLink) -> None:
         self._link = link
+        self._failed = False
         self._thread = ThreadPoolExecutor(1)
         self._pushes: deque[Future[list[dict[str, Any]]]] = deque()
         self._pieces: list[bytes] = []
@@ -209,8 +211,16 @@ class _Lane:
         while len(self._pushes) > 1:  # one being pushed, one ready
             yield from self._pushes.popleft().result()
         if self._events:
-            self._pushes.append(self._thread.submit(_pushed, self._link, b",".join(self._pieces)))
+            self._pushes.append(self._thread.submit(self._pushed, b",".join(self._pieces)))
             self._pieces, self._events, self._bytes = [], 0, 0
+
+    def _pushed(self, joined: bytes) -> list[dict[str, Any]]:
+        if self._failed:
+            raise Unavailable("a push before this one failed")
+        self._failed = True
+        done = _pushed(self._link, [bytes(item) for item in _RAW.decode(b"[" + joined + b"]")])
+        self._failed = False
+        return done
 
     def finish(self) -> Iterator[dict[str, Any]]:
         yield from self.push()
@@ -255,11 +265,7 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
     return push
 
 
-def _pushed(link: PushLink, joined: bytes) -> list[dict[str, Any]]:
-    return _push_items(link, [bytes(item) for item in _RAW.decode(b"[" + joined + b"]")])
-
-
-def _push_items(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
+def _pushed(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
     """Push them; when the broker refuses the batch for its content, push them one by one so that one fails alone."""
     try:
         done = link.push(items, repeatable=True)
@@ -267,7 +273,7 @@ def _push_items(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
     except InvalidRequest as refused:
         if len(items) == 1:
             return [{"error": f"{refused}: {items[0][:500]!r}"}]
-        return [row for item in items for row in _push_items(link, [item])]
+        return [row for item in items for row in _pushed(link, [item])]
 
 
 def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:
