@@ -135,6 +135,14 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "0 records queued again" in cli("replay", "r", *url)
     cli("drain", "r", *url)
     assert "drained" in cli("status", "r", *url)
+    cli("resume", "r", *url)
+    serving.destination.rule = lambda ids, number: 401
+    ask(serving.url, "POST", "/r/push", {"records": [{"id": 3}]})
+    until(lambda: ask(serving.url, "GET", "/r")[1]["paused"])
+    serving.exports.get("r").delivery.last_error = "[/bold]"  # what a destination says is no markup
+    shown = cli("status", "r", *url)
+    assert "answered 401" in shown
+    assert "tries again in" in shown
     assert "no route named x" in cli("pause", "x", *url, code=1)
     assert "cannot connect" in cli("list", "--url", "http://127.0.0.1:1", code=1)
 

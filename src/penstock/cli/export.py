@@ -18,6 +18,7 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli import Token, app
@@ -85,14 +86,14 @@ def _table(found: list[dict[str, Any]]) -> Table:
     for route in found:
         queue = route.get("queue")
         if queue is None:
-            table.add_row(route["name"], f"[red]{route['state']}[/red]", route.get("lastError", ""))
+            table.add_row(route["name"], f"[red]{route['state']}[/red]", escape(route.get("lastError", "")))
             continue
         colour = {"running": "green", "paused": "red"}.get(route["state"], "yellow")
         eta = queue["drainEtaSeconds"]
         table.add_row(
             route["name"],
             f"[{colour}]{route['state']}[/{colour}]",
-            route["destination"],
+            escape(route["destination"]),
             f"{queue['batches']:,}",
             f"{queue['records']:,}",
             _size(queue["bytes"]),
@@ -153,8 +154,8 @@ def status(
         console = Console()
         console.print(_table(found))
         for each in found:
-            if each.get("lastError") or each.get("paused"):
-                console.print(f"{each['name']}: {each.get('paused') or each['lastError']}", style="red")
+            for trouble in _troubles(each):
+                console.print(f"{each['name']}: {trouble}", style="red", markup=False)
             if route and "queue" in each:
                 books = each["queue"]["accounting"]
                 dropped = ", ".join(f"{why} {n:,}" for why, n in books["dropped"].items()) or "0"
@@ -162,6 +163,16 @@ def status(
                     f"accepted {books['accepted']:,} = delivered {books['delivered']:,}"
                     f" + dead {books['deadLettered']:,} + dropped {dropped} + queued {books['queued']:,}"
                 )
+
+
+def _troubles(route: dict[str, Any]) -> Iterator[str]:
+    again = route.get("triesAgainSeconds")
+    if route.get("paused"):
+        yield route["paused"] + (f" (tries again in {format_duration(round(again))})" if again is not None else "")
+    elif route.get("lastError"):
+        yield route["lastError"]
+    if route.get("sourceError"):
+        yield route["sourceError"]
 
 
 def _watch(look: Any, interval: float, count: int) -> None:
