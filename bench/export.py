@@ -29,12 +29,13 @@ from penstock.config import Config
 from penstock.config.schema import SendQueue, Topics
 from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.fastqueue import FastQueue
 from penstock.export.manager import Exports
 from penstock.export.payload import SNAPPY, compress
 from penstock.export.sendqueue import SendQueue as Queue
 from penstock.export.store import compress_blocks
 from penstock.export.telemetry import ExportMetrics
+from penstock.export.writer import Options
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK
 from penstock.topics.groups import Groups
@@ -132,8 +133,7 @@ def spill(data: Data = text, *, compressed: bool = False) -> float:
             began = time.perf_counter()
             for at in range(0, SPILL_BLOCKS, PUSH):
                 await queue.put(blocks[at : at + PUSH])
-            async with queue.store.writing:  # type: ignore[union-attr]
-                await queue._spill()
+            await queue._writer.spill()
             took = time.perf_counter() - began
             size = queue.disk_bytes
             queue.abandon()

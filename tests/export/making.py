@@ -12,9 +12,10 @@ from typing import Any
 from penstock.config import Config
 from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.fastqueue import FastQueue
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
+from penstock.export.writer import Options
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
 
@@ -134,8 +135,7 @@ async def kill(exports_: Exports) -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if route.queue.fast._writer is not None:
-            await asyncio.wait([route.queue.fast._writer])
+        await route.queue.fast._writer.idle()
         meeting = threading.Barrier(2)
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(POOL, meeting.wait) for _ in range(2)))

@@ -269,8 +269,7 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
                     await queue.stop()
                 else:
                     await asyncio.sleep(0)
-                    if queue.fast._writer is not None:
-                        await queue.fast._writer
+                    await queue.fast._writer.idle()
                     queue._ticker.cancel()
                     queue.fast.abandon()
                 leased = []

@@ -12,46 +12,25 @@ attempt counted. Leases are this process's: if it dies, its unsettled blocks are
 Invariants, by sequence number: backlog (on disk) < blocks in memory. A leased or returned block is in neither. Blocks
 that are in memory only are all younger than those on disk, so a spill takes every one of them.
 
-What must survive, and the order in which it reaches the disk, is the `Store`'s affair; `Backlog` and `MemoryLayer` hold
-what waits.
+How blocks get in is the `Writer`'s affair; what must survive, and the order in which it reaches the disk, the
+`Store`'s; `Backlog` and `MemoryLayer` hold what waits.
 """
 
-import asyncio
 import heapq
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from penstock.errors import StorageFailed, Unavailable
+from penstock.errors import StorageFailed
 from penstock.export.backlog import Backlog
-from penstock.export.block import NO_POSITION, Block
+from penstock.export.block import Block
 from penstock.export.clock import Clock
 from penstock.export.journal import STORAGE_ERRORS, Entry, Kind
-from penstock.export.memory import MemoryLayer, bytes_of
-from penstock.export.payload import NONE
+from penstock.export.memory import MemoryLayer
 from penstock.export.state import State
 from penstock.export.store import Store
+from penstock.export.writer import Options, Writer
 from penstock.storage.fs import Fs
-
-COALESCE = 32 << 20  # most bytes that one writer job takes
-SPILL = 4096  # most blocks that one spill job takes
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    fsync: str = "always"  # always | interval | never
-    write_through: bool = True
-    inmemory_blocks: int = 2048
-    inmemory_bytes: int = 64 << 20
-    chunk_size: int = 512 << 20
-    write_buffer_size: int = 256 << 10
-    compression: int = NONE
-    stale_flush: float = 30.0
-    drain_order: str = "fifo"  # fifo | newest_first | mixed
-    fresh_share: float = 0.5  # of `mixed`
 
 
 def ignore_event(_name: str, _amount: int) -> None:
@@ -71,18 +50,12 @@ class FastQueue:
         on_event: Callable[[str, int], None] = ignore_event,
     ) -> None:
         self.options = options
-        self._on_event = on_event
         self._clock = clock or Clock()
         self._memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._returned: list[tuple[int, Block]] = []  # a heap by sequence number
         self._leased: dict[int, Block] = {}
         self._count = 0  # blocks not settled
         self._fresh_credit = 0.0
-        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []
-        self._writer: asyncio.Task[None] | None = None
-        self._spill_wanted = False
-        self._spilled = asyncio.Event()  # set, and replaced, when a spill has ended
-        self._closed = False
         self._memory_state = State()
         self.store: Store | None = None
         if directory is not None:
@@ -97,6 +70,16 @@ class FastQueue:
                 on_event=on_event,
             )
         self._backlog = Backlog(self.store)
+        self._writer = Writer(
+            options,
+            self._memory,
+            self._backlog,
+            self.store,
+            self._clock,
+            lambda: self.state,
+            self._accepted,
+            on_event,
+        )
 
     async def open(self) -> None:
         if self.store is None:
@@ -165,141 +148,13 @@ class FastQueue:
             held.append(self._memory.oldest.enqueued)
         return max(0.0, self._clock.steady() - min(held) / 1e6) if held else 0.0
 
-    # Putting
-
     async def put(self, blocks: list[Block]) -> None:
         """Take the blocks in, as durable as the policy says, or raise and have taken none of them."""
-        if not blocks:
-            return
-        if self.store is None or not self.options.write_through:
-            self.put_nowait(blocks)
-            if len(self._memory) > 2 * self._memory.limit and self._writer is not None and not self._writer.done():
-                self._spill_wanted = (
-                    True  # the disk is slower than the pushes: it goes on at once, and they wait for it
-                )
-                await self._spilled.wait()
-            return
-        await self.store.compress(blocks)  # not the writer's work: pushes compress side by side while it writes
-        if self._closed:
-            raise Unavailable("the send queue is closed")
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((blocks, waiter))
-        self._kick()
-        await waiter
+        if blocks:
+            await self._writer.put(blocks)
 
-    def put_nowait(self, blocks: list[Block]) -> None:
-        """Into memory only; spilled later."""
-        if self._closed:
-            raise Unavailable("the send queue is closed")
-        self._number(blocks)
-        self._memory.add(blocks, written=False)
-        self._accepted(blocks)
-        if self.store is not None:  # what a kill loses is counted, and its numbers are not used again
-            self.store.accepted()
-        if self.store is not None and self._memory.full:
-            self._spill_wanted = True
-            self._kick()
-
-    def _number(self, blocks: list[Block]) -> None:
-        now = int(self._clock.steady() * 1e6)
-        before, position = self.state.numbered, self.state.position
-        for sequence, block in enumerate(blocks, self.state.next_sequence):
-            block.sequence, block.before, block.enqueued = sequence, before, now
-            before += block.records
-            if block.position != NO_POSITION:
-                position = block.position
-            elif position >= 0:
-                block.position = position  # the last block on disk always tells how far the source was read
-
-    def _accepted(self, blocks: list[Block]) -> None:
-        self._count += len(blocks)
-        self.state.advance(blocks[-1].sequence + 1, blocks[-1].through)
-
-    def _kick(self) -> None:
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write())
-
-    async def _write(self) -> None:
-        """One writer job after the other, each with everything that came in meanwhile."""
-        assert self.store is not None
-        while self._pending or self._spill_wanted:
-            async with self.store.writing:
-                if self._spill_wanted:
-                    self._spill_wanted = False
-                    try:
-                        if not await self._spill():
-                            return  # the next tick tries again
-                    finally:
-                        self._spilled.set()
-                        self._spilled = asyncio.Event()
-                else:
-                    await self._write_pending(self.store)
-
-    async def _write_pending(self, store: Store) -> None:
-        taken, size = 0, 0
-        for blocks, _ in self._pending:
-            taken += 1
-            size += bytes_of(blocks)
-            if size > COALESCE:
-                break
-        jobs, self._pending = self._pending[:taken], self._pending[taken:]
-        blocks = [block for batch, _ in jobs for block in batch]
-        self._number(blocks)
-        try:
-            await store.in_pool(lambda: store.append(blocks, sync=self.options.fsync == "always"))
-        except BaseException as error:
-            if isinstance(error, STORAGE_ERRORS):
-                store.failed(error)
-            for _, waiter in jobs:
-                if not waiter.done():
-                    waiter.set_exception(error)
-            if isinstance(error, STORAGE_ERRORS):
-                return
-            raise
-        store.appended(blocks[-1])
-        self._memory.add(blocks, written=True)
-        self._accepted(blocks)
-        if self._memory.full:
-            self._evict()
-        for _, waiter in jobs:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _evict(self) -> None:
-        """Forget the oldest cached blocks: they are on disk."""
-        self._backlog.unread_back()
-        for block in self._memory.evict():
-            self._backlog.add(block)
-
-    async def _spill(self) -> bool:
-        """Write out everything that is in memory only, leased blocks too. The blocks themselves stay untouched: a
-        worker may be sending one of them."""
-        store = self.store
-        if store is None or not self._memory.unwritten:
-            return True
-        blocks = list(self._memory.unwritten.values())
-        at = 0
-        try:
-            while at < len(blocks):
-                until, size = at, 0
-                while until < len(blocks) and until - at < SPILL and size < COALESCE:
-                    size += blocks[until].size
-                    until += 1
-                part = [block for block in blocks[at:until] if block.sequence in self._memory.unwritten]
-                at = until
-                if part:
-                    copies = [replace(block) for block in part]
-                    await store.compress(copies)
-                    await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
-                    store.appended(copies[-1])
-                    self._backlog.unread_back()
-                    for block in self._memory.written(part, copies):
-                        self._backlog.add(block)
-        except STORAGE_ERRORS as error:
-            store.failed(error)
-            return False
-        self._on_event("flush", 1)
-        return True
+    def _accepted(self, blocks: int) -> None:
+        self._count += blocks
 
     # Taking
 
@@ -403,13 +258,7 @@ class FastQueue:
     def limit_memory(self, blocks: int) -> None:
         """Shrink or grow the memory layer (adaptive sizing)."""
         self._memory.limit = max(1, min(blocks, self.options.inmemory_blocks))
-        if self.store is None or not self._memory.full:
-            return
-        if self.options.write_through:
-            self._evict()
-        else:
-            self._spill_wanted = True
-            self._kick()
+        self._writer.make_room()
 
     async def scrub(self) -> int:
         """Read every block there is, right after opening, and book what is damaged; how many blocks that were."""
@@ -425,7 +274,7 @@ class FastQueue:
         """Call about once a second: stale flush, fsync, journal, chunks, metadata. The disk may refuse: what failed is
         tried again at the next call."""
         store = self.store
-        if store is None or self._closed:
+        if store is None or self._writer.closed:
             return
         try:
             oldest = next(iter(self._memory.unwritten.values()), None)
@@ -434,10 +283,8 @@ class FastQueue:
                 or self._memory.full
                 or self._clock.steady() - oldest.enqueued / 1e6 >= self.options.stale_flush
             ):
-                self._spill_wanted = True
-                self._kick()
-                if self._writer is not None:
-                    await self._writer
+                self._writer.spill_soon()
+                await self._writer.idle()
             await store.tick(reader_offset=self._reader_offset(store), count=self._count, size=self.bytes)
             if not self._memory.unwritten:
                 store.failing = None
@@ -457,17 +304,14 @@ class FastQueue:
 
     async def close(self) -> None:
         """Write out what is in memory, sync, leave metadata that spares the next start a scan, let the lock go."""
-        if self._closed:
+        if self._writer.closed:
             return
-        if self._writer is not None:
-            await self._writer
-        self._closed = True
+        await self._writer.idle()
+        self._writer.closed = True
         store = self.store
         if store is None:
             return
-        async with store.writing:
-            spilled = await self._spill()
-        if not spilled:
+        if not await self._writer.spill():
             count = sum(block.records for block in self._memory.unwritten.values())
             why, store_failing = f"{count} records in memory could not be written out", store.failing
             store.abandon()
@@ -476,6 +320,6 @@ class FastQueue:
 
     def abandon(self) -> None:
         """Let go of everything without writing: what a kill would leave behind."""
-        self._closed = True
+        self._writer.closed = True
         if self.store is not None:
             self.store.abandon()

@@ -15,11 +15,12 @@ from penstock.export.block import Block
 from penstock.export.chunkfile import Chunk, ChunkReader, is_chunk_name
 from penstock.export.deadletters import NAME as DEAD_LETTERS
 from penstock.export.deadletters import read_letters
-from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.fastqueue import FastQueue
 from penstock.export.journal import REASONS, Journal
 from penstock.export.payload import decompress, split
 from penstock.export.state import State, replay
 from penstock.export.store import LOG, META
+from penstock.export.writer import Options
 from penstock.storage.fs import DISK, Fs
 
 

@@ -27,12 +27,13 @@ from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageFailed, StorageFull, TooLarge, Unavailable
 from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.fastqueue import FastQueue, Options
+from penstock.export.fastqueue import FastQueue
 from penstock.export.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.memory import bytes_of, records_of
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sizing import Sizes, adapt, memory_limit, memory_used, sizes
 from penstock.export.telemetry import RouteMetrics
+from penstock.export.writer import Options
 from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.export")
