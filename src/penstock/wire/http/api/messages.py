@@ -22,6 +22,7 @@ from penstock.wire.http.routes import Route
 
 NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
+LONGEST_BUFFERING = 3_600_000  # milliseconds: who asks for more has mistaken the unit, and would wait for years
 LEASE_TIME = "Lease-Time"
 _encode = msgspec.json.Encoder().encode
 
@@ -367,8 +368,10 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
 
 async def push_later(pushes: Pushes, body: PushBody, producer: str | None = None) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
-    if (body.buffer_ms is not None and body.buffer_ms < 0) or (body.buffer_max is not None and body.buffer_max < 1):
-        raise InvalidRequest("bufferMs must not be negative and bufferMax must be at least 1")
+    if body.buffer_ms is not None and not 0 <= body.buffer_ms <= LONGEST_BUFFERING:
+        raise InvalidRequest(f"bufferMs must be between 0 and {LONGEST_BUFFERING}")
+    if body.buffer_max is not None and body.buffer_max < 1:
+        raise InvalidRequest("bufferMax must be at least 1")
     results = await pushes.push(items_of(body.items, producer), body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
         return push_answer(results)  # there was no room on the disk, so it went to the database at once
