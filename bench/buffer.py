@@ -24,6 +24,7 @@ from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item
 from penstock.storage.fs import DISK
+from tests.support import guard
 
 PAYLOAD = (
     b'{"order":12345,"customer":"c-6789","lines":[{"sku":"a-1","count":2},{"sku":"b-2","count":1}],"total":"99.95"}'
@@ -39,6 +40,7 @@ class Bench:
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
         self.postgres = EmbeddedPostgres(self.directory / "pg")
         self.postgres.start()
+        guard.watch_postgres(self.postgres.directory)
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.pool = ThreadPoolExecutor(2)
         self.number = 0

@@ -20,6 +20,7 @@ from penstock.config.schema import HttpServer as Settings
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
+from tests.support import guard
 
 ANSWER = b'{"status":"ok"}'
 JSON_BODY = b'{"queue":"orders","items":[1,2,3,4,5,6,7,8],"note":"' + b"x" * 200 + b'"}'
@@ -95,6 +96,7 @@ class Servers:
         self.ports: dict[str, int] = {}
         for name in ("ours", "uvicorn"):
             process = subprocess.Popen([sys.executable, "-m", "bench.http", "serve", name], stdout=subprocess.PIPE)
+            guard.watch(process.pid)
             assert process.stdout is not None
             self.processes[name] = process
             self.ports[name] = int(process.stdout.readline())

@@ -28,6 +28,7 @@ import uvloop
 
 from bench.harness import Contest, Figure, percentile
 from penstock.database.embedded import EmbeddedPostgres
+from tests.support import guard
 from tests.support.broker import BrokerProcess
 
 PAYLOAD = b'{"order":12345678,"customer":"c-1024","amount":99.95,"note":"' + b"x" * 60 + b'"}'
@@ -104,6 +105,7 @@ class Ground:
         directory.chmod(0o755)
         self.postgres = EmbeddedPostgres(directory / "pg")
         self.postgres.start()
+        guard.watch_postgres(self.postgres.directory)
         stack.callback(self.postgres.stop, "immediate")
         self.runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         self.plain_url = self.runner.run(self._database("plain"))

@@ -29,6 +29,7 @@ from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.metrics import Metrics
 from penstock.queues import Ack, Item, PopRequest, Queues
+from tests.support import guard
 
 PAYLOAD = b'{"order":12345,"customer":"c-1","amount":99.5,"note":"' + b"x" * 60 + b'"}'
 SECONDS = 2.0
@@ -166,6 +167,7 @@ def stage() -> Iterator[Stage]:
     directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     server = EmbeddedPostgres(directory)
     server.start()
+    guard.watch_postgres(server.directory)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             made = Stage(server, runner)

@@ -42,6 +42,7 @@ from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
 from penstock.wire.websocket import WebsocketServer
+from tests.support import guard
 
 PAYLOAD = b"x" * 100
 SYNC_INTERVAL = 0.1
@@ -76,6 +77,7 @@ async def serve(directory: Path, fsync: Any) -> None:
 @contextmanager
 def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     running = subprocess.Popen(command, text=True, **options)
+    guard.watch(running.pid)
     try:
         yield running
     finally:

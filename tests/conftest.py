@@ -13,6 +13,7 @@ import pytest
 
 from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
+from tests.support import guard
 
 if other := os.environ.get("PENSTOCK_TEST_POSTGRES"):  # the bin directory of another PostgreSQL than the embedded one
     embedded.BINARIES = Path(other)
@@ -71,6 +72,7 @@ class running_postgres:  # noqa: N801
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
         self.server = EmbeddedPostgres(self.directory, {"max_connections": "400"})
         self.server.start()
+        guard.watch_postgres(self.directory)
         return self.server
 
     def __exit__(self, *failure: object) -> None:

@@ -21,6 +21,11 @@ def bucket_of(seconds: float) -> int:
     return min(LAST, math.ceil(PER_DOUBLING * math.log2(max(seconds, SMALLEST) / SMALLEST)))
 
 
+def upper_of(bucket: int) -> float:
+    """The longest that belongs into a bucket, in seconds."""
+    return float(SMALLEST * 2 ** (bucket / PER_DOUBLING)) if bucket < LAST else math.inf
+
+
 def seconds_of(bucket: int) -> float:
     """What a bucket is told as."""
     return SMALLEST if bucket <= 0 else float(SMALLEST * 2 ** ((bucket - 0.5) / PER_DOUBLING))

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.client import TopicClient
 from penstock.client.decode import Batch
+from tests.support import guard
 from tests.support.http import run
 from tests.support.wait import eventually
 
@@ -37,6 +38,7 @@ class Victim:
             text=True,
             cwd=Path(__file__).parents[2],
         )
+        guard.watch(started.pid)
         assert started.stdout is not None
         self.port = int(started.stdout.readline())
         return started

@@ -1,15 +1,14 @@
 """A standalone cluster from the installed PySpark (one master, two workers, on loopback), and what to kill of it."""
 
-import ctypes
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 
+from tests.support import guard
 from tests.support.wait import until
 
 HOST = "127.0.0.1"
@@ -27,12 +26,6 @@ SMALL = {  # for what runs here
     "spark.driver.host": HOST,
     "spark.driver.bindAddress": HOST,
 }
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """In a child process: be killed when the test run is, however it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def kill_all(processes: list[psutil.Process]) -> None:
@@ -77,9 +70,8 @@ class Cluster:
         program = str(Path(sys.executable).parent / "spark-class")
         command = [program, kind, "--host", HOST, "--webui-port", "0", *arguments]
         with path.open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(command, env=ENV, stdout=log, stderr=log, preexec_fn=die_with_parent)
-            )
+            self._processes.append(subprocess.Popen(command, env=ENV, stdout=log, stderr=log))
+        guard.watch(self._processes[-1].pid)
         return path
 
     def executors(self) -> list[psutil.Process]:

@@ -29,11 +29,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(400))  # the first one starts the JVM, and others may be busy too
 
 
+SETTINGS = {
+    "spark.sql.streaming.pollingDelay": "10ms",
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",  # for test_connect
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+}
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     from penstock.pipeline.session import build
 
-    session = build("penstock-tests", "local[2]", {"spark.sql.streaming.pollingDelay": "10ms"})
+    session = build("penstock-tests", "local[2]", SETTINGS)
     yield session
     session.stop()
 

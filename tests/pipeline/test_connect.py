@@ -1,34 +1,26 @@
-"""`--master sc://...`: a pipeline file on a real Spark Connect server.
-
-Needs `penstock[connect]`, which brings gRPC; without it there is only the error to see.
-"""
+"""`--master sc://...`: a pipeline file on a real Spark Connect server. The tests' own session is the server as well:
+a JVM of its own would cost a minute of this machine."""
 
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from penstock.errors import ConfigError, Unavailable
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.session import build
 from penstock.wire import frames
-from tests.pipeline.cluster import ENV, HOST, die_with_parent, kill_all
 from tests.pipeline.support import batch_rows
-from tests.support.wait import until
-
-CLIENT = importlib.util.find_spec("grpc") is not None
 
 
-@pytest.mark.skipif(CLIENT, reason="a Spark Connect client is installed")
-def test_without_a_client_the_error_says_what_to_install() -> None:
+def test_without_a_client_the_error_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pip install 'penstock\[connect\]'"):
         build("x", "sc://127.0.0.1:1")
 
@@ -38,61 +30,46 @@ def test_settings_of_the_server_are_refused() -> None:
         build("x", "sc://127.0.0.1:1", {"spark.executor.memory": "1g"})
 
 
-@pytest.fixture
-def connect(tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"]
-    for setting in (f"spark.connect.grpc.binding.port={port}", "spark.ui.enabled=false", f"spark.driver.host={HOST}"):
-        command += ["--conf", setting]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    with (tmp_path / "server.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, env={**ENV, "SPARK_DAEMON_MEMORY": "1g"}, stdout=log, stderr=log, preexec_fn=die_with_parent
-        )
-
-    def answers() -> bool:
-        assert server.poll() is None, (tmp_path / "server.log").read_text()
-        with socket.socket() as probe:
-            return probe.connect_ex((HOST, port)) == 0
-
-    try:
-        until(answers, 180, "the Spark Connect server")
-        yield f"sc://{HOST}:{port}"
-    finally:
-        if server.poll() is None:
-            kill_all([psutil.Process(server.pid)])
-        server.wait()
+def connect_address(spark: Any) -> str:
+    """Where the session of these tests answers Spark Connect."""
+    service = spark._jvm.java.lang.Class.forName("org.apache.spark.sql.connect.service.SparkConnectService$")
+    return f"sc://127.0.0.1:{service.getField('MODULE$').get(None).localPort()}"
 
 
-@pytest.mark.skipif(not CLIENT, reason="needs penstock[connect]")
 @pytest.mark.spark
-def test_a_pipeline_file_runs_on_a_connect_server_as_it_is(server, tcp, connect, tmp_path) -> None:
+def test_a_pipeline_file_runs_on_a_connect_server_as_it_is(server, tcp, spark, tmp_path: Path) -> None:
     tag = uuid.uuid4().hex[:8]
+    connect = connect_address(spark)
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch(f"orders-{tag}", [b'{"id": %d}' % i for i in range(200)]))
-    file = tmp_path / "pipeline.yaml"
 
-    def run(step: str) -> subprocess.CompletedProcess[str]:
+    def run(name: str, step: str, *more: str) -> subprocess.Popen[str]:
+        file = tmp_path / f"{name}.yaml"
         file.write_text(f"""
-name: connect-{tag}
+name: {name}-{tag}
 sources:
   orders: {{topic: orders-{tag}, format: json, schema: "id BIGINT"}}
 steps:
   - {{name: made, sql: "{step}"}}
-sink: {{topic: made-{tag}}}
-checkpoint: {tmp_path}/checkpoint{len(step)}
+sink: {{topic: {name}-{tag}}}
+checkpoint: {tmp_path}/{name}
 broker: {tcp}
 url: {server.url}
 """)
-        command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", connect]
+        command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", connect, *more]
         env = {key: value for key, value in os.environ.items() if not key.startswith("SPARK")}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    done = run("SELECT id, id * 2 AS twice FROM orders WHERE id % 2 = 0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+    with (
+        run("made", "SELECT id, id * 2 AS twice FROM orders WHERE id % 2 = 0") as good,
+        run("sums", "SELECT id % 2 AS odd, count(*) AS n FROM orders GROUP BY id % 2", "--no-check") as shuffled,
+    ):
+        out, err = good.communicate(timeout=300)
+        _, refused = shuffled.communicate(timeout=300)
+    assert good.returncode == 0, out + err
+    last = json.loads(out.splitlines()[-1])
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, connect)
     found = [json.loads(row["payload"])["twice"] for row in batch_rows(broker=tcp, topic=f"made-{tag}")]
     assert found == [4 * i for i in range(100)]
+    assert shuffled.returncode == 1
+    assert "in no fixed order" in " ".join(refused.split())

@@ -26,6 +26,7 @@ from tests.conftest import fresh_database
 from tests.pipeline.cluster import ENV, Cluster, kill_all
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_queue_source import options, rows_of
+from tests.support import guard
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
 
@@ -47,6 +48,7 @@ class Driver:
             self.starts += 1
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=ROOT, env=ENV)
+            guard.watch(self._process.pid)
         return True
 
     def kill(self) -> None:

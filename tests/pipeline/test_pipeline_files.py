@@ -16,11 +16,14 @@ from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError, NotFound
 from penstock.pipeline.check import check, resolve_route
+from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.runner import Heartbeat, PipelineFailed, Runner, cause, failed_batch
+from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
 from penstock.pipeline.spec import parse
 from penstock.pipelines import Pipelines
 from penstock.wire import frames
+from tests.support.broker import BrokerProcess
+from tests.support.tokens import SECRET, token
 from tests.support.wait import until
 
 BASE = """
@@ -63,6 +66,14 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
         ("name: big, sql", "name: orders, sql", "two sources or steps are named orders"),
         ('sql: "SELECT', 'python: "nowhere:f", sql: "SELECT', "step big has either `sql` or `python`"),
         ("name: big\n", "name: [big\n", "not YAML"),
+        ("name: big\n", "name: ' '\n", "a pipeline has a `name`"),
+        ("{topic: orders,", "{topic: orders, options: {maxOfsets: 5},", "source orders: a topic source has no option"),
+        ("{topic: orders,", "{topic: orders, options: {minPartitions: x},", "'minPartitions' is a whole number from 1"),
+        ("{topic: orders,", "{topic: orders, watermark: {when: 1 minute},", "watermark names 'when'; there are id"),
+        ("{topic: orders,", "{topic: orders, watermark: {id: soon},", "watermark is one column and an interval"),
+        ("{topic: big-orders}", "{topic: a, options: {apId: x}}", "sink: a topic sink has no option 'apid'"),
+        ("WHERE amount", "GROUP BY ALL HAVING amount", "step big aggregates a stream, which never ends"),
+        ('WHERE amount > 100"}\nsink: {', 'GROUP BY ALL"}\nsink: {mode: update, ', "in no fixed order"),
     ],
 )
 def test_what_is_wrong_is_said_before_spark_starts(old: str, new: str, text: str) -> None:
@@ -70,6 +81,18 @@ def test_what_is_wrong_is_said_before_spark_starts(old: str, new: str, text: str
     with pytest.raises(ConfigError) as error:
         check(parse(BASE.replace(old, new, 1)), ask_broker=False)
     assert text in str(error.value)
+
+
+def test_windows_of_time_and_names_in_any_case_are_understood() -> None:
+    sql = "SELECT window.start, max(Amount) AS mostEver FROM Orders GROUP BY window(at, '1 minute')"
+    text = BASE.replace("amount DOUBLE", "amount DOUBLE, at TIMESTAMP").replace(
+        "{topic: orders,", "{topic: orders, watermark: {at: 1 minute},"
+    )
+    text = text.replace("SELECT id, amount, who.name AS name FROM orders WHERE amount > 100", sql)
+    text = text.replace("{topic: big-orders}", "{topic: big-orders, orderBy: [mostever]}")
+    assert check(parse(text), ask_broker=False) == ["start", "mostEver"]
+    with pytest.raises(ConfigError, match="Column 'att' could not be resolved"):
+        check(parse(text.replace("window(at, '1 minute')", "window(att, '1 minute')")), ask_broker=False)
 
 
 def test_a_python_step_must_be_there(tmp_path: Path, monkeypatch) -> None:
@@ -88,6 +111,27 @@ def test_a_missing_topic_is_found_before_spark_starts(server, tcp) -> None:
     file = BASE + f"broker: {tcp}\n"
     with pytest.raises(ConfigError, match="there is no topic 'nowhere-at-all' on"):
         check(parse(file.replace("topic: orders,", "topic: nowhere-at-all,")))
+
+
+def test_a_missing_queue_is_found_before_spark_starts(server) -> None:
+    file = (
+        f"name: q\nsource: {{queue: nowhere}}\nsink: {{topic: t}}\ncheckpoint: /x\ndatabase: '{server.database_url}'\n"
+    )
+    with pytest.raises(ConfigError, match="there is no queue 'nowhere' in the database; queues: "):
+        check(parse(file))
+
+
+def test_a_token_is_taken_as_by_the_other_commands(tmp_path: Path, database_url: str) -> None:
+    with BrokerProcess(
+        tmp_path / "data", database_url=database_url, auth__enabled="true", auth__secret=SECRET
+    ) as broker:
+        host, port = broker.tcp
+        file = tmp_path / "p.yaml"
+        file.write_text(BASE + f"broker: {host}:{port}\nurl: {broker.url}\n")
+        run = CliRunner().invoke
+        assert "Authentication required" in run(app, ["pipeline", "validate", str(file)]).output
+        told = run(app, ["pipeline", "validate", str(file), "--token", token()])
+        assert "there is no topic 'orders'" in " ".join(told.output.split())
 
 
 def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
@@ -154,6 +198,11 @@ def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
     assert failed_batch(tmp_path) == expected
 
 
+def test_lag_is_unknown_in_a_batch_that_is_run_again() -> None:
+    assert lag_of([{"latestOffset": "null", "endOffset": '{"t": {"next": 3}}'}]) is None
+    assert lag_of([{"latestOffset": '{"t": {"next": 9}}', "endOffset": '{"t": {"next": 3}}'}]) == 6
+
+
 def test_the_cause_of_a_failure_is_told_without_sparks_stack() -> None:
     text = "Job aborted.\nTraceback (most recent call last):\npenstock.errors.InvalidOffset: offset 3 aged out\n\tat x"
     assert cause(RuntimeError(text)) == "offset 3 aged out"
@@ -211,6 +260,122 @@ broker: {tcp}
     failing = parse(f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n")
     with pytest.raises(PipelineFailed, match=f"gone-{tag}"):
         Runner(failing, "local[2]").run(spark)
+
+
+@pytest.mark.spark
+def test_only_the_same_batch_of_the_same_checkpoint_is_taken_for_written(server, tcp, spark, tmp_path) -> None:
+    """Batches are counted from 0 with every new checkpoint, in every run of a batch pipeline, and (where Spark does not
+    say which it is) in every call of foreachBatch: other rows under an old number would be dropped as known."""
+    from tests.pipeline.support import batch_rows
+
+    tag = uuid.uuid4().hex[:8]
+
+    def append(*numbers: int) -> None:
+        with TopicLink(tcp, 20) as link:
+            link.append(frames.produce_batch(f"in-{tag}", [b"%d" % number for number in numbers]))
+
+    def payloads(topic: str) -> list[int]:
+        return [int(row["payload"]) for row in batch_rows(broker=tcp, topic=f"{topic}-{tag}")]
+
+    def run(sink: str, more: str) -> Report:
+        text = f"""
+name: same-{tag}
+source: {{topic: in-{tag}}}
+steps: [{{name: s, sql: "SELECT payload FROM source"}}]
+sink: {{topic: {sink}-{tag}}}
+broker: {tcp}
+url: {server.url}
+{more}
+"""
+        runner = Runner(parse(text), "local[2]")
+        with ThreadPoolExecutor(1) as pool:  # a thread that has not met the session before
+            return pool.submit(runner.run, spark).result()
+
+    def each(number: int) -> None:
+        frame = spark.readStream.format("penstock").options(broker=tcp, topic=f"in-{tag}").load().select("payload")
+        options = {"broker": tcp, "topic": f"each-{tag}", "appId": f"each-{tag}"}
+
+        def write(batch: Any, _number: int) -> None:
+            batch.write.format("penstock").mode("append").options(**options).save()
+
+        stream = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "each"))
+        stream.trigger(availableNow=True).start().awaitTermination()
+        assert payloads("each") == [*range(number)]
+
+    append(0, 1)
+    run("out", f"checkpoint: {tmp_path}/one")
+    run("twice", "trigger: batch")
+    each(2)
+    append(2, 3, 4)
+    each(5)
+    run("out", f"checkpoint: {tmp_path}/two")
+    assert payloads("out") == [0, 1, 0, 1, 2, 3, 4]
+    assert run("twice", "trigger: batch").rows == 5
+    assert payloads("twice") == [0, 1, 0, 1, 2, 3, 4]
+    for _ in range(2):
+        run("once", f"trigger: batch\nappId: once-{tag}")
+    assert payloads("once") == [*range(5)]
+    append(5)
+    with pytest.raises(
+        PipelineFailed, match=r"was written to topic .* before with other rows: 5 where there are 6 now"
+    ):
+        run("once", f"trigger: batch\nappId: once-{tag}")
+
+
+@pytest.mark.spark
+def test_aggregates_are_written_when_they_change_or_when_their_window_is_over(server, tcp, spark, tmp_path) -> None:
+    from tests.pipeline.support import batch_rows
+
+    tag = uuid.uuid4().hex[:8]
+
+    def run(name: str, sql: str, sink: str, *seconds: int) -> list[Any]:
+        with TopicLink(tcp, 20) as link:
+            records = [b'{"id": %d, "at": "2026-01-01T00:00:%02dZ"}' % (at % 2, at) for at in seconds]
+            link.append(frames.produce_batch(f"in-{name}-{tag}", records))
+        file = parse(f"""
+name: {name}-{tag}
+sources:
+  orders:
+    topic: in-{name}-{tag}
+    format: json
+    schema: "id INT, at TIMESTAMP"
+    watermark: {{at: 5 seconds}}
+steps: [{{name: s, sql: "{sql}"}}]
+sink: {{topic: {name}-{tag}, {sink}}}
+checkpoint: {tmp_path}/{name}
+broker: {tcp}
+url: {server.url}
+""")
+        check(file)
+        Runner(file, "local[2]").run(spark)
+        found = batch_rows(broker=tcp, topic=f"{name}-{tag}")
+        return [tuple(json.loads(row["payload"]).values()) for row in found]
+
+    sums = ("sums", "SELECT id, count(*) AS n FROM orders GROUP BY id", "mode: update, orderBy: [id]")
+    assert sorted(run(*sums, 1, 2, 3)) == [(0, 1), (1, 2)]
+    assert run(*sums, 4)[2:] == [(0, 2)]  # only what changed
+    sql = "SELECT window.start, count(*) AS n FROM orders GROUP BY window(at, '10 seconds')"
+    over = run("over", sql, "orderBy: [start]", 1, 2, 14, 26)
+    assert sorted(over) == [("2026-01-01T00:00:00.000Z", 2), ("2026-01-01T00:00:10.000Z", 1)]
+
+
+@pytest.mark.spark
+def test_a_step_that_cannot_be_built_is_named_with_its_line(server, tcp, spark, tmp_path, monkeypatch) -> None:
+    (tmp_path / "bad_steps.py").write_text("def boom(df):\n    raise RuntimeError('no map')\n\ndef none(df): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch("bad-steps", [b"x"]))
+    for step, text in (
+        ("python: 'bad_steps:boom'", r"step s: RuntimeError: no map \(.*bad_steps.py, line 2\)"),
+        ("python: 'bad_steps:none'", "step s: bad_steps:none gave NoneType, not a DataFrame"),
+        ("sql: SELECT nofunction(payload) FROM source", r"step s: \[UNRESOLVED_ROUTINE\]"),
+    ):
+        file = (
+            f"name: b\nsource: {{topic: bad-steps}}\nsteps: [{{name: s, {step}}}]\nsink: {{topic: t}}\ntrigger: batch\n"
+        )
+        file += f"broker: {tcp}\n"
+        with pytest.raises(ConfigError, match=text):
+            Runner(parse(file), "local[2]").run(spark)
 
 
 @pytest.mark.spark

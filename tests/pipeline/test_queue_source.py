@@ -290,6 +290,8 @@ def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(databa
     offset = reader.latestOffset(reader.initialOffset(), limit)
     with pytest.raises(InvalidRequest, match="belongs to the queue 'orders'"):
         QueueStreamReader(options(database_url, "refunds")).latestOffset(offset, limit)
+    with pytest.raises(InvalidRequest, match="belongs to the queue 'orders'"):  # a batch that was not finished
+        QueueStreamReader(options(database_url, "refunds")).partitions(reader.initialOffset(), offset)
     with pytest.raises(DataLoss, match="another database"):
         reader.latestOffset({**offset, "installation": 1}, limit)
     with pytest.raises(DataLoss, match="deleted and created again"):

@@ -226,6 +226,10 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     topic = f"t-{uuid.uuid4().hex[:8]}"
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch(topic, [b"abc", b"", b"defgh"]))
+        appended = time.monotonic()
+        for offset in (0, 2):
+            link.commit(topic, "indexer", offset)
+        took = time.monotonic() - appended
     ledger.push(40)
     ledger.ack(ledger.pop(batch=20))
     ledger.ack(ledger.pop(batch=6), "retry")
@@ -242,17 +246,17 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     acked = ledger.counts["completed"]
     since = datetime.now(UTC) - timedelta(minutes=10)
     until = datetime.now(UTC) + timedelta(minutes=1)
-    where = {"database": server.database_url, "broker": tcp, "since": since, "until": until}
+    where = {"database": server.database_url, "broker": tcp, "url": server.url, "since": since, "until": until}
     where |= {"queues": [ledger.queue], "topics": [topic]}
     html, png = tmp_path / "r.html", tmp_path / "r.png"
-    arguments = ["--since", since.isoformat(), "--until", until.isoformat(), "--broker", tcp]
+    arguments = ["--since", since.isoformat(), "--until", until.isoformat(), "--broker", tcp, "--url", server.url]
     arguments += ["--queue", ledger.queue, "--topic", topic]
     arguments += ["--database", server.database_url, "--html", str(html), "--png", str(png), "--master", "local[2]"]
     ran = CliRunner().invoke(app, ["pipeline", "run", "rollup", *arguments])
     assert ran.exit_code == 0, ran.output
     done = json.loads(ran.stdout.strip().splitlines()[-1])
     assert (done["queues"], done["groups"], done["topics"]) == (1, 1, 1)
-    is_report(html, png, ledger.queue, topic, "Latency from push to ack", "Dead letters, by group")
+    is_report(html, png, ledger.queue, topic, "Latency from push to ack", "Dead letters, by group", "indexer")
     query = f"from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
     ask = f"{server.url}/api/v1/analytics?{query}"
     (of_queue,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
@@ -269,8 +273,14 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
         nth = -(-acked * percent // 100) - 1
         told = of_group["latency"][f"p{percent}"] / 1000
         assert least[nth] * (1 - ERROR) <= told <= most[nth] * (1 + ERROR)
-    (of_topic,) = call(f"{ask}&topic={topic}")["points"]
+    of_topic, of_indexer = call(f"{ask}&topic={topic}")["points"]
     assert (of_topic["pushed"], of_topic["bytes"], of_topic["latency"], of_topic["lag"]) == (3, 8, None, None)
+    assert (of_topic["kind"], of_indexer["kind"]) == ("topic", "group")
+    assert [of_indexer] == call(f"{ask}&topic={topic}&group=indexer")["points"]
+    assert (of_indexer["topic"], of_indexer["queue"], of_indexer["group"]) == (topic, None, "indexer")
+    assert (of_indexer["acked"], of_indexer["retried"], of_indexer["lag"], of_indexer["pushed"]) == (2, 0, 1, 0)
+    assert of_indexer["latency"]["count"] == 2
+    assert 0 < of_indexer["latency"]["p99"] / 1000 <= (took + 0.1) * (1 + ERROR)
 
     again = rollup(spark, **where)
     assert again.rows == done["rows"]
@@ -285,7 +295,7 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     assert (kept["acked"], kept["latency"], kept["lag"]) == (acked, of_group["latency"], 0)
     postgres = Postgres(Options({"database": server.database_url}))
     assert _known(postgres, []).queues.items() >= _known(postgres, [ledger.queue]).queues.items()
-    assert topic in _topic_names(tcp, [])
+    assert topic in _topic_names(tcp, None, [])
     with pytest.raises(NotFound, match="no topic 'nobody'"):
         rollup(spark, topics=["nobody"], broker=tcp, database=server.database_url)
     with pytest.raises(NotFound, match="no queue 'nobody'"):

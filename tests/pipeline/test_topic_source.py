@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidOffset, InvalidRequest, NotFound, PenstockError
-from penstock.pipeline.topic_source import DataLoss, TopicReader
+from penstock.pipeline.topic_source import DataLoss, TopicReader, TopicStreamReader
 from tests.pipeline.support import Driver, batch_rows, topic_options
 
 spark_test = pytest.mark.spark
@@ -175,6 +175,9 @@ def test_a_checkpoint_of_another_topic_is_refused(tmp_path, write_topic) -> None
     Driver(tmp_path / "offsets", directory=tmp_path, topic="orders").run()
     with pytest.raises(InvalidRequest, match="belongs to the topics orders; this query reads refunds"):
         Driver(tmp_path / "offsets", directory=tmp_path, topic="refunds").run()
+    begun = {"orders": {"incarnation": "a", "next": 1}}  # a batch that was not finished is run again, first of all
+    with pytest.raises(InvalidRequest, match="belongs to the topics orders; this query reads refunds"):
+        TopicStreamReader(topic_options(directory=tmp_path, topic="refunds")).partitions({}, begun)
     (tmp_path / "offsets").write_text('{"xid": "77"}')
     with pytest.raises(InvalidRequest, match="not of a topic source"):
         Driver(tmp_path / "offsets", directory=tmp_path, topic="refunds").run()

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.support import guard
 from tests.support.wait import until
 
 START_TIMEOUT = 90
@@ -22,6 +23,7 @@ class BrokerProcess:
 
     def __init__(self, data_dir: Path, *, database_url: str | None = None, env: Any = None, **settings: Any) -> None:
         self.data_dir = data_dir
+        self._postgres = data_dir / ".penstock" / "postgres"  # where the embedded one is, if it has one
         self._arguments = ["--data-dir", str(data_dir)]
         if database_url:
             self._arguments += ["--database-url", database_url]
@@ -49,6 +51,8 @@ class BrokerProcess:
             env=self._env,
             start_new_session=True,
         )
+        guard.watch(self.process.pid)
+        guard.watch_postgres(self._postgres)
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         if wait:
@@ -118,6 +122,5 @@ class BrokerProcess:
     def _stop_left_over_postgres(self) -> None:
         from penstock.database.embedded import EmbeddedPostgres
 
-        directory = self.data_dir / ".penstock" / "postgres"
-        if directory.exists():
-            EmbeddedPostgres(directory).stop("immediate")
+        if self._postgres.exists():
+            EmbeddedPostgres(self._postgres).stop("immediate")

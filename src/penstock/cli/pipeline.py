@@ -7,7 +7,6 @@ once.
 
 import dataclasses
 import json
-import os
 import signal
 import sys
 import urllib.error
@@ -21,6 +20,7 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from penstock.cli import Token, app
@@ -56,6 +56,8 @@ Database = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of text for people.")]
 LOCAL, LOCAL_URL, LOCAL_BROKER = "local[*]", "http://127.0.0.1:6632", "127.0.0.1:12345"
 
+BAR = 24  # characters of a progress bar
+
 TEMPLATE = """\
 # A pipeline: what it reads, the steps in between, where it writes. Run it with: penstock pipeline run {file}
 name: {name}
@@ -84,8 +86,23 @@ def _reporting() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, markup=True)
-        raise typer.Exit(1) from None
+        _fail(str(error))
+    except Exception as error:
+        if not _of_spark(error):
+            raise
+        from penstock.pipeline.failure import cause
+
+        _fail(cause(error))
+
+
+def _fail(text: str) -> None:
+    Console(stderr=True).print("[red]error:[/red]", Text(text), highlight=False)
+    raise typer.Exit(1) from None
+
+
+def _of_spark(error: Exception) -> bool:
+    """Whether a query failed, as opposed to our code: then its cause is told, without Spark's stack."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
 @commands.command()
@@ -95,8 +112,7 @@ def init(
 ) -> None:
     """Write a pipeline file to start from."""
     if file.exists():
-        Console(stderr=True).print(f"[red]error:[/red] {file} is there already")
-        raise typer.Exit(1)
+        _fail(f"{file} is there already")
     file.write_text(TEMPLATE.format(name=name, file=file))
     typer.echo(f"wrote {file}; next: penstock pipeline validate {file}")
 
@@ -104,14 +120,17 @@ def init(
 @commands.command()
 def validate(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
-    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the broker for the topics.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the broker or the database.")] = False,
+    token: Token = "",
 ) -> None:
     """Check a pipeline file: columns, views, schemas, functions, topics. Starts no Spark."""
     with _reporting():
         from penstock.pipeline.check import check
         from penstock.pipeline.spec import load
 
-        columns = check(load(file), ask_broker=not offline)
+        pipeline = load(file)
+        pipeline.token = token or pipeline.token
+        columns = check(pipeline, ask_broker=not offline)
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
 
 
@@ -119,6 +138,8 @@ def validate(
 def run_file(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
     master: Master = LOCAL,
+    token: Token = "",
+    no_check: Annotated[bool, typer.Option("--no-check", help="Leave it to Spark to find what is wrong.")] = False,
 ) -> None:
     """Run a pipeline file."""
     with _reporting():
@@ -127,10 +148,10 @@ def run_file(
         from penstock.pipeline.spec import load
 
         pipeline = load(file)
-        check(pipeline)
-        runner = Runner(
-            pipeline, master, [_Show(), Heartbeat(pipeline.url, pipeline.name, os.environ.get("PENSTOCK_TOKEN"))]
-        )
+        pipeline.token = token or pipeline.token
+        if not no_check:
+            check(pipeline)
+        runner = Runner(pipeline, master, [_Show(), Heartbeat(pipeline.url, pipeline.name, pipeline.token)])
 
         def stop(_signal: int, _frame: Any) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -150,7 +171,7 @@ class _Show:
         self._last: tuple[Any, ...] = ()
 
     def __call__(self, report: Any) -> None:
-        now = (report.state, report.batch, report.rows, report.lag)
+        now = (report.state, report.batch, report.rows, report.lag, report.progress)
         if now == self._last:
             return
         self._last = now
@@ -158,8 +179,12 @@ class _Show:
             typer.echo(report.line())
             return
         lag = "" if report.lag is None else f", {report.lag:,} behind"
+        bar = ""
+        if report.progress is not None:
+            done = round(BAR * report.progress)
+            bar = f" [{'█' * done}{'·' * (BAR - done)}] {report.progress:4.0%}"
         text = (
-            f"{report.name}: {report.state}, batch {report.batch}, {report.rows:,} rows, "
+            f"{report.name}:{bar} {report.state}, batch {report.batch}, {report.rows:,} rows, "
             f"{report.rows_per_second:,.0f} rows/s, {report.batch_ms} ms a batch{lag}"
         )
         sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if report.state in ("finished", "failed") else ""))
@@ -175,6 +200,7 @@ def archive(
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     database: Database = None,
+    token: Token = "",
     master: Master = LOCAL,
 ) -> None:
     """Archive what came since the last run to Parquet, each record once."""
@@ -189,6 +215,7 @@ def archive(
             broker=broker if topic else None,
             database=database,
             url=url,
+            token=token,
             file_bytes=file_mib << 20,
             say=_say,
         )
@@ -213,6 +240,7 @@ def replay(
     ] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
+    token: Token = "",
     master: Master = LOCAL,
 ) -> None:
     """Write records of a topic or its archive again, to a topic or a queue. A dry run unless --execute is given."""
@@ -228,6 +256,7 @@ def replay(
             archive=from_archive,
             broker=broker,
             url=url,
+            token=token,
             where=where,
             start=start,
             end=end,

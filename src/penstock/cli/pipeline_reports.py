@@ -9,13 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.cli import Token
 from penstock.cli.pipeline import (
     LOCAL,
     LOCAL_BROKER,
+    LOCAL_URL,
     Broker,
     Database,
     Json,
     Master,
+    Url,
     _reporting,
     _say,
     _session,
@@ -41,7 +44,9 @@ def rollup(
     png: Png = None,
     keep_days: Annotated[int | None, typer.Option(min=1, help="Delete rolled up minutes older than this.")] = None,
     broker: Broker = LOCAL_BROKER,
+    url: Url = LOCAL_URL,
     database: Database = None,
+    token: Token = "",
     master: Master = LOCAL,
 ) -> None:
     """Roll up what happened per minute: counts, bytes, latencies, lag, retries, dead letters.
@@ -62,6 +67,8 @@ def rollup(
             _session("rollup", master),
             database=database,
             broker=broker if topics or not queues else None,
+            url=url,
+            token=token,
             queues=queues,
             topics=topics,
             since=since,

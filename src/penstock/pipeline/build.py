@@ -3,12 +3,12 @@ here.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.pipeline.check import load_function
-from penstock.pipeline.spec import Pipeline, Place, Sink, Source
+from penstock.pipeline.check import UNORDERED, load_function
+from penstock.pipeline.failure import step_failed
+from penstock.pipeline.spec import Pipeline, Place, Sink, Source, Step, source_options, texts
 from penstock.pipeline.typed import dead_letters, typed
 
 LOGICAL = ("Aggregate", "Distinct", "Deduplicate", "Join", "Repartition")  # Connect may show no physical plan
@@ -21,36 +21,54 @@ def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
     frame = None
     for name, source in pipeline.views.items():
         frame = _read(spark, pipeline, source)
+        if not source.schema:
+            frame = _late(frame, source)
         if source.format == "json" and source.schema:
-            frame = typed(frame, source.schema)
+            frame = _late(typed(frame, source.schema), source)
             if source.deadLetter:
                 dead[name] = dead_letters(frame, name)
                 frame = frame.where("_corrupt IS NULL")
         frame.createOrReplaceTempView(name)
     for step in pipeline.steps:
         if step.sql:
-            frame = spark.sql(step.sql)
+            frame = _made(step, spark.sql, step.sql)
         else:
             function: Callable[[Any], Any] = load_function(step)  # type: ignore[assignment]
-            frame = function(frame)
+            frame = _made(step, function, frame)
             if not hasattr(frame, "createOrReplaceTempView"):
                 raise ConfigError(f"step {step.name}: {step.python} gave {type(frame).__name__}, not a DataFrame")
         frame.createOrReplaceTempView(step.name)
     return frame, dead
 
 
+def _made(step: Step, make: Callable[[Any], Any], given: Any) -> Any:
+    try:
+        return make(given)
+    except Exception as error:  # whatever a user's function raises, or Spark finds wrong with the SQL
+        raise step_failed(step.name, error) from error
+
+
+def counted(frame: Any) -> tuple[Any, Any]:
+    """The frame, and how many rows it had once it was written (`rows`)."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    observed = Observation()
+    return frame.observe(observed, f.count(f.lit(1)).alias("rows")), observed
+
+
+def _late(frame: Any, source: Source) -> Any:
+    for column, delay in source.watermark.items():
+        frame = frame.withWatermark(column, delay)
+    return frame
+
+
 def _read(spark: Any, pipeline: Pipeline, source: Source) -> Any:
     if source.parquet:
-        return spark.read.options(**_texts(source.options)).parquet(source.parquet)
+        return spark.read.options(**texts(source.options)).parquet(source.parquet)
     reader = (spark.readStream if pipeline.streaming else spark.read).format("penstock")
-    given = {"group": pipeline.name, **source.options}
-    if source.queue:
-        given = {"queue": source.queue, "database": pipeline.database, **given}
-    else:
-        given = {source.kind: getattr(source, source.kind), **given}
-        if "directory" not in given:
-            given.setdefault("broker", pipeline.broker)
-    return reader.options(**_texts(given)).load()
+    given = source_options(pipeline, source)
+    return reader.options(**texts(given)).load()
 
 
 def as_messages(frame: Any, sink: Sink) -> Any:
@@ -67,13 +85,13 @@ def as_messages(frame: Any, sink: Sink) -> Any:
     return frame.select(*dict.fromkeys(kept), f.to_json(f.struct("*")).alias("payload"))
 
 
-def writer(pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpoint: Path | None) -> Any:
+def writer(pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpoint: str | None) -> Any:
     """A started stream's or a batch's writer, all set but not yet running."""
     options: dict[str, Any] = {}
     if sink.topic or sink.queue:
         place = sink if isinstance(sink, Sink) else Sink(topic=sink.topic, queue=sink.queue)
         frame = as_messages(frame, place)
-        options = {"appId": app, **place.options}
+        options = {"appId": app, **({"token": pipeline.token} if pipeline.token else {}), **place.options}
         if place.orderBy:
             options["orderBy"] = ",".join(place.orderBy)
         if place.queue:
@@ -87,14 +105,28 @@ def writer(pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpo
         options = {"path": sink.parquet, **sink.options}
         kind = "parquet"
     if not pipeline.streaming:
-        found = frame.write.format(kind).mode("append")
+        found = frame.write.format(kind).mode("append").options(**texts(options))
+    elif isinstance(sink, Sink) and sink.mode == "update":
+        found = _updating(frame, options)
     else:
-        found = frame.writeStream.format(kind).queryName(app).option("checkpointLocation", str(checkpoint))
-        found = found.outputMode(sink.mode if isinstance(sink, Sink) else "append")
-        found = found.trigger(**_trigger(pipeline.trigger))
+        found = frame.writeStream.format(kind).outputMode("append").options(**texts(options))
     if isinstance(sink, Sink) and sink.partitionBy:
         found = found.partitionBy(*sink.partitionBy)
-    return found.options(**_texts(options))
+    if pipeline.streaming:
+        found = found.queryName(app).option("checkpointLocation", checkpoint).trigger(**_trigger(pipeline.trigger))
+    return found
+
+
+def _updating(frame: Any, options: dict[str, Any]) -> Any:
+    """Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows which batch it
+    belongs to all the same, and one that is run again is recognised."""
+    if not hasattr(frame, "_jdf"):
+        raise ConfigError("sink.mode: update does not work over Spark Connect, which does not tell a sink its batch")
+
+    def append(batch: Any, _number: int) -> None:
+        batch.write.format("penstock").mode("append").options(**texts(options)).save()
+
+    return frame.writeStream.foreachBatch(append).outputMode("update")
 
 
 def _refuse_unordered(frame: Any, sink: Sink) -> None:
@@ -104,15 +136,8 @@ def _refuse_unordered(frame: Any, sink: Sink) -> None:
     connected = not hasattr(frame, "_jdf")  # Spark Connect
     plan = frame._explain_string(extended=True) if connected else frame._jdf.queryExecution().toString()
     if any(word in plan for word in (LOGICAL if connected else SHUFFLES)):
-        raise ConfigError(
-            "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the "
-            "columns that order them in sink.orderBy, so that each is written exactly once"
-        )
+        raise ConfigError(UNORDERED)
 
 
 def _trigger(text: str) -> dict[str, Any]:
     return {"availableNow": True} if text == "availableNow" else {"processingTime": text}
-
-
-def _texts(options: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}

@@ -7,6 +7,7 @@ have. What a Python step makes of its columns cannot be known here, so nothing i
 import importlib
 import json
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -19,14 +20,31 @@ from sqlglot import exp
 from sqlglot.errors import OptimizeError, ParseError
 from sqlglot.optimizer.qualify import qualify
 
-from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.tls import open_url
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.options import bearer
-from penstock.pipeline.spec import Pipeline, Sink, Source, Step
+from penstock.pipeline.options import Options, bearer
+from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.spec import Pipeline, Sink, Source, Step, source_options, texts
 
 Columns = dict[str, str]
+TOPIC_SOURCE = {
+    *("topic", "topics", "subscribe", "topicPattern", "subscribePattern", "broker", "directory", "startingOffsets"),
+    *("endingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
+    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "group", "brokerTimeout", "token", "ca"),
+}
+QUEUE_SOURCE = {
+    *("queue", "database", "databaseSchema", "startingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxOffsetsPerTrigger", "minPartitions", "group", "encrypted", "failOnDataLoss", "token", "ca"),
+}
+TOPIC_SINK = {"appId", "topic", "broker", "brokerTimeout", "orderBy", "token", "ca"}
+QUEUE_SINK = {"appId", "queue", "url", "brokerTimeout", "orderBy", "token", "payloadFormat", "ca"}
+WINDOWS = {"_window": "window", "_session_window": "session_window"}
+UNORDERED = (
+    "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the columns "
+    "that order them in sink.orderBy, so that each is written exactly once"
+)
 META = {
     "topic": ("topic", "offset", "timestamp"),
     "queue": ("queue", "partition", "seq", "id", "transactionId", "createdAt"),
@@ -44,8 +62,11 @@ def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
         views[step.name] = last
     if last is not None:
         _check_sink(pipeline, last)
+    _check_aggregates(pipeline, last)
+    _check_options(pipeline)
     if ask_broker:
         _check_broker(pipeline)
+        _check_queues(pipeline)
         resolve_route(pipeline)
     return list(last or ())
 
@@ -76,32 +97,105 @@ def source_columns(name: str, source: Source) -> Columns | None:
     return {**typed, "_corrupt": "STRING", **meta}
 
 
+def _check_options(pipeline: Pipeline) -> None:
+    """By the very code that will read them, on Spark's side; and no name that nothing reads."""
+    from penstock.pipeline.queue_source import QueueOptions
+    from penstock.pipeline.topic_source import TopicOptions
+
+    for name, source in pipeline.views.items():
+        if source.parquet:
+            if "://" not in source.parquet and not Path(source.parquet).exists():
+                raise ConfigError(f"source {name}: there is no directory {source.parquet}")
+            continue
+        columns = source_columns(name, source) or {}
+        for column in source.watermark:
+            if column not in columns:
+                raise ConfigError(f"source {name}: watermark names {column!r}; there are {', '.join(columns)}")
+        options = Options(texts(source_options(pipeline, source)))
+        try:
+            if source.queue:
+                options.refuse_others(QUEUE_SOURCE, "a queue source")
+                QueueOptions(options, [], streaming=pipeline.streaming)
+            else:
+                options.refuse_others(TOPIC_SOURCE, "a topic source")
+                TopicOptions(options, [])
+        except InvalidRequest as error:
+            raise ConfigError(f"source {name}: {error}") from None
+    sink = pipeline.sink
+    if not sink.parquet:
+        known = (TOPIC_SINK, "a topic sink") if sink.topic else (QUEUE_SINK, "a queue sink")
+        known = (TOPIC_SINK | QUEUE_SINK, "a route") if sink.route else known
+        try:
+            Options(texts(sink.options)).refuse_others(*known)
+        except InvalidRequest as error:
+            raise ConfigError(f"sink: {error}") from None
+
+
+def parse_sql(sql: str) -> exp.Expr:
+    """What Spark calls window(...) is a function; to sqlglot the word begins a clause."""
+    return sqlglot.parse_one(re.sub(r"\b((?:session_)?window)\s*\(", r"_\1(", sql, flags=re.I), dialect="spark")
+
+
+def aggregates(sql: str) -> bool:
+    """Whether rows are brought together, which takes a shuffle."""
+    query = parse_sql(sql)
+    return any(not found.find_ancestor(exp.Window) for found in query.find_all(exp.Group, exp.Distinct, exp.AggFunc))
+
+
+def _check_aggregates(pipeline: Pipeline, columns: Columns | None) -> None:
+    grouped = [step.name for step in pipeline.steps if step.sql and aggregates(step.sql)]
+    sink, python = pipeline.sink, any(step.python for step in pipeline.steps)
+    if not grouped:
+        return
+    marked = python or any(source.watermark for source in pipeline.views.values())  # a function may set one
+    if pipeline.streaming and sink.mode == "append" and not marked:
+        raise ConfigError(
+            f"step {grouped[0]} aggregates a stream, which never ends: give the source a watermark, such as "
+            "{at: 10 minutes}, and group by window(at, '1 minute'), or give the sink `mode: update`"
+        )
+    if (
+        not sink.parquet
+        and not sink.orderBy
+        and columns is not None
+        and "transactionid" not in {name.lower() for name in columns}
+    ):
+        raise ConfigError(UNORDERED)
+
+
 def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None:
     where = f"step {step.name}"
     try:
-        query = sqlglot.parse_one(step.sql or "", dialect="spark")
+        query = parse_sql(step.sql or "")
     except ParseError as error:
         found = error.errors[0] if error.errors else {}
         raise ConfigError(
-            f"{where}: not valid SQL at line {found.get('line')}, column {found.get('col')}: {found.get('highlight')!r}"
+            f"{where}: not valid SQL at line {found.get('line')}, column {found.get('col')}: "
+            f"{found.get('highlight')!r}. (If Spark takes it all the same: run it with --no-check.)"
         ) from None
     if not isinstance(query, exp.Query):
         raise ConfigError(f"{where}: a step is a SELECT")
-    own = {cte.alias for cte in query.find_all(exp.CTE)}
-    used = {table.name for table in query.find_all(exp.Table) if not table.db} - own
-    for table in sorted(used):
-        if table not in views:
+    own = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
+    known_as = {name.lower(): name for name in views}  # to Spark names are the same in any case
+    used = set()
+    for table in sorted({table.name for table in query.find_all(exp.Table) if not table.db}):
+        if table.lower() in known_as:
+            used.add(known_as[table.lower()])
+        elif table.lower() not in own:
             known = ", ".join(views)
             raise ConfigError(f"{where}: there is no view {table!r} before it; there are {known}")
     if any(views[table] is None for table in used):
         return None
+    written = query.named_selects  # before names are made lower case
     try:
-        schema: dict[str, object] = {table: views[table] for table in used}
+        schema: dict[str, object] = {table: dict(views[table] or {}) for table in used}
+        for made in {call.name for call in query.find_all(exp.Anonymous)} & WINDOWS.keys():
+            for columns in schema.values():  # GROUP BY window(...) makes a column of that name
+                columns[WINDOWS[made]] = "STRUCT<start: TIMESTAMP, end: TIMESTAMP>"  # type: ignore[index]
         resolved = qualify(query, schema=schema, dialect="spark", quote_identifiers=False)
     except OptimizeError as error:
         options = "; ".join(f"{table} has {', '.join(views[table] or ())}" for table in sorted(used))
         raise ConfigError(f"{where}: {str(error).partition('.')[0]}. {options}") from None
-    return dict.fromkeys(resolved.named_selects, "")
+    return dict.fromkeys(written if all(written) and "*" not in written else resolved.named_selects, "")
 
 
 def load_function(step: Step) -> object:
@@ -120,8 +214,18 @@ def load_function(step: Step) -> object:
 def _check_sink(pipeline: Pipeline, columns: Columns) -> None:
     for wanted, names in (("orderBy", pipeline.sink.orderBy), ("partitionBy", pipeline.sink.partitionBy)):
         for name in names:
-            if name not in columns:
+            if name.lower() not in {column.lower() for column in columns}:
                 raise ConfigError(f"sink.{wanted} names {name!r}; the rows have {', '.join(columns)}")
+
+
+def _check_queues(pipeline: Pipeline) -> None:
+    for name, source in pipeline.views.items():
+        if source.queue:
+            postgres = Postgres(Options(texts(source_options(pipeline, source))))
+            found = [row[0] for row in postgres.rows("SELECT name FROM queues WHERE deleted_at IS NULL ORDER BY name")]
+            if source.queue not in found:
+                known = ", ".join(found[:10]) or "none yet"
+                raise ConfigError(f"source {name}: there is no queue {source.queue!r} in the database; queues: {known}")
 
 
 def resolve_route(pipeline: Pipeline) -> Sink:
@@ -132,7 +236,7 @@ def resolve_route(pipeline: Pipeline) -> Sink:
         return sink
     target = f"{pipeline.url.rstrip('/')}/api/v1/routes/{quote(sink.route, safe='')}"
     try:
-        with open_url(urllib.request.Request(target, headers=bearer()), timeout=5) as answer:
+        with open_url(urllib.request.Request(target, headers=bearer(pipeline.token)), timeout=5) as answer:
             found = json.loads(answer.read()).get("source")  # the word "push" when there is none
     except urllib.error.HTTPError as error:
         raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})") from None
@@ -153,7 +257,7 @@ def _check_broker(pipeline: Pipeline) -> None:
     topics = [part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")]
     if not topics or any("directory" in source.options for source in pipeline.views.values()):
         return
-    with TopicLink(pipeline.broker, patience=3.0, token=os.environ.get("PENSTOCK_TOKEN")) as link:
+    with TopicLink(pipeline.broker, patience=3.0, token=pipeline.token or os.environ.get("PENSTOCK_TOKEN")) as link:
         for topic in topics:
             try:
                 link.info(topic)

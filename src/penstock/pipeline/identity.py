@@ -1,9 +1,11 @@
 """Who writes: the identity that makes a sink's rows recognisable when a batch is run again.
 
 Spark runs a batch again after a crash, and a task again after a failure, and a Python sink is told neither the query
-nor the batch by its arguments. The task's local properties tell the batch; the query is named by the user with the
-option `appId`, because Spark's own query id changes with the checkpoint. So a row is (appId, batch, task, row), and
-the sinks turn that into an idempotent producer's sequence (topics) or a transactionId (queues).
+nor the batch by its arguments. The task's local properties tell both, in a stream's own writes and in those that
+`foreachBatch` makes; the user names the application with the option `appId`. So a row is (appId, query, batch, task,
+row), and the sinks turn that into an idempotent producer's sequence (topics) or a transactionId (queues). The query is
+the checkpoint's: with a new checkpoint batches are counted from 0 again over other rows, which must not be taken for
+the old ones. A write without a stream is batch 0 of its appId: made again, it adds nothing.
 
 A row keeps its number only if the batch, run again, gives each task the same rows in the same order. Sources here see
 to it; a shuffle does not, hence `orderBy`: the columns by which a task sorts its rows before it writes them.
@@ -19,7 +21,7 @@ from pyspark import TaskContext
 from penstock.errors import InvalidRequest
 from penstock.pipeline.options import Options
 
-BATCH = "streaming.sql.batchId"
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,18 @@ class Writer:
     task: int
 
 
-def current_writer(app: str, streaming: bool) -> Writer:
-    """On an executor: which batch and task this is. A batch write counts as batch 0 of its appId."""
+def current_writer(app: str, streaming: bool, options: Options) -> Writer:
+    """On an executor: which batch and task this is. `batchId` is for `foreachBatch` where Spark does not tell."""
     context = TaskContext.get()
     if context is None:
         raise InvalidRequest("a sink's rows are written by a Spark task; there is none here")
-    batch = context.getLocalProperty(BATCH) if streaming else "0"
-    if batch is None:
+    query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
+    if batch is None and streaming:
         raise InvalidRequest(
             f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave appId out"
         )
-    return Writer(app, int(batch), context.partitionId())
+    number = options.whole("batchId", int(batch or 0), least=0)
+    return Writer(f"{app}:{query[:13]}" if query else app, number or 0, context.partitionId())
 
 
 def say_at_least_once(app: str | None, kind: str) -> None:

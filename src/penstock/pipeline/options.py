@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +25,13 @@ class Options:
             if (value := self._given.get(name.lower())) is not None:
                 return value
         return default
+
+    def refuse_others(self, known: Collection[str], what: str) -> None:
+        """For options that come from a file: a misspelt one is an error, not a setting that does nothing."""
+        names = {name.lower() for name in known}
+        for name in self._given:
+            if name not in names:
+                raise InvalidRequest(f"{what} has no option {name!r}; it has {', '.join(sorted(known))}")
 
     def require(self, name: str, why: str) -> str:
         value = self.text(name)
@@ -99,7 +106,7 @@ class Options:
         return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1000)
 
 
-def bearer() -> dict[str, str]:
+def bearer(token: str | None = None) -> dict[str, str]:
     """The header for requests over HTTP that are not made for one source or sink."""
-    token = os.environ.get("PENSTOCK_TOKEN")
+    token = token or os.environ.get("PENSTOCK_TOKEN")
     return {"Authorization": f"Bearer {token}"} if token else {}

@@ -1,8 +1,9 @@
 """The queue sink: rows become messages, pushed in batches over HTTP, each with a transactionId that is the same again.
 
-With `appId` a row without a transactionId of its own gets `<appId>:<batch>:<task>:<row>`; the broker keeps one message
-per (partition, transactionId), so a batch that is run again adds nothing. A column `transactionId` takes precedence:
-then the identity is the data's own and holds across applications too.
+With `appId` a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>` (in a write without a
+stream no query, and batch 0; see `penstock.pipeline.identity`); the broker keeps one message per (partition,
+transactionId), so a batch that is run again adds nothing. A column `transactionId` takes precedence: then the identity
+is the data's own and holds across applications too.
 
 The request's JSON is put together column by column in Arrow; payloads that are JSON already go in as they are.
 """
@@ -177,7 +178,7 @@ class _QueueWriter:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         prefix = None
         if self._app and not self._identified:
-            writer = current_writer(self._app, self.streaming)
+            writer = current_writer(self._app, self.streaming, self._options)
             prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
         total = Pushed()
         link = PushLink(self._url, self._token, self._patience, self._ca)

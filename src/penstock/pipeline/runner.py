@@ -12,7 +12,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from penstock.errors import PenstockError
 from penstock.net.tls import open_url
 from penstock.pipeline import build
 from penstock.pipeline.check import resolve_route
+from penstock.pipeline.failure import PipelineFailed, cause
+from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.spec import Pipeline
 
@@ -32,10 +36,6 @@ HEARTBEAT = 2.0
 STOP_PATIENCE = 120.0
 ATTEMPTS = 5
 TOO_SLOW = "Python worker failed to connect back"
-
-
-class PipelineFailed(PenstockError):
-    """A query ended with an error; the text is the cause, without Spark's stack."""
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Report:
     rows_per_second: float = 0.0
     batch_ms: int = 0
     lag: int | None = None  # records or None when the source does not count
+    progress: float | None = None  # of a run that ends by itself: from 0 to 1, as far as it is known
     error: str | None = None
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -109,6 +110,7 @@ class Runner:
             settings = {name: str(value) for name, value in self.pipeline.spark.items()}
             self.pipeline.sink = resolve_route(self.pipeline)
             session = spark or build_session(self.pipeline.name, self._master, settings)
+            activate(session)
             frame, dead = build.frames(session, self.pipeline)
             if self.pipeline.streaming:
                 self._keep_running(frame, dead)
@@ -127,12 +129,41 @@ class Runner:
         self._tell("running")
         began = time.monotonic()
         p = self.pipeline
-        for name, letters in dead.items():
-            place = p.views[name].deadLetter
-            assert place is not None
-            build.writer(p, letters, place, f"{p.app_id}:dead:{name}", None).save()
-        build.writer(p, frame, p.sink, p.app_id, None).save()
+        # Each run writes what it read, unless the file's author says by an appId that they are one and the same.
+        app = p.appId or f"{p.name}:{uuid.uuid4().hex}"
+        with self._counting_tasks(frame):
+            for name, letters in dead.items():
+                place = p.views[name].deadLetter
+                assert place is not None
+                build.writer(p, letters, place, f"{app}:dead:{name}", None).save()
+            counted, observed = build.counted(frame)
+            build.writer(p, counted, p.sink, app, None).save()
+        self.report.rows = observed.get["rows"]
+        self.report.rows_per_second = self.report.rows / max(time.monotonic() - began, 1e-3)
+        self.report.progress = 1.0
         self.report.batch, self.report.batch_ms = 0, int((time.monotonic() - began) * 1000)
+
+    @contextmanager
+    def _counting_tasks(self, frame: Any) -> Iterator[None]:
+        """Tell from time to time how many of the tasks are done, as far as Spark has planned them."""
+        ended = threading.Event()
+        tracker = None if not hasattr(frame, "_jdf") else frame.sparkSession.sparkContext.statusTracker()
+
+        def look() -> None:
+            while not ended.wait(POLL):
+                stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()] if tracker else []
+                tasks = sum(stage.numTasks for stage in stages if stage)
+                if tasks:
+                    self.report.progress = sum(stage.numCompletedTasks for stage in stages if stage) / tasks
+                self._tell()
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            looking.join()
 
     def _keep_running(self, frame: Any, dead: dict[str, Any]) -> None:
         """Go on from the checkpoint when the machine was too busy to start a Python worker in Spark's fixed 10 s."""
@@ -148,12 +179,12 @@ class Runner:
     def _run_streams(self, frame: Any, dead: dict[str, Any]) -> None:
         p = self.pipeline
         assert p.checkpoint is not None
-        root = Path(p.checkpoint)
-        writers = [build.writer(p, frame, p.sink, p.app_id, root / "main")]
+        root = p.checkpoint.rstrip("/")  # a directory, or a URL of storage that the cluster shares
+        writers = [build.writer(p, frame, p.sink, p.app_id, f"{root}/main")]
         for name, letters in dead.items():
             place = p.views[name].deadLetter
             assert place is not None
-            writers.append(build.writer(p, letters, place, f"{p.app_id}:dead:{name}", root / f"dead-{name}"))
+            writers.append(build.writer(p, letters, place, f"{p.app_id}:dead:{name}", f"{root}/dead-{name}"))
         queries: list[Any] = []
         try:
             queries = [writer.start() for writer in writers]
@@ -174,7 +205,7 @@ class Runner:
             self._look(queries)
             for query, name in zip(queries, ["main", *(f"dead-{name}" for name in dead)], strict=True):
                 if (failure := query.exception()) is not None:
-                    where = failed_batch(root / name)
+                    where = "" if "://" in root else failed_batch(Path(root) / name)
                     raise PipelineFailed(f"{cause(failure)} ({where})") if where else failure
         finally:
             for query in queries:
@@ -195,6 +226,8 @@ class Runner:
         last = query.lastProgress
         if last is not None:
             report.lag = lag_of(last["sources"])
+            if self.pipeline.trigger == "availableNow" and report.lag is not None:
+                report.progress = report.rows / max(1, report.rows + report.lag)
         state = "running" if query.status["isTriggerActive"] and query.status["isDataAvailable"] else "idle"
         self._tell(state if query.isActive and report.state != "stopping" else report.state)
 
@@ -217,18 +250,21 @@ def lag_of(sources: Any) -> int | None:
     total: int | None = None
     for source in sources:
         try:
-            latest, end = json.loads(source["latestOffset"] or "{}"), json.loads(source["endOffset"] or "{}")
+            latest, end = json.loads(source["latestOffset"] or "null"), json.loads(source["endOffset"] or "null")
         except (TypeError, ValueError):
+            continue
+        if not isinstance(latest, dict):  # not known yet in a batch that is run again
             continue
         for topic, at in latest.items():
             if isinstance(at, dict) and "next" in at:
-                done = end.get(topic, {}).get("next", 0) if isinstance(end.get(topic), dict) else 0
+                known = end.get(topic) if isinstance(end, dict) else None
+                done = known["next"] if isinstance(known, dict) else 0
                 total = (total or 0) + max(0, at["next"] - done)
     return total
 
 
 def failed_batch(checkpoint: Path) -> str:
-    """Which batch was begun and not finished, and what it reads; nothing when the checkpoint is no local directory."""
+    """Which batch was begun and not finished, and what it reads; nothing when the checkpoint does not say."""
     begun, done = (
         [int(path.name) for path in (checkpoint / kind).glob("*") if path.name.isdigit()]
         for kind in ("offsets", "commits")
@@ -265,14 +301,3 @@ def _stop_after_batch(query: Any) -> None:
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(0.05)
     query.stop()
-
-
-def cause(error: BaseException) -> str:
-    """The innermost reason, in a line or two: a Python error raised in a task, or Spark's own message."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("penstock.")]
-    if ours:
-        return ours[-1].partition(": ")[2] or ours[-1]
-    python = [line for line in lines if ("Error: " in line or "Exception: " in line) and not line.startswith("at ")]
-    return (python[-1] if python else lines[0] if lines else type(error).__name__)[:2000]

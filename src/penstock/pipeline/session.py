@@ -7,10 +7,14 @@ way.
 """
 
 import importlib.util
+import logging
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +44,7 @@ COMMON = {
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.log.structuredLogging.enabled": "false",
 }
+NOISY = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # print the stack of every error that is raised too
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -53,6 +58,7 @@ def build(
 ) -> "SparkSession":
     """A session with our data source registered. `master` is any Spark master, or a Spark Connect address (sc://...)."""
     try:
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
         from penstock.pipeline.source import register
@@ -68,9 +74,30 @@ def build(
         own = {**COMMON, **(LOCAL if master.startswith("local") else {}), **_files()}
         for key, value in {**own, **(settings or {})}.items():
             builder = builder.config(key, value)
-        spark = builder.getOrCreate()
+        with _own_interrupts():
+            spark = builder.getOrCreate()
+    for name in NOISY:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     register(spark)
     return spark
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """A new SparkContext takes Ctrl-C for itself, to cancel all jobs. Who has said what Ctrl-C means keeps it."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if main else signal.default_int_handler
+    try:
+        yield
+    finally:
+        if before is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+
+
+def activate(spark: Any) -> None:
+    """Make this the session of the calling thread, where Spark looks data sources up. Threads begin without one."""
+    if (session := getattr(spark, "_jsparkSession", None)) is not None:  # else Spark Connect, which knows no such thing
+        spark._jvm.SparkSession.setActiveSession(session)
 
 
 def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import InvalidRequest
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.options import Options
+from penstock.pipeline.session import activate
 
 
 class PenstockSource(DataSource):
@@ -79,5 +80,6 @@ def _append_only(overwrite: bool) -> None:
 
 
 def register(spark: Any) -> None:
-    """Make `format("penstock")` known to this session."""
+    """Make `format("penstock")` known to this session, and the session to this thread."""
+    activate(spark)
     spark.dataSource.register(PenstockSource)

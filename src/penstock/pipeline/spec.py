@@ -7,7 +7,7 @@
       - {name: big, sql: "SELECT * FROM orders WHERE amount > 100"}
       - {name: enriched, python: "shop.enrich:add_country"}
     sink: {topic: big-orders}
-    trigger: 10 seconds            # or availableNow (the default: all there is, then end), or batch
+    trigger: 10 seconds            # or availableNow (the default: what is new, then end), or batch (all, every time)
     checkpoint: /var/lib/shop/big-orders
     spark: {spark.sql.shuffle.partitions: 4}
 
@@ -44,6 +44,7 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
     deadLetter: Place | None = None  # noqa: N815
+    watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
     options: dict[str, Any] = {}
 
     @property
@@ -69,7 +70,7 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     route: str | None = None  # an export route: what goes to its source topic or queue, it delivers
     partitionBy: list[str] = []  # noqa: N815
     orderBy: list[str] = []  # noqa: N815
-    mode: str = "append"  # output mode of a stream with aggregates: append or update
+    mode: str = "append"  # of a stream's aggregates: append (when a window is over), or update (whenever they change)
     options: dict[str, Any] = {}
 
 
@@ -85,6 +86,7 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     broker: str = "127.0.0.1:12345"  # topics, over TCP
     url: str = "http://127.0.0.1:6632"  # queues and status, over HTTP
     database: str | None = None
+    token: str | None = None  # for a broker that asks for one; better given as --token or PENSTOCK_TOKEN
     spark: dict[str, Any] = {}
 
     @property
@@ -127,6 +129,8 @@ def _check(found: Pipeline, where: str) -> None:
     def refuse(text: str) -> None:
         raise ConfigError(f"{where}: {text}")
 
+    if not found.name.strip():
+        refuse("a pipeline has a `name`: the broker shows it under it")
     if not found.views:
         refuse("give a `source`, or `sources` by name")
     for name, source in found.views.items():
@@ -141,13 +145,17 @@ def _check(found: Pipeline, where: str) -> None:
             source.format != "json" or bool(source.deadLetter.topic) == bool(source.deadLetter.queue)
         ):
             refuse(f"source {name}: deadLetter is for `format: json`, and names a topic or a queue")
+        if len(source.watermark) > 1 or not all(map(INTERVAL.fullmatch, source.watermark.values())):
+            refuse(f"source {name}: watermark is one column and an interval, such as {{at: 10 minutes}}")
+        if source.watermark and not found.streaming:
+            refuse(f"source {name}: a watermark is for streams")
         if source.parquet and found.streaming:
             refuse(f"source {name}: Parquet is read with `trigger: batch`")
     names = [*found.views, *(step.name for step in found.steps)]
     for name in names:
         if not NAME.fullmatch(name):
             refuse(f"{name!r} cannot be a view's name: letters, digits and underscores")
-        if names.count(name) > 1:
+        if sum(name.lower() == other.lower() for other in names) > 1:  # to Spark they are the same in any case
             refuse(f"two sources or steps are named {name}")
     for step in found.steps:
         if bool(step.sql) == bool(step.python):
@@ -158,9 +166,26 @@ def _check(found: Pipeline, where: str) -> None:
         refuse("the sink is one of topic, queue, parquet or route")
     if found.sink.mode not in ("append", "update") or (found.sink.mode == "update" and found.sink.parquet):
         refuse("sink.mode is append, or for a topic or a queue update")
+    if found.sink.mode == "update" and not found.streaming:
+        refuse("sink.mode: update is for streams")
     if found.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(found.trigger):
         refuse(f"trigger is availableNow, batch or an interval such as '10 seconds', not {found.trigger!r}")
     if found.streaming and not found.checkpoint:
         refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
     if any(source.kind == "queue" for source in found.views.values()) and not found.database:
         refuse("a queue source needs `database` (postgresql://...): queues are read from PostgreSQL")
+
+
+def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
+    given = {"group": pipeline.name, **source.options}
+    if pipeline.token:
+        given.setdefault("token", pipeline.token)
+    if source.queue:
+        return {"queue": source.queue, "database": pipeline.database, **given}
+    if "directory" not in given:
+        given.setdefault("broker", pipeline.broker)
+    return {source.kind: getattr(source, source.kind), **given}
+
+
+def texts(options: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}

@@ -1,9 +1,9 @@
 """The topic sink: rows become records, in batches that the broker recognises when they come again.
 
-With `appId`, task `t` of a query is the idempotent producer sha256(appId, t) and its n-th append in batch `b` has the
-sequence 2**63 + b * 2**24 + n. Sequences from 2**63 on may leave gaps (the broker only asks them to grow), which is
-what lets a batch number be part of them. How rows are cut into appends depends on the rows alone, so a batch run again
-sends the same appends under the same numbers, and the broker answers them with what it stored the first time.
+With `appId`, task `t` of a query is the idempotent producer sha256(appId and query, t) and its n-th append in batch `b`
+has the sequence 2**63 + b * 2**24 + n. Sequences from 2**63 on may leave gaps (the broker only asks them to grow),
+which is what lets a batch number be part of them. How rows are cut into appends depends on the rows alone, so a batch
+run again sends the same appends under the same numbers, and the broker answers them with what it stored the first time.
 """
 
 import hashlib
@@ -101,7 +101,13 @@ class _Appender:
         self._appends[topic] = number + 1
         writer = self._writer
         producer = (producer_id(writer.app, writer.task), sequence(writer.batch, number)) if writer else None
-        self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
+        _, count = self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
+        if writer and count not in (0, len(lengths)):  # 0: stored long ago, and no longer known where
+            raise InvalidRequest(
+                f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before with other rows: "
+                f"{count} where there are {len(lengths)} now. Two writes never share an appId; a batch run again must "
+                "give the same rows (no rand(), no current time; orderBy after a shuffle). Give this one another appId."
+            )
         self.rows += len(lengths)
 
 
@@ -130,7 +136,7 @@ class _TopicWriter:
         say_at_least_once(self._app, "topic")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        writer = current_writer(self._app, self.streaming) if self._app else None
+        writer = current_writer(self._app, self.streaming, self._options) if self._app else None
         with TopicLink(self._broker, self._patience, self._token, self._ca) as link:
             appender = _Appender(link, writer)
             for batch in ordered(iterator, self._options):

@@ -12,7 +12,7 @@ once rely on it.
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -275,7 +275,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return state.next
         return int(at["next"])
 
-    def _refuse_vanished(self, start: dict[str, Any], now: dict[str, TopicState]) -> None:
+    def _refuse_vanished(self, start: dict[str, Any], now: Collection[str]) -> None:
         gone = sorted(topic for topic in start if topic not in now)
         if gone and not self.options.pattern:
             raise InvalidRequest(
@@ -313,6 +313,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         spans = {}
+        _check_shape(end)
+        if not self.options.pattern:  # a batch begun before is run again without asking for the latest offset first
+            self._refuse_vanished(end, self.options.named)
         for topic, to in end.items():
             at = start.get(topic)
             known = at is not None and at["incarnation"] == to["incarnation"]

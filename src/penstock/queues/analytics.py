@@ -2,28 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest
-from penstock.latency import Latencies
+from penstock.points import Point, point_of
 
 LONGEST = timedelta(days=366)
 
 SQL = "SELECT * FROM analytics_points($1, $2, $3, $4, $5, $6, $7)"
-
-
-@dataclass(slots=True)
-class Point:
-    """One queue, topic or group of a queue in one interval."""
-
-    at: datetime
-    kind: str
-    name: str
-    group: str
-    counts: dict[str, int]
-    lag: int | None
-    latency: Latencies
 
 
 @dataclass(slots=True)
@@ -53,9 +39,9 @@ class Analytics:
             raise InvalidRequest("`from` must be before `to`")
         if until - since > LONGEST:
             raise InvalidRequest(f"`from` and `to` may be at most {LONGEST.days} days apart")
-        if topic and (queue or group):
-            raise InvalidRequest("give `topic`, or `queue` and `group`")
-        kinds = ["topic"] if topic else ["group"] if group else ["queue", "group"] if queue else _ALL
+        if topic and queue:
+            raise InvalidRequest("give `topic` or `queue`, and a `group` of it")
+        kinds = ["topic"] if topic else ["queue", "group"] if queue else _ALL  # a topic's groups are of its kind
         rows = await self._database.read(
             SQL, since, until, interval.total_seconds(), kinds, topic or queue, group, limit + 1
         )
@@ -65,14 +51,7 @@ class Analytics:
             following = rows[limit]["at"]
             whole = [row for row in rows if row["at"] < following]
             rows, following = (whole, following) if whole else (rows[:limit], None)
-        return Points([_point(row) for row in rows], truncated, following)
+        return Points([point_of(row) for row in rows], truncated, following)
 
 
 _ALL = ["queue", "group", "topic"]
-_COUNTS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
-
-
-def _point(row: Any) -> Point:
-    counts = {name: row[name] for name in _COUNTS}
-    latency = Latencies(row["buckets"], row["counts"])
-    return Point(row["at"], row["kind"], row["name"], row["group_name"], counts, row["lag"], latency)

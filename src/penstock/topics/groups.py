@@ -16,8 +16,6 @@ journal is replaced by a snapshot when it has grown to several times what it say
 """
 
 import asyncio
-import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -27,12 +25,12 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Literal
 
-from crc32c import crc32c
-
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, StorageFailed, StorageFull
 from penstock.ids import uuid7
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, File, Fs
+from penstock.topics.lines import line, parse
+from penstock.topics.minutes import Minutes
 from penstock.topics.names import check_name
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
@@ -96,6 +94,7 @@ class Groups:
         self._fs = fs
         self._pool = pool
         self._clock = clock
+        self.minutes = Minutes(directory, pool=pool, fs=fs)
         self._lease_time = store.settings.lease_time
         self._sync = store.settings.fsync != "never"
         self._cursors: dict[tuple[str, str], Cursor] = {}
@@ -116,6 +115,7 @@ class Groups:
         self._replay(data)
 
     async def stop(self) -> None:
+        await self.minutes.stop()
         while self._writing is not None:
             await asyncio.wait([self._writing])
         if self._journal is not None:
@@ -139,7 +139,9 @@ class Groups:
         for lease_id in cursor.leases:
             del self._leases[lease_id]
         cursor.leases, cursor.returned, cursor.done = {}, [], []
-        cursor.committed = cursor.next = offset
+        before, cursor.committed = cursor.committed, offset
+        cursor.next = offset
+        self._settled(cursor, found, before)
         await self._write(_commit_line(cursor))
 
     def lag(self, group: str, topic: str) -> int:
@@ -151,6 +153,11 @@ class Groups:
             return found.records_from(committed)
         except Damaged:  # an index that cannot be read: offsets are what is known
             return found.next_offset - max(found.first_offset, committed)
+
+    def _settled(self, cursor: Cursor, topic: Topic, before: int) -> None:
+        if before < cursor.committed:
+            lag = self.lag(cursor.group, cursor.topic)
+            self.minutes.settled(topic, cursor.group, before, cursor.committed, lag)
 
     def names(self, topic: str | None = None) -> list[str]:
         """The groups, all or those on one topic."""
@@ -241,7 +248,10 @@ class Groups:
         """The range is processed; the group's committed offset after it. Conflict when the lease was lost."""
         cursor, leased = self._end(lease_id)
         heappush(cursor.done, (leased.start, leased.end))
+        before = cursor.committed
         if cursor.advance(0):
+            if (found := self._store.get(cursor.topic)) is not None:
+                self._settled(cursor, found, before)
             await self._write(_commit_line(cursor))
         return cursor.committed
 
@@ -259,6 +269,7 @@ class Groups:
         """Give the range back unprocessed: it is the next one handed out."""
         cursor, leased = self._end(lease_id)
         heappush(cursor.returned, (leased.start, leased.end))
+        self.minutes.retried(cursor.topic, cursor.group, leased.end - leased.start)
 
     def leave(self, group: str, topic: str, member: str) -> int:
         """Give back all that this member holds; how many ranges that were."""
@@ -309,7 +320,7 @@ class Groups:
         cursor = self._cursors.pop(key)
         for lease_id in cursor.leases:
             del self._leases[lease_id]
-        return _line(["delete", *key])
+        return line(["delete", *key])
 
     def _topic_deleted(self, topic: Topic) -> None:
         for key in [key for key in self._cursors if key[1] == topic.name]:
@@ -325,8 +336,8 @@ class Groups:
             return b""
 
     def _replay(self, data: bytes) -> None:
-        for line in data.split(b"\n")[:-1]:
-            event = _parse(line)
+        for text in data.split(b"\n")[:-1]:
+            event = _parse(text)
             if event is None:
                 self.skipped += 1
                 continue
@@ -407,22 +418,13 @@ class Groups:
 
 
 def _commit_line(cursor: Cursor) -> bytes:
-    return _line(["commit", cursor.group, cursor.topic, cursor.incarnation, cursor.committed])
+    return line(["commit", cursor.group, cursor.topic, cursor.incarnation, cursor.committed])
 
 
-def _line(event: list[Any]) -> bytes:
-    body = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
-    return b"%08x %b\n" % (crc32c(body), body)
-
-
-def _parse(line: bytes) -> list[Any] | None:
-    check, _, body = line.partition(b" ")
-    with contextlib.suppress(ValueError):
-        if len(check) == 8 and int(check, 16) == crc32c(body):
-            event = json.loads(body)
-            if isinstance(event, list) and len(event) == {"commit": 5, "delete": 3}.get(event[0]):
-                return event
-    return None
+def _parse(text: bytes) -> list[Any] | None:
+    event = parse(text)
+    known = isinstance(event, list) and event and len(event) == {"commit": 5, "delete": 3}.get(event[0])
+    return event if known else None
 
 
 def _lost(lease_id: str) -> Conflict:

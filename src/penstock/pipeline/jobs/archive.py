@@ -17,6 +17,7 @@ from penstock.pipeline.jobs.broker import Broker
 from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
 from penstock.pipeline.options import Options
 from penstock.pipeline.queue_source import QueueOptions
+from penstock.pipeline.session import activate
 from penstock.pipeline.topic_source import REMEDY, DataLoss
 from penstock.pipeline.topics import Topics
 
@@ -49,18 +50,21 @@ def archive(
     directory: str | None = None,
     database: str | None = None,
     url: str | None = None,
+    token: str | None = None,
     file_bytes: int = FILE_BYTES,
     say: Callable[[str], None] = lambda _: None,
 ) -> Archived:
     """Archive all there is of a topic or a queue now. Safe to kill at any moment and to run again."""
     if bool(topic) == bool(queue):
         raise InvalidRequest("archive takes a topic or a queue")
+    activate(spark)
     lake = Lake(target)
     kind, name = ("topic", topic) if topic else ("queue", queue)
     assert name is not None
     manifest = lake.manifest(kind, name)
     done = Archived(kind, name, strays=lake.remove_strays(manifest))
     options = {"broker": broker, "directory": directory, "database": database, "topic": topic, "queue": queue}
+    options["token"] = token
     given = {key: value for key, value in options.items() if value}
     plan = _topic_plan(given, manifest) if topic else _queue_plan(given, manifest)
     for frame_options, position, size in plan:
@@ -69,7 +73,7 @@ def archive(
         done.rows += rows
         say(f"{kind} {name}: {rows} rows archived, {done.rows} in this run")
         if topic and url:
-            teller = Broker(url)
+            teller = Broker(url, token)
             teller.ask("PUT", teller.topic(topic, "archived"), {"offset": position["next"]})
     done.merged = _merge_small(spark, lake, manifest, file_bytes)
     done.files, done.position = len(manifest.files), manifest.position

@@ -40,9 +40,7 @@ class Broker:
         """Without a token the environment's PENSTOCK_TOKEN is used, if there is one."""
         self._url = url.rstrip("/")
         self.token = token
-        self._headers = {"Content-Type": "application/json", **bearer()}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._headers = {"Content-Type": "application/json", **bearer(token)}
         self._patience = patience
         self.repeated = False
 

@@ -22,6 +22,7 @@ from penstock.pipeline.jobs.broker import Broker
 from penstock.pipeline.jobs.inplace import in_place as swap_segments
 from penstock.pipeline.jobs.lake import Lake, Manifest
 from penstock.pipeline.jobs.latest import OVERHEAD, Compacted, Keys, Source, latest_rows
+from penstock.pipeline.session import activate
 from penstock.pipeline.topic_source import DataLoss
 
 __all__ = ["Compacted", "compact", "read_compacted"]
@@ -58,6 +59,7 @@ def compact(
         raise InvalidRequest("compact goes to a topic, to a directory of Parquet files, or is done in place")
     if to_topic == topic:
         raise InvalidRequest(f"to compact {topic!r} into itself is to do it in place")
+    activate(spark)
     keys = Keys(key, key_sql, tombstone, tombstone_sql)
     source = Source(spark, Broker(url, token), topic, keys, broker, directory, dry_run, say)
     if in_place:

@@ -78,11 +78,14 @@ class Known:
         return ", ".join(map(str, self.queues))
 
 
-def topic_minutes(spark: Any, broker: str, names: list[str], since: datetime, until: datetime) -> Any:
+def topic_minutes(
+    spark: Any, broker: str, token: str | None, names: list[str], since: datetime, until: datetime
+) -> Any:
     from pyspark.sql import functions as f
 
     options = {
         "broker": broker,
+        **({"token": token} if token else {}),
         "topic": ",".join(names),
         "startingTimestamp": since.isoformat(),
         "endingTimestamp": until.isoformat(),

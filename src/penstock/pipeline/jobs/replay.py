@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs.archive import read_archive
+from penstock.pipeline.session import activate
 
 RANGE = 100_000  # offsets in one write; part of the identity, so it never changes
 
@@ -39,6 +40,7 @@ def replay(
     broker: str | None = None,
     directory: str | None = None,
     url: str | None = None,
+    token: str | None = None,
     where: str | None = None,
     start: int | None = None,
     end: int | None = None,
@@ -53,7 +55,8 @@ def replay(
         raise InvalidRequest(
             f"a replay of {topic!r} into itself would read what it writes: name an end, or another topic"
         )
-    frame = _source(spark, topic, archive, broker, directory, start, end)
+    activate(spark)
+    frame = _source(spark, topic, archive, broker, directory, token, start, end)
     if where:
         frame = frame.where(where)
     counts = frame.selectExpr("offset DIV %d AS range" % RANGE, "offset").groupBy("range")  # noqa: UP031
@@ -67,7 +70,7 @@ def replay(
         low = number * RANGE
         part = frame.where(f"offset >= {low} AND offset < {low + RANGE}").coalesce(1).select("offset", "payload")
         writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-        writer = writer.option("appId", f"replay:{id}:{topic}:{low}")
+        writer = writer.option("appId", f"replay:{id}:{topic}:{low}").options(**({"token": token} if token else {}))
         if to_topic:
             writer.option("topic", to_topic).option("broker", str(broker)).save()
         else:
@@ -85,13 +88,14 @@ def _source(
     archive: str | None,
     broker: str | None,
     directory: str | None,
+    token: str | None,
     start: int | None,
     end: int | None,
 ) -> Any:
     if archive:
         frame = read_archive(spark, archive, topic=topic)
     else:
-        given = {"topic": topic, "broker": broker, "directory": directory}
+        given = {"topic": topic, "broker": broker, "directory": directory, "token": token}
         if start is not None:
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:

@@ -104,7 +104,8 @@ def to_html(report: Report) -> str:
         f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
         f"<header><h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p></header>"
         f"<div class=tiles>{tiles}</div><main>{panels}</main>{tables}<footer>{notes}"
-        f"<p>Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Penstock.</p></footer></body></html>"
+        f"<p>Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Penstock.</p></footer>"
+        f"<script>{FIT}</script></body></html>"
     )
 
 
@@ -153,8 +154,20 @@ def _section(report: Report, panel: Panel) -> str:
     figure.update_yaxes(
         title_text=panel.unit, gridcolor=GRID, rangemode="tozero", type="log" if panel.log else "linear"
     )
-    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    if panel.log:
+        ticks = _ticks(panel)
+        figure.update_yaxes(tickvals=ticks, ticktext=[number(tick) for tick in ticks])
+    config = {"displayModeBar": False, "responsive": True}
+    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config=config)
     return f"<section>{about}{drawn}</section>"
+
+
+def _ticks(panel: Panel) -> list[float]:
+    """1, 2, 5, 10, ... around the values: what plotly chooses for logarithms is hard to read."""
+    values = [value for series in panel.series for value in series.values if value]
+    low, high = min(values) / 2.5, max(values) * 2.5
+    steps = [digit * 10.0**power for power in range(-4, 10) for digit in (1, 2, 5)]
+    return [step for step in steps if low <= step <= high]
 
 
 def _sparse(series: Series) -> bool:
@@ -332,6 +345,10 @@ def _replace(path: Path, content: bytes) -> None:
     beside.write_bytes(content)
     beside.replace(path)
 
+
+# The first plots are drawn before the page knows how many go side by side.
+FIT = """addEventListener("load",()=>{for(const plot of document.querySelectorAll(".js-plotly-plot"))\
+Plotly.Plots.resize(plot)})"""
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;background:#f8fafc;margin:0 auto;max-width:1400px;padding:24px}

@@ -5,22 +5,28 @@
              each take some partitions and some of the time)
     groups   acknowledged, failed, retried, dead and dropped messages, latencies from push to ack, and lag, from the
              history that the broker's upkeep folds every few seconds
+    groups on topics    committed records, latencies from append to commit, records handed out again, and lag, from the
+             minutes that the broker counts as groups commit (`penstock.topics.minutes`)
 
 Incremental and idempotent: a run begins a little before the last one ended, and a minute that is rolled up again
 replaces itself. Counts are never made smaller by that, because what a source can say about a minute only ever shrinks:
 retention, compaction and the history's week take away what was counted before.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.pipeline.jobs import minutes, tables
+from penstock.pipeline.jobs.broker import Broker
 from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
 from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.session import activate
 from penstock.pipeline.topics import Topics
 
 OVERLAP = timedelta(minutes=5)  # of runs: longer than counters wait to be folded and commits are late
@@ -66,6 +72,8 @@ def rollup(
     *,
     database: str | None = None,
     broker: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
     since: str | datetime | None = None,
@@ -76,8 +84,9 @@ def rollup(
 ) -> RolledUp:
     """Roll up whole minutes from `since` (default: where the last run ended) to `until` (default: now).
 
-    Without `queues` and `topics` it takes all of both; topics only when `broker` is given.
+    Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their groups when `url` is.
     """
+    activate(spark)
     postgres = Postgres(Options({"database": database} if database else {}))
     if topics and not broker:
         raise InvalidRequest("give the broker's address: topics are read from it")
@@ -96,11 +105,13 @@ def rollup(
             made = minutes.queue_minutes(spark, postgres, known, start, end, tasks)
             done.rows += tables.write(made, postgres, WRITE)
     if broker and (topics or not queues):
-        names = _topic_names(broker, topics)
+        names = _topic_names(broker, token, topics)
         done.topics = len(names)
         if names:
             say(f"{done.topics} topics, {start:%F %H:%M} to {end:%F %H:%M} UTC")
-            done.rows += tables.write(minutes.topic_minutes(spark, broker, names, start, end), postgres, WRITE)
+            done.rows += tables.write(minutes.topic_minutes(spark, broker, token, names, start, end), postgres, WRITE)
+            if url:
+                done.rows += _topic_groups(postgres, Broker(url, token, patience=10), set(topics), start, end)
     for scope in scopes:
         postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
     if keep_days is not None:
@@ -138,8 +149,31 @@ def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
     return found
 
 
-def _topic_names(broker: str, topics: Sequence[str]) -> list[str]:
-    looking = Topics(Options({"broker": broker, "brokerTimeout": "10"}))
+def _topic_groups(postgres: Postgres, broker: Broker, topics: set[str], start: datetime, end: datetime) -> int:
+    """Groups on topics: the broker has counted them, a row per minute in which they settled something."""
+    times = urlencode({"from": start.isoformat(), "to": end.isoformat()})
+    rows = [
+        {
+            "minute": found["time"],
+            "kind": "topic",
+            "name": found["topic"],
+            "group_name": found["group"],
+            "acked": found["acked"],
+            "retried": found["retried"],
+            "lag": found["lag"],
+            "latency_buckets": found["buckets"],
+            "latency_counts": found["counts"],
+        }
+        for found in broker.ask("GET", f"/api/v1/analytics/topic-groups?{times}")
+        if not topics or found["topic"] in topics
+    ]
+    for begin in range(0, len(rows), tables.AT_ONCE):
+        postgres.rows(WRITE, (json.dumps(rows[begin : begin + tables.AT_ONCE]),))
+    return len(rows)
+
+
+def _topic_names(broker: str, token: str | None, topics: Sequence[str]) -> list[str]:
+    looking = Topics(Options({"broker": broker, "brokerTimeout": "10", **({"token": token} if token else {})}))
     try:
         names = looking.names()
     finally:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,11 @@ from penstock.pipeline.jobs import report as drawing
 from penstock.pipeline.jobs.report import COLORS, Panel, Report, Series, Table, duration, number, size, top
 from penstock.pipeline.options import Options
 from penstock.pipeline.postgres import Postgres
+from penstock.points import QUEUE_MODE, Point, point_of
 
-COLUMNS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
 MOST = 1_000_000  # points
 SQL = "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', NULL, NULL, {most})"
-QUEUE_MODE = "__QUEUE_MODE__"
 PERCENTILES = {50: COLORS[0], 95: COLORS[1], 99: COLORS[4]}
-
-
-@dataclass
-class Point:
-    at: datetime
-    kind: str
-    name: str
-    group: str
-    counts: dict[str, int]
-    lag: int | None
-    latency: Latencies
-
-    @property
-    def label(self) -> str:
-        if self.kind != "group" or self.group == QUEUE_MODE:
-            return self.name
-        return f"{self.name} / {self.group}"
 
 
 def write_report(
@@ -58,10 +39,7 @@ def write_report(
 def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
     step, _ = drawing.bins(since, until)
     rows = postgres.rows(SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST))
-    return [
-        Point(at, kind, name, group, dict(zip(COLUMNS, counts, strict=True)), lag, Latencies(buckets, shares))
-        for at, kind, name, group, *counts, lag, buckets, shares in rows
-    ]
+    return [point_of(row) for row in rows]
 
 
 def build(
@@ -73,7 +51,9 @@ def build(
     if queues or topics:
         points = [point for point in points if point.name in (topics if point.kind == "topic" else queues)]
     points = [point for point in points if point.at in place]
-    of = {kind: [point for point in points if point.kind == kind] for kind in ("queue", "group", "topic")}
+    of: dict[str, list[Point]] = {"queue": [], "group": [], "topic": []}
+    for point in points:
+        of["group" if point.group else point.kind].append(point)
 
     ranks = {kind: _ranks(of[kind], "acked" if kind == "group" else "pushed") for kind in of}
 
@@ -182,45 +162,42 @@ def _lags(points: list[Point], ranks: list[str], place: dict[datetime, int], cou
     return top({label: values for label, values in found.items() if any(values)}, ranks)
 
 
+COLUMNS = ["group", "pushed", "bytes", "acked", "retries", "dead letters", "p50", "p95", "p99", "lag at the end"]
+
+
 def _tables(of: dict[str, list[Point]]) -> list[Table]:
-    queues: dict[str, list[Point]] = defaultdict(list)
-    for point in (*of["queue"], *of["group"]):
-        queues[point.name].append(point)
-    rows: list[tuple[int, list[str]]] = []
-    for name, points in queues.items():
-        own = [point for point in points if point.kind == "queue"]
-        pushed, held = sum(p.counts["pushed"] for p in own), sum(p.counts["bytes"] for p in own)
-        groups: dict[str, list[Point]] = defaultdict(list)
-        for point in points:
-            if point.kind == "group":
-                groups[point.group].append(point)
-        own_cells = [number(pushed), size(held)]
-        rows += [
-            (-pushed, [name, "–" if group in ("", QUEUE_MODE) else group, *own_cells, *_group_cells(groups[group])])
-            for group in sorted(groups) or [""]
-        ]
-    columns = [
-        "queue",
-        "group",
-        "pushed",
-        "bytes",
-        "acked",
-        "retries",
-        "dead letters",
-        "p50",
-        "p95",
-        "p99",
-        "lag at the end",
+    queues = _rows(of["queue"], [point for point in of["group"] if point.kind == "group"])
+    topics = _rows(of["topic"], [point for point in of["group"] if point.kind == "topic"])
+    dead = COLUMNS.index("dead letters")  # which topics have none of
+    return [
+        Table("Queues and groups", ["queue", *COLUMNS], queues, text=2),
+        Table(
+            "Topics and groups",
+            ["topic", *COLUMNS[:dead], *COLUMNS[dead + 1 :]],
+            [[*row[: dead + 1], *row[dead + 2 :]] for row in topics],
+            text=2,
+        ),
     ]
+
+
+def _rows(own: list[Point], groups: list[Point]) -> list[list[str]]:
+    """A row for each group of each queue or topic, or one for those that have none; the busiest first."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for point in of["topic"]:
+    for point in own:
         totals[point.name][0] += point.counts["pushed"]
         totals[point.name][1] += point.counts["bytes"]
-    topics = [[name, number(n), size(held)] for name, (n, held) in sorted(totals.items(), key=lambda kv: -kv[1][0])]
-    return [
-        Table("Queues and groups", columns, [cells for _, cells in sorted(rows)], text=2),
-        Table("Topics", ["topic", "records", "bytes"], topics),
-    ]
+    by_name: dict[str, dict[str, list[Point]]] = {name: {} for name in totals}
+    for point in groups:
+        by_name.setdefault(point.name, {}).setdefault(point.group, []).append(point)
+    rows = []
+    for name in sorted(by_name, key=lambda name: (-totals[name][0], name)):
+        found = by_name[name] or {"": []}
+        cells = [number(totals[name][0]), size(totals[name][1])]
+        rows += [
+            [name, "–" if group in ("", QUEUE_MODE) else group, *cells, *_group_cells(found[group])]
+            for group in sorted(found)
+        ]
+    return rows
 
 
 def _group_cells(points: list[Point]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.latency import ERROR, PERCENTILES
-from penstock.queues.analytics import Point
+from penstock.points import Point
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.bodies import answer, moment
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
@@ -36,7 +36,7 @@ class Latency(msgspec.Struct):
 
 
 class Minute(msgspec.Struct, kw_only=True):
-    """A queue, a group of a queue, or a topic in one interval."""
+    """A queue, a topic, or a group of one of them in one interval."""
 
     time: str
     kind: Literal["queue", "group", "topic"]
@@ -138,9 +138,9 @@ def _minute(point: Point) -> dict[str, Any]:
     latency = {f"p{percent}": _milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES}
     return {
         "time": point.at,
-        "kind": point.kind,
+        "kind": "group" if point.group else point.kind,
         "queue": point.name if of_queue else None,
-        "group": point.group if point.kind == "group" else None,
+        "group": point.group or None,
         "topic": None if of_queue else point.name,
         **counts,
         "deadLetters": dead,

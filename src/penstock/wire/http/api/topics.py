@@ -119,6 +119,24 @@ class Leased(Struct):
     expires_in: float
 
 
+class TimesQuery(Struct, frozen=True):
+    from_: str = msgspec.field(name="from")
+    to: str
+
+
+class GroupMinute(Struct):
+    """A group on a topic in a minute; buckets are those of `penstock.latency`, from append to commit."""
+
+    time: str
+    topic: str
+    group: str
+    acked: int
+    retried: int
+    lag: int | None
+    buckets: list[int]
+    counts: list[int]
+
+
 class OffsetAt(Struct):
     topic: str
     offset: int
@@ -261,6 +279,18 @@ class TopicsApi:
         committed = await self._groups.complete(body.lease)
         return json_response(Committed(group, topic.name, committed, self._groups.lag(group, topic.name)))
 
+    async def group_minutes(self, request: Request) -> Response:
+        query: TimesQuery = request.args
+        found = await self._groups.minutes.between(parse_time(query.from_), parse_time(query.to))
+        rows = []
+        for minute in found:
+            at = datetime.fromtimestamp(minute.at, UTC).isoformat()
+            buckets = sorted(minute.latency)
+            counts = [minute.latency[bucket] for bucket in buckets]
+            row = GroupMinute(at, minute.topic, minute.group, minute.acked, minute.retried, minute.lag, buckets, counts)
+            rows.append(row)
+        return json_response(rows)
+
     def renew(self, request: Request) -> Response:
         self._topics.require(request.params["topic"])
         body: LeaseId = request.data
@@ -391,5 +421,13 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
         route("POST", f"{GROUP}/commit", api.commit, body=Commit, answer=Committed, summary="Set a group's position"),
         route("POST", f"{GROUP}/lease", api.lease, body=Lease, answer=Leased, summary="Take a range of records"),
         route("POST", f"{GROUP}/complete", api.complete, body=LeaseId, answer=Committed, summary="A range is done"),
+        route(
+            "GET",
+            "/api/v1/analytics/topic-groups",
+            api.group_minutes,
+            query=TimesQuery,
+            answer=list[GroupMinute],
+            summary="What groups on topics did per minute, as the broker counted it: for `rollup`",
+        ),
         route("POST", f"{GROUP}/renew", api.renew, body=LeaseId, answer=Leased, summary="Keep a range for longer"),
     ]

@@ -1,0 +1,29 @@
+"""What went wrong, told in a line or two: the innermost cause, without Spark's stack."""
+
+import traceback
+
+from penstock.errors import ConfigError, PenstockError
+
+
+class PipelineFailed(PenstockError):
+    """A query ended with an error; the text is the cause."""
+
+
+def step_failed(name: str, error: Exception) -> ConfigError:
+    """A step could not be built: which, why, and for a function of the user's the line that raised."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    last = ours[-1] if ours else None
+    place = f" ({last.filename}, line {last.lineno})" if last and "/penstock/pipeline/" not in last.filename else ""
+    kind = "" if type(error).__module__.startswith("pyspark") else f"{type(error).__name__}: "
+    return ConfigError(f"step {name}: {kind}{cause(error)}{place}")
+
+
+def cause(error: BaseException) -> str:
+    """The innermost reason, in a line or two: a Python error raised in a task, or Spark's own message."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("penstock.")]
+    if ours:
+        return ours[-1].partition(": ")[2] or ours[-1]
+    python = [line for line in lines if ("Error: " in line or "Exception: " in line) and not line.startswith("at ")]
+    return (python[-1] if python else lines[0] if lines else type(error).__name__)[:2000]
