@@ -633,7 +633,7 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
         async with ScriptedDestination(rule) as destination:
             spec = http_route(
                 destination.url,
-                target={"timeout": "500ms", "compression": random.choice(["none", "zstd"])},
+                target={"timeout": "2s", "compression": random.choice(["none", "zstd"])},
                 batch={"records": 12},
                 workers=workers,
                 fsync=policy,
