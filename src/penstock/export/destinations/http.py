@@ -11,9 +11,9 @@
     ca: /path/to/ca.pem                          trust this instead of the system's
 
 Every request carries `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records when a batch was cut), the
-same at every attempt. 2xx is success; 401 and 403, redirects, and what says that the address or the format is wrong (404,
-405, 410, 415) pause the route; 413 asks for smaller batches; 408, 425, 429 and 5xx are tried again (Retry-After is
-honoured); any other 4xx means the data is bad.
+same at every attempt. 2xx is success; 401 and 403, redirects, and what says that the address or the format is wrong
+(404, 405, 410, 415) pause the route; 413 asks for smaller batches; 408, 425, 429 and 5xx are tried again (Retry-After
+is honoured); any other 4xx means the data is bad.
 """
 
 import email.utils
