@@ -60,6 +60,14 @@ class ConnectionLost(Unavailable):
         super().__init__(message, retry_after=0.1)
 
 
+class Busy(Unavailable):
+    """The database answers and does not do this for now: its disk is full, a lock is held, it is overloaded."""
+
+
+class MissingKey(Unavailable):
+    """A queue asks for encryption with a key this broker was not given; its payloads are stored nowhere meanwhile."""
+
+
 class StorageFull(PenstockError):
     """The disk (or the byte cap on it) is full; nothing was accepted."""
 

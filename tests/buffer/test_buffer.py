@@ -320,7 +320,7 @@ def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_gone(tmp
             with pytest.raises(StorageFull, match="of 1000 bytes"):
                 await buffer.push(items(f'"{"y" * 600}"'))
             store.go(True)
-            await eventually(lambda: buffer.status.pending == 0)
+            await eventually(lambda: buffer.status.bytes == 0)
             store.go(False)
             await buffer.push(items(f'"{"z" * 600}"'))
             store.go(True)

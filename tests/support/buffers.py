@@ -82,6 +82,9 @@ class Store:
             raise Unavailable("a database connection was lost", retry_after=0.1)
         return results
 
+    async def sealable(self, items: list[Item]) -> None:
+        pass
+
     def put(self, items: list[Item], future: Any, done: Any) -> None:
         task = asyncio.ensure_future(self.push(items))
         task.add_done_callback(lambda task: done(future, task.exception() or task.result()))

@@ -6,6 +6,7 @@ Where a push goes:
     the database is up                   the engine, directly
     the database is down, maintenance    the failover file, by group commit          (journal.py)
     older events of a partition wait     behind them in the failover file            (backlog.py, admission.py)
+    it is part of a transaction          the database, once nothing older waits here
 
 Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the connection broke)
 goes to the failover file under the same id, and replay finds out whether it is in the database already.
@@ -40,7 +41,7 @@ from penstock.buffer.replay import Engine, Progress, Replay
 from penstock.buffer.status import Status
 from penstock.config import schema
 from penstock.database import Database
-from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.errors import MissingKey, PenstockError, StorageFailed, StorageFull, Unavailable
 from penstock.metrics import Metrics
 from penstock.queues.merge import resolve
 from penstock.queues.push import check, random_id
@@ -54,6 +55,7 @@ ADOPT_EVERY = 2.0
 LAST_PASS = 500  # events; so few are committed while new pushes wait
 LONGEST_PAUSE = 1.0
 SETTLE_LIMIT = 0.5
+PASS_LIMIT, PASS_LOOK = 5.0, 0.02
 STOP_LIMIT = 5.0
 ROOM_FOR = 0.05  # how long a look at the free space is good for
 DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
@@ -167,6 +169,21 @@ class Buffer:
             return self._push_directly(items, answer)
         return self._loop.create_task(self._push_behind(items, answer))
 
+    async def passing(self, items: list[Item]) -> None:
+        """Return when nothing older of their partitions waits here: a transaction stores these, past the buffer."""
+        give_up = self._loop.time() + PASS_LIMIT
+        while True:
+            if self.maintenance.push:
+                raise Unavailable("maintenance: pushes go to the buffer, and those of a transaction cannot")
+            if self.qos0.holds(items):
+                await self.qos0.flush()
+            elif not self.backlog.holds(items):
+                return
+            elif not self._up or self._loop.time() > give_up:
+                raise Unavailable("older messages of this partition are not stored yet")
+            else:
+                await asyncio.sleep(PASS_LOOK)
+
     def _name(self, items: list[Item]) -> None:
         for item in items:
             if not item.transaction_id:
@@ -184,7 +201,8 @@ class Buffer:
     def _push_directly(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
         def done(future: "asyncio.Future[T]", outcome: list[Pushed] | BaseException) -> None:
             try:
-                if isinstance(outcome, Unavailable) and not future.cancelled():
+                unknown = isinstance(outcome, Unavailable) and not isinstance(outcome, MissingKey)
+                if unknown and not future.cancelled():
                     # It may be in the database or not: replay will find out.
                     self._submit(items).add_done_callback(lambda written: self._wrote(written, items, future, answer))
                 else:
@@ -232,10 +250,18 @@ class Buffer:
             return await self._push_behind(items, list)
         check(items)
         try:
-            await self.qos0.push(items, buffer_ms, buffer_max)
+            await self._queues.sealable(items)  # or the clear text would lie in a file for nothing
+        except MissingKey:
+            raise
+        except Unavailable:
+            return await self._push_behind(items, list)
+        try:
+            written = await self.qos0.push(items, buffer_ms, buffer_max)
         except (StorageFull, StorageFailed) as error:
             log.warning("%s: a QoS 0 push goes to the database directly", error)
             return await self._push_directly(items, list)
+        if not written:  # it had to wait, and meanwhile things may have changed
+            return await self._push_qos0(items, buffer_ms, buffer_max)
         self._buffered.add(len(items), "qos0")
         return _buffered(items)
 

@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 CHANNEL = "penstock_settings"
 NAME = "maintenance"
+PAUSE = 0.1  # seconds, when a connection was lost
 READ = "SELECT value::text FROM settings WHERE name = $1"
 WRITE = """
     WITH changed AS (
@@ -89,6 +90,7 @@ class Maintenance:
         self.modes = Modes()
         self.pops = PopGate()
         self._unsaved = False  # switched while the database was down
+        self._stale = False  # told of a change since the last read began
         self._reading: asyncio.Task[None] | None = None
 
     @property
@@ -101,8 +103,8 @@ class Maintenance:
 
     async def start(self) -> None:
         self._recall()
-        if self._database.healthy:
-            await self._read()
+        self._stale = True
+        await self._follow()
         await self._database.listen(CHANNEL, self.told)
 
     async def stop(self) -> None:
@@ -119,20 +121,29 @@ class Maintenance:
         except Unavailable:
             self._unsaved = True
             log.warning("maintenance switched while the database is down: the other brokers follow when it is back")
+            self.told(None)  # unless it was just a connection: then now
 
     def told(self, name: str | None) -> None:
         """Something in `settings` changed, or (None) we are connected again and may have missed it."""
-        if name in (None, NAME) and (self._reading is None or self._reading.done()):
-            self._reading = asyncio.create_task(self._read())
+        if name in (None, NAME):
+            self._stale = True  # a read under way may have seen what was before
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        while self._stale and self._database.healthy:  # otherwise we are told again when it is back
+            self._stale = False
+            try:
+                await self._read()
+            except Unavailable:
+                self._stale = True
+                await asyncio.sleep(PAUSE)
 
     async def _read(self) -> None:
-        try:
-            if self._unsaved:
-                await self._write()
-                return
-            rows = await self._database.fetch(READ, NAME)
-        except Unavailable:
-            return  # the listener calls again when it is connected
+        if self._unsaved:
+            await self._write()
+            return
+        rows = await self._database.fetch(READ, NAME)
         self._apply(msgspec.json.decode(rows[0][0], type=Modes) if rows else Modes())
 
     async def _write(self) -> None:

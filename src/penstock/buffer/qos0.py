@@ -30,6 +30,7 @@ from penstock.storage.fs import File, Fs
 
 log = logging.getLogger("penstock.buffer")
 
+LONGEST_MS = 3_600_000  # whatever a request asks for
 EARLY = 0.8  # of bufferMs: what is committed within it needs no fsync of its own
 
 
@@ -90,10 +91,14 @@ class Qos0:
         batches = [batch for batch in (self._flushing, self._growing) if batch]
         return any((item.queue, item.partition) in batch.keys for batch in batches for item in items)
 
-    async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> None:
-        """Write the events to the file; StorageFull or StorageFailed when that is not possible."""
-        while self._growing and len(self._growing.items) >= self._settings.events_per_file:
+    async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> bool:
+        """Write the events to the file; StorageFull or StorageFailed when that is not possible.
+
+        False: nothing was written, but time went by. The caller has to look again where the events should go.
+        """
+        if self._growing and len(self._growing.items) >= self._settings.events_per_file:
             await asyncio.wait([self._growing.done])
+            return False
         lines = encode(items)
         self._room(size_of(lines))
         batch = self._growing or self._open()
@@ -105,13 +110,13 @@ class Qos0:
                 self._drop(batch)
                 raise
             await self.flush()
-            batch = self._open()
-            batch.handle.append(lines)
+            return False
         batch.items += items
         batch.keys |= keys_of(items)
         batch.file.events += len(items)
         batch.file.size = batch.handle.size
-        self._schedule(batch, buffer_ms / 1000, buffer_max)
+        self._schedule(batch, min(buffer_ms, LONGEST_MS) / 1000, buffer_max)
+        return True
 
     async def flush(self) -> None:
         """Commit (or move to the failover file) everything that waits here now."""

@@ -8,6 +8,8 @@ inserts only what is missing. What comes back decides what happens to an event:
 | queued, duplicate               | is in the database                                                                 |
 | full (`maxSize`)                | is set aside in failed/ and tried again                                            |
 | refused for its content         | the batch is halved until the culprit is alone; it is set aside in failed/         |
+| no key for an encrypted queue   | is set aside in failed/ and tried again                                            |
+| busy (its disk is full, a lock) | stays where it is, as if the database were down: the event is not to blame         |
 | unavailable, the database is up | the batch is tried again a few times, then halved like above                       |
 | unavailable, the database down  | stays where it is: replay stops and begins again when the database is back         |
 
@@ -29,7 +31,7 @@ from penstock.buffer.failed import Failed, FailedFile, Refusal
 from penstock.buffer.files import QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.config import schema
-from penstock.errors import Full, InvalidRequest, PenstockError, StorageFailed, TooLarge, Unavailable
+from penstock.errors import Busy, Full, InvalidRequest, MissingKey, PenstockError, StorageFailed, TooLarge, Unavailable
 from penstock.metrics import Metrics
 from penstock.queues.merge import Done
 from penstock.queues.types import Item, Pushed
@@ -38,7 +40,7 @@ from penstock.storage.fs import Fs
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
 
-REFUSED = (InvalidRequest, TooLarge, Full, ValueError)  # what says "this will not do" of an event's content
+REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, ValueError)  # what says "this will not do" of an event's content
 TRIES = 4
 PAUSE = 0.05
 MERGED = 10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
@@ -52,6 +54,8 @@ class Engine(Protocol):
     """The part of the queue engine that the buffer stands in front of."""
 
     async def push(self, items: list[Item]) -> list[Pushed]: ...
+
+    async def sealable(self, items: list[Item]) -> None: ...
 
     def put(self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]) -> None: ...
 
@@ -173,7 +177,7 @@ class Replay:
         except REFUSED as error:
             reason = str(error)
         except Unavailable as error:
-            if not self._health.healthy:
+            if not self._health.healthy or (isinstance(error, Busy) and len(items) == 1):
                 raise
             reason = f"given up after {tries} tries: {error}"
         else:
@@ -198,7 +202,8 @@ class Replay:
             except PenstockError as error:
                 for item in items:
                     item.fresh = False  # from now on it may be stored
-                if not isinstance(error, Unavailable) or turn == tries or not self._health.healthy:
+                hopeless = not isinstance(error, Unavailable) or isinstance(error, MissingKey | Busy)
+                if hopeless or turn == tries or not self._health.healthy:
                     raise
                 await asyncio.sleep(PAUSE * turn)
         raise AssertionError("unreachable")

@@ -1,8 +1,9 @@
 """HTTP requests to whichever of several brokers answers.
 
 All brokers on one database are equal, so any of them can serve any request. We stay with the one that answered last:
-its connections are warm. When it cannot be reached, breaks off or says 503 we go to the next, and after a round without
-success we wait a little longer each time, until `patience` is used up.
+its connections are warm. When it cannot be reached, breaks off, says 503 or has no room we go to the next, and after a
+round without success we wait a little longer each time, until `patience` is used up. Each is asked once in any case: a
+frozen broker may use up all patience by itself.
 
 What a second attempt may do is the caller's knowledge: `again=True` says that sending the request twice does no harm (a
 push carries transaction ids, an ack settles what is settled). Without it a request is repeated only when it certainly
@@ -11,8 +12,8 @@ was not acted upon: the connection could not be made, or the broker answered tha
 
 import asyncio
 import ssl
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,6 +44,7 @@ _ERRORS: dict[int, type[PenstockError]] = {
     507: StorageFull,
 }
 _JSON = (("Content-Type", "application/json"),)
+T = TypeVar("T")
 
 
 class Brokers:
@@ -66,7 +68,8 @@ class Brokers:
         self.timeout, self.patience = timeout, patience
         self._clients = [HttpClient(url, headers=headers, pool_size=pool_size, tls=tls) for url in urls]
         self._current = 0
-        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one of the first request
+        self.closed = False
 
     async def ask(
         self,
@@ -84,13 +87,18 @@ class Brokers:
         `timeout` limits each attempt, `patience` the time after which no new attempt is made. A `polling` request is
         meant to take long: its patience begins with the first failure.
         """
-        clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise InvalidRequest("this client belongs to another event loop: make one for each loop")
+            self._loop = loop
+        clock = loop.time
         patience = self.patience if patience is None else patience
         give_up = float("inf") if polling else clock() + patience
         backoff = Backoff()
         tried = 0
         while True:
-            if self._closed:
+            if self.closed:
                 raise Unavailable("the client is closed")
             place = self._current
             try:
@@ -100,19 +108,19 @@ class Brokers:
                 if answer.status < 500:
                     return answer
                 failure: PenstockError = _error(answer)
-                certain = answer.status == 503  # the broker says that it did nothing
+                certain = answer.status in (503, 507)  # the broker says that it did nothing
             except TimeoutError as error:
                 failure, certain = Unavailable(str(error)), False
             except Unavailable as error:
                 failure, certain = error, isinstance(error, CannotConnect)
-            if not (again or certain) or isinstance(failure, StorageFull):
+            if not (again or certain):
                 raise failure
             if place == self._current:  # otherwise someone else has moved on already
                 self._current = (place + 1) % len(self._clients)
             tried += 1
             give_up = min(give_up, clock() + patience)
             wait = backoff.delay() if tried % len(self._clients) == 0 else 0.0
-            if clock() + wait >= give_up:
+            if tried >= len(self._clients) and (clock() + wait >= give_up or isinstance(failure, StorageFull)):
                 raise failure
             await asyncio.sleep(wait)
 
@@ -125,12 +133,20 @@ class Brokers:
         body = b"" if value is None else msgspec.json.encode(value)
         answer = await self.ask(method, target, body, again=again, **limits)
         check(answer)
-        return msgspec.json.decode(answer.body) if answer.body else None
+        return understood(msgspec.json.decode, answer.body) if answer.body else None
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         for client in self._clients:
             await client.close()
+
+
+def understood(decode: Callable[[bytes], T], body: bytes) -> T:
+    """What a body says; `Unavailable` when it is not a broker's: a proxy between us may answer too."""
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unavailable(f"the answer is not a broker's: {error}") from error
 
 
 def check(answer: HttpAnswer) -> None:

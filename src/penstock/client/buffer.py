@@ -1,9 +1,11 @@
 """Client-side batching: many small pushes become few requests.
 
 `push` adds to the buffer and returns; it waits only while the buffer is full, which is how a slow broker slows its
-producers down. One task sends the oldest messages in order, a batch at a time. A batch that could not be delivered goes
-back to the front and is sent again, with the transaction ids it had, so order holds and nothing is stored twice.
-What the broker refuses for good (a malformed message) or has no room for is set aside in `refused` with its reason.
+producers down. Payloads are encoded at once: what JSON cannot say is an error there, and later changes do not count.
+One task sends the oldest messages in order, a batch at a time. A batch that could not be delivered, for whatever reason
+that is not a message's own (no broker, no room on its disk, a token that ran out), goes back to the front and is sent
+again, with the transaction ids it had, so order holds and nothing is stored twice. What the broker refuses for good (a
+malformed message) or what its queue has no room for is set aside in `refused` with its reason.
 
 `close` sends what is left within a deadline and returns what could not be sent: nothing is dropped in silence.
 """
@@ -14,10 +16,12 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from penstock.client.connection import Backoff
 from penstock.client.messages import Address, QueueFull
 from penstock.client.queues import QueueClient, new_item
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 
 log = logging.getLogger("penstock.client")
 
@@ -45,12 +49,11 @@ class PushBuffer:
         self._linger, self._close_timeout = linger, close_timeout
         self._items: deque[Item] = deque()
         self._in_flight = 0  # taken out of the items and not yet answered
-        self._room = asyncio.Event()
+        self._accepted = 0  # messages pushed so far, of which `sent` and `refused` are done with
+        self._progress = asyncio.Event()
         self._changed = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._urgent = False
-        self._closed = False
+        self._hurried = 0  # flushes that wait
+        self.closed = False
         self._sender = asyncio.create_task(self._run(), name="penstock push buffer")
 
     def __len__(self) -> int:
@@ -67,39 +70,47 @@ class PushBuffer:
         trace_id: str | None = None,
     ) -> str:
         """Add a message; waits while the buffer is full. The message's transaction id."""
-        item = new_item(address, payload, partition, transaction_id, trace_id)
-        while len(self) >= self._max and not self._closed:
-            self._room.clear()
-            await self._room.wait()
-        if self._closed:
+        encoded = msgspec.Raw(msgspec.json.encode(payload))
+        item = new_item(address, encoded, partition, transaction_id, trace_id)
+        while len(self) >= self._max and not self.closed:
+            self._progress.clear()
+            await self._progress.wait()
+        if self.closed:
             raise InvalidRequest("the buffer is closed")
         self._items.append(item)
-        self._empty.clear()
+        self._accepted += 1
         if len(self._items) == 1 or len(self._items) >= self._batch:
             self._changed.set()
         return str(item["transactionId"])
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when everything pushed so far is stored (or refused); `TimeoutError` after `timeout` seconds."""
-        self._urgent = True
+        wanted = self._accepted
+        self._hurried += 1
         self._changed.set()
         try:
             async with asyncio.timeout(timeout):
-                await self._empty.wait()
+                while self.sent + len(self.refused) < wanted:
+                    if self._sender.done():
+                        raise InvalidRequest("the buffer is closed, with messages that were not sent")
+                    self._progress.clear()
+                    await self._progress.wait()
         finally:
-            self._urgent = False
+            self._hurried -= 1
 
     async def close(self, timeout: float | None = None) -> list[Item]:
         """Send what is left for at most `timeout` seconds; what could not be sent, as items of the HTTP API."""
-        self._closed = True
-        self._room.set()
-        try:
-            await self.flush(self._close_timeout if timeout is None else timeout)
-        except TimeoutError:
-            log.warning("closed with %d messages not sent", len(self._items))
-        self._sender.cancel()
-        await asyncio.gather(self._sender, return_exceptions=True)
-        return list(self._items)
+        self.closed = True
+        self._progress.set()
+        if not self._sender.done():
+            try:
+                await self.flush(self._close_timeout if timeout is None else timeout)
+            except TimeoutError:
+                log.warning("closed with %d messages not sent", len(self))
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+            self._progress.set()
+        return [_plain(item) for item in self._items]
 
     async def __aenter__(self) -> Self:
         return self
@@ -120,35 +131,31 @@ class PushBuffer:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            if len(self._items) < self._batch and not self._urgent and self._linger:
+            if len(self._items) < self._batch and not self._hurried and self._linger:
                 await self._gather()
-            count = min(self._batch, len(self._items))
-            batch = [self._items.popleft() for _ in range(count)]
-            self._in_flight = count
+            batch = [self._items.popleft() for _ in range(min(self._batch, len(self._items)))]
+            self._in_flight = len(batch)
+            pause = 0.0
             try:
                 await self._send(batch)
-            except Unavailable as error:
-                self._back(batch)
-                log.warning("%d messages wait for a broker: %s", len(self._items), error)
-                await asyncio.sleep(backoff.delay())
-                continue
-            except BaseException:
-                self._back(batch)
-                raise
-            backoff.reset()
-            self._in_flight = 0
-            self._room.set()
-            if not self._items:
-                self._empty.set()
-
-    def _back(self, batch: list[Item]) -> None:
-        self._in_flight = 0
-        self._items.extendleft(reversed(batch))
+                backoff.reset()
+            except PenstockError as error:
+                pause = backoff.delay()
+                log.warning("%d messages wait for a broker: %s", len(self), error)
+            except Exception:  # a bug must not end the sending for the life of the buffer
+                pause = backoff.delay()
+                log.exception("sending failed; it goes on")
+            finally:
+                self._in_flight = 0
+                self._items.extendleft(reversed(batch))  # what is left of it
+                self._progress.set()
+            if pause:
+                await asyncio.sleep(pause)
 
     async def _gather(self) -> None:
         """Give a batch the time to fill."""
         self._changed.clear()
-        if self._urgent:
+        if self._hurried:
             return
         try:
             async with asyncio.timeout(self._linger):
@@ -157,19 +164,35 @@ class PushBuffer:
             pass
 
     async def _send(self, batch: list[Item]) -> None:
+        """Send the messages; those that are stored or refused leave the list, the others are in it when this raises."""
         try:
             await self._client.push_items(batch, patience=0.0)
             self.sent += len(batch)
-        except Unavailable:
-            raise
         except QueueFull as error:
             full = [item for item, result in zip(batch, error.results, strict=False) if result.status == "failed"]
             full = full or batch
             self.sent += len(batch) - len(full)
-            self.refused += [(item, error) for item in full]
-        except PenstockError as error:
-            if len(batch) == 1:
-                self.refused.append((batch[0], error))
-            else:  # one bad message must not take the others with it
-                for item in batch:
-                    await self._send([item])
+            self._refuse(full, error)
+        except (InvalidRequest, TooLarge) as error:
+            if len(batch) > 1:  # one bad message must not take the others with it
+                first = batch[: len(batch) // 2]
+                try:
+                    await self._send(first)
+                finally:
+                    batch[: len(batch) // 2] = first
+                return await self._send(batch)
+            self._refuse(batch, error)
+        batch.clear()
+        return None
+
+    def _refuse(self, items: list[Item], error: PenstockError) -> None:
+        log.error("%d messages were refused and set aside: %s", len(items), error)
+        self.refused += [(_plain(item), error) for item in items]
+
+
+def _plain(item: Item) -> Item:
+    """The item with its payload as a value again."""
+    try:
+        return {**item, "payload": msgspec.json.decode(item["payload"])}
+    except msgspec.DecodeError:  # a Raw of the caller's that is no JSON
+        return item

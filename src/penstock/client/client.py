@@ -23,9 +23,11 @@ from penstock.client.connection import Token
 from penstock.client.consumer import Consumer, Handler
 from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.net.tls import client_context
 
 DEFAULT_URL = "http://127.0.0.1:6632"
+GIVE_BACK = 1.0  # seconds that are always left for it
 
 
 class Client(QueueClient):
@@ -35,6 +37,7 @@ class Client(QueueClient):
     With https://, `ca` is the CA to believe (a PEM file or its text, default: PENSTOCK_CA_FILE, or the system's), or
     `tls` a context of yours.
     `timeout` limits one request, `patience` how long a request is tried again while no broker answers.
+    A client belongs to the event loop of its first request.
     """
 
     def __init__(
@@ -83,17 +86,35 @@ class Client(QueueClient):
 
     def buffer(self, **options: Any) -> PushBuffer:
         """A buffer that gathers pushes into batches; the options are those of `PushBuffer`."""
+        if self._brokers.closed:
+            raise InvalidRequest("the client is closed")
         buffer = PushBuffer(self, **options)
         self._buffers.append(buffer)
         return buffer
 
     async def close(self, timeout: float = 10.0) -> list[Item]:
-        """Send what the buffers hold, within `timeout` seconds in all, and close; what could not be sent."""
+        """Let consumers finish, send what the buffers hold, within `timeout` seconds in all; what could not be sent.
+
+        Consumers get half of the time at most. Messages that a `take` had fetched and not handed out go back.
+        """
+        if self._brokers.closed:
+            return []
         self.stop()
-        ends = asyncio.get_running_loop().time() + timeout
-        left: list[Item] = []
-        for buffer in self._buffers:
-            left += await buffer.close(max(0.0, ends - asyncio.get_running_loop().time()))
+        clock = asyncio.get_running_loop().time
+        ends = clock() + timeout
+        running = [asyncio.ensure_future(consumer.ended(asyncio.current_task())) for consumer in self._consumers]
+        if running:
+            _, late = await asyncio.wait(running, timeout=timeout / 2)
+            for task in late:
+                task.cancel()
+        rest = max(0.0, ends - clock())
+        lefts = await asyncio.gather(*(buffer.close(rest) for buffer in self._buffers if not buffer.closed))
+        left = [item for items in lefts for item in items]
+        fetched = [message for messages in self._fetched.values() for message in messages]
+        for messages in self._fetched.values():
+            messages.clear()  # or their loops would give them back again
+        if fetched:
+            await asyncio.wait([asyncio.ensure_future(self.give_back(fetched))], timeout=max(GIVE_BACK, ends - clock()))
         await self._leases.close()
         await self._brokers.close()
         return left
@@ -104,7 +125,9 @@ class Client(QueueClient):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        left = await self.close()
+        if left and kind is None:
+            raise Unavailable(f"{len(left)} messages could not be sent before the client was closed")
 
     # -- what an operator asks --------------------------------------------------------------------------------------
 
@@ -181,7 +204,10 @@ class Client(QueueClient):
         return await self._object("DELETE", f"/api/v1/dlq{_query(queue, filters)}")
 
     async def _object(self, method: str, target: str, body: Any = None, *, again: bool = True) -> dict[str, Any]:
-        return dict(await self._brokers.json(method, target, body, again=again) or {})
+        found = await self._brokers.json(method, target, body, again=again) or {}
+        if not isinstance(found, dict):
+            raise Unavailable("the answer is not a broker's: no object")
+        return found
 
 
 def _quoted(name: str) -> str:

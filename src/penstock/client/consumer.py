@@ -7,16 +7,19 @@
 
 Returning means completed. An exception means failed, with its text: the message is tried again and finally goes to the
 dead-letter queue; `Retry` gives it back without counting, `DeadLetter` puts it aside at once. With `batch` above 1 and
-`each=False` the function gets the whole list and answers for all of it. A function that is not async runs in a thread.
+`each=False` the function gets the whole list and answers for all of it. A function that is not async runs in a thread,
+`concurrency` of them at a time.
 
 Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish; messages that were
 fetched and not begun go back.
 """
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -61,6 +64,7 @@ class Consumer:
             "subscription_mode": subscription_mode,
             "subscription_from": subscription_from,
         }
+        self._threads: ThreadPoolExecutor | None = None
         self._stopping = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._polls: set[asyncio.Task[list[Message]]] = set()
@@ -71,6 +75,8 @@ class Consumer:
 
     async def run(self) -> None:
         """Consume until `stop`; raises what no retry can help (a request the broker refuses for good)."""
+        if self._threaded:  # not the loop's own: it has few threads, and others use them
+            self._threads = ThreadPoolExecutor(self._concurrency, "penstock-consumer")
         self._workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
         try:
             await asyncio.gather(*self._workers)
@@ -78,6 +84,14 @@ class Consumer:
             for worker in self._workers:
                 worker.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
+            if self._threads:
+                self._threads.shutdown(wait=False)
+
+    async def ended(self, but: asyncio.Task[Any] | None) -> None:
+        """Wait for the workers to end, if it runs; `but` for the one that asks, if it is one."""
+        others = [worker for worker in self._workers if worker is not but]
+        if others:
+            await asyncio.wait(others)
 
     def stop(self) -> None:
         """Fetch nothing more and end once what is being handled is done."""
@@ -134,8 +148,12 @@ class Consumer:
     async def _handle(self, argument: Message | list[Message], messages: Sequence[Message]) -> None:
         status, error = "completed", None
         try:
-            if self._threaded:
-                result = await asyncio.to_thread(self._handler, argument)
+            if self._threads:
+                context = contextvars.copy_context()
+                call = asyncio.get_running_loop().run_in_executor(
+                    self._threads, context.run, _called, self._handler, argument
+                )
+                result = await call
                 if isinstance(result, Awaitable):
                     await result
             else:
@@ -144,7 +162,12 @@ class Consumer:
             status = "retry"
         except DeadLetter as failure:
             status, error = "dlq", str(failure) or "put aside by the consumer"
-        except Exception as failure:  # whatever the user's code raises is an attempt that failed
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ) as failure:  # whatever the user's code raises: an attempt that failed
+            if isinstance(failure, asyncio.CancelledError) and _being_cancelled():
+                raise  # not the handler's own: somebody cancels us
             status, error = "failed", f"{type(failure).__name__}: {failure}"
             log.exception("%s: the handler failed", self.address)
         if status == "completed":
@@ -159,6 +182,13 @@ class Consumer:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:
             log.warning("%s: messages could not be acknowledged and will come again: %s", self.address, failure)
+
+
+def _called(handler: Handler, argument: Any) -> Any:
+    try:
+        return handler(argument)
+    except StopIteration as error:  # a future cannot carry one: the worker would wait for ever
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _being_cancelled() -> bool:

@@ -1,7 +1,8 @@
 """Keeps the leases of messages under way alive, however long their handling takes.
 
 One task per client looks after all of them: a lease is extended when a third of its time has passed, as long as one of
-its messages has not been answered, and for at most `KEEP_FOR` seconds, so that a forgotten message comes back.
+its messages has not been answered, and for at most `KEEP_FOR` seconds, so that a forgotten message comes back. Each
+request has a task and a third of the lease's time: a broker that hangs costs one try of one lease.
 A lease that the broker no longer knows is dropped here; acknowledging its messages will say so.
 """
 
@@ -10,7 +11,9 @@ import logging
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from penstock.client.brokers import Brokers
+import msgspec
+
+from penstock.client.brokers import Brokers, check, understood
 from penstock.client.messages import Message
 from penstock.errors import PenstockError
 
@@ -18,6 +21,13 @@ log = logging.getLogger("penstock.client")
 
 KEEP_FOR = 6 * 3600.0
 ASSUMED_LEASE = 60.0  # when a broker does not say
+
+
+class _Extended(msgspec.Struct):
+    success: bool
+
+
+_extended = msgspec.json.Decoder(list[_Extended])
 
 
 class _Kept:
@@ -35,6 +45,7 @@ class LeaseKeeper:
         self._brokers = brokers
         self._kept: dict[str, _Kept] = {}  # by lease id
         self._task: asyncio.Task[None] | None = None
+        self._extending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self.extended = 0
         self.lost = 0
@@ -63,19 +74,22 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         self._kept.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._extending, *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             self._changed.clear()
             now = clock()
-            due = [lease for lease, kept in self._kept.items() if kept.due <= now]
-            if due:
-                await asyncio.gather(*(self._extend(lease) for lease in due))
-                continue
+            for lease, kept in list(self._kept.items()):
+                if kept.due <= now:
+                    kept.due = now + kept.lease_time / 3
+                    task = asyncio.create_task(self._extend(lease))
+                    self._extending.add(task)
+                    task.add_done_callback(self._extending.discard)
             nearest = min((kept.due for kept in self._kept.values()), default=None)
             try:
                 async with asyncio.timeout_at(nearest):
@@ -91,16 +105,21 @@ class LeaseKeeper:
         if now >= kept.until:
             del self._kept[lease]
             return
-        kept.due = now + kept.lease_time / 3
-        target = f"/api/v1/lease/{quote(lease, safe='')}/extend"
-        seconds = max(1, round(kept.lease_time))
         try:
-            results = await self._brokers.json("POST", target, {"seconds": seconds}, patience=kept.lease_time / 3)
+            done = await self.extend(lease, max(1, round(kept.lease_time)), kept.lease_time / 3)
         except PenstockError as error:
             log.warning("a lease could not be extended, will try again: %s", error)
             return
-        if results[0]["success"]:
+        if done:
             self.extended += 1
         elif self._kept.pop(lease, None) is not None:
             self.lost += 1
-            log.warning("a lease was lost with %d messages unanswered: %s", len(kept.open), results[0]["error"])
+            log.warning("a lease was lost with %d messages unanswered", len(kept.open))
+
+    async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:
+        """Extend a lease once; False when it is lost."""
+        target = f"/api/v1/lease/{quote(lease, safe='')}/extend"
+        body = msgspec.json.encode({"seconds": seconds})
+        answer = await self._brokers.ask("POST", target, body, again=True, timeout=limit, patience=limit)
+        check(answer)
+        return all(result.success for result in understood(_extended.decode, answer.body))

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
-from penstock.client.brokers import Brokers, check
+from penstock.client.brokers import Brokers, check, understood
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import (
     DEFAULT_PARTITION,
@@ -46,12 +46,16 @@ class _Refused(msgspec.Struct):
     results: list[Pushed] = []
 
 
+_refused = msgspec.json.Decoder(_Refused)
+
+
 class QueueClient:
     """Queues through one or more brokers. The base of `penstock.Client`."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
+        self._fetched: dict[int, list[Message]] = {}  # by the takes under way, and not yet given to their loops
 
     # -- push -------------------------------------------------------------------------------------------------------
 
@@ -108,12 +112,14 @@ class QueueClient:
             "POST", "/api/v1/push", msgspec.json.encode(body), again=True, patience=patience
         )
         if answer.status == 429:
-            refused = msgspec.json.decode(answer.body, type=_Refused)
+            refused = understood(_refused.decode, answer.body)
             raise QueueFull(refused.error, refused.results)
         check(answer)
         if answer.body[:1] == b"{":  # QoS 0 answers for all of them at once
             return [Pushed("buffered", index, item["transactionId"]) for index, item in enumerate(items)]
-        results = _pushed.decode(answer.body)
+        results = understood(_pushed.decode, answer.body)
+        if len(results) != len(items):
+            raise Unavailable(f"the answer to {len(items)} messages is about {len(results)}")
         for index, (result, item) in enumerate(zip(results, items, strict=True)):
             result.index = index
             result.transaction_id = result.transaction_id or item["transactionId"]
@@ -177,11 +183,12 @@ class QueueClient:
         check(answer)
         if not answer.body:
             return []
-        popped = _popped.decode(answer.body)
+        popped = understood(_popped.decode, answer.body)
         for message in popped.messages:
             message.queue = message.queue or popped.queue
         if renew and not auto_ack:
-            self._leases.keep(popped.messages, float(answer.headers.get("lease-time", 0)))
+            lease_time = answer.headers.get("lease-time", "")
+            self._leases.keep(popped.messages, float(lease_time) if lease_time.isdecimal() else 0.0)
         return popped.messages
 
     async def take(
@@ -224,10 +231,14 @@ class QueueClient:
                 if not left:
                     return
                 left.reverse()
+                if not auto_ack:
+                    self._fetched[id(left)] = left
                 while left:
                     given += 1
                     yield left.pop()
+                self._fetched.pop(id(left), None)
         finally:
+            self._fetched.pop(id(left), None)
             if left and not auto_ack:
                 await asyncio.shield(self.give_back(left))
 
@@ -269,7 +280,7 @@ class QueueClient:
         """
         messages = [message] if isinstance(message, Message) else list(message)
         word = status if isinstance(status, str) else ("completed" if status else "failed")
-        answers = [{"status": word} if error is None else {"status": word, "error": error}] * len(messages)
+        answers = [{"status": word} if error is None else {"status": word, "error": _text(error)}] * len(messages)
         return await self.ack_each(list(zip(messages, answers, strict=True)), group=group)
 
     async def ack_each(
@@ -292,7 +303,7 @@ class QueueClient:
                 check(reply)
             finally:  # whatever became of it, nobody works on these any more: kept leased they would not come again
                 self._leases.drop(message for message, _ in part)
-            results += _acked.decode(reply.body)
+            results += understood(_acked.decode, reply.body)
         refused = [result for result in results if not result.success]
         if refused:
             raise AckRefused(f"{len(refused)} of {len(results)} acks refused: {refused[0].error}", results)
@@ -307,8 +318,7 @@ class QueueClient:
 
     async def extend(self, message: Message, seconds: int = 60) -> bool:
         """Extend the message's lease by hand; False when it is lost."""
-        target = f"/api/v1/lease/{quote(message.lease_id, safe='')}/extend"
-        return bool((await self._brokers.json("POST", target, {"seconds": seconds}))[0]["success"])
+        return await self._leases.extend(message.lease_id, seconds)
 
     def transaction(self) -> "Transaction":
         """`async with client.transaction() as tx`: pushes and acks that happen together or not at all."""
@@ -366,7 +376,7 @@ class Transaction:
         for one in [message] if isinstance(message, Message) else message:
             operation = {"type": "ack", "status": word, "consumerGroup": one.consumer_group, **ack_item(one)}
             if error is not None:
-                operation["error"] = error
+                operation["error"] = _text(error)
             self._operations.append(operation)
             self._acked.append(one)
         return self
@@ -395,6 +405,11 @@ class Transaction:
     ) -> None:
         if kind is None:
             await self.commit()
+
+
+def _text(error: str) -> str:
+    """What a broker can store of an exception's text, which may hold anything."""
+    return error.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def _own(result: Pushed) -> Pushed:

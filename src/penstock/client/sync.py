@@ -21,11 +21,13 @@ from penstock.client.connection import Address, Token
 from penstock.client.decode import Batch, Record
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader, Start
+from penstock.errors import Unavailable
 from penstock.wire.frames import Bytes, Info
 
 T = TypeVar("T")
 P = ParamSpec("P")
 CANCEL_PATIENCE = 5.0  # seconds an interrupted call may take to end
+CLOSED = "the client is closed (or was made before a fork: make one in each process)"
 LOOK = (
     0.25  # seconds; a signal that arrives just before the main thread begins to wait does not wake it: it has to look
 )
@@ -63,16 +65,23 @@ class Portal:
             for task in tasks:
                 task.cancel()
 
+        if not self._thread.is_alive():
+            raise Unavailable(CLOSED)
         try:
-            self._loop.call_soon_threadsafe(begin)
+            try:
+                self._loop.call_soon_threadsafe(begin)
+            except RuntimeError:  # closed by another thread in this very moment
+                raise Unavailable(CLOSED) from None
             while True:
                 try:
                     return outcome.result(LOOK)
                 except TimeoutError:
                     if outcome.done():  # the call's own
                         return outcome.result()
+                    if not self._thread.is_alive():  # closed, or lost in a fork: nobody will ever answer
+                        raise Unavailable(CLOSED) from None
         except BaseException:
-            if not outcome.done():
+            if not outcome.done() and self._thread.is_alive():
                 self._loop.call_soon_threadsafe(cancel)
                 wait([outcome], CANCEL_PATIENCE)
             raise
@@ -99,6 +108,7 @@ class Portal:
                 self.call(close)
 
     def close(self) -> None:
+        """End the loop. Calls of other threads that are under way are cut off."""
         if not self._thread.is_alive():
             return
         self.call(_cancel_rest)

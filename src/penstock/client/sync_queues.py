@@ -1,14 +1,17 @@
 """`penstock.SyncClient`: the queue client for code that is not async, on the portal's event loop."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from penstock.client.buffer import Item, PushBuffer
 from penstock.client.client import Client
+from penstock.client.consumer import Consumer, Handler
 from penstock.client.messages import Acked, Address, Message, Pushed
 from penstock.client.queues import Transaction
 from penstock.client.sync import Facade, Portal
+from penstock.errors import Unavailable
 
 
 class SyncPushBuffer(Facade):
@@ -30,9 +33,14 @@ class SyncPushBuffer(Facade):
     def flush(self, timeout: float | None = None) -> None:
         self._portal.call(self._buffer.flush, timeout)
 
-    def close(self) -> None:
-        """Send what is left; raises when something could not be sent in time."""
-        self._portal.call(self._buffer.__aexit__, None, None, None)
+    def close(self, timeout: float | None = None) -> list[Item]:
+        """As `PushBuffer.close`: what could not be sent in time. Leaving a `with` block raises instead."""
+        return self._portal.call(self._buffer.close, timeout)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.call(self._buffer.__aexit__, kind, error, trace)
 
 
 class SyncClient(Facade):
@@ -56,11 +64,21 @@ class SyncClient(Facade):
         self._portal.close()
         return left
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = self.close()
+        if left and kind is None:
+            raise Unavailable(f"{len(left)} messages could not be sent before the client was closed")
+
     def push(self, address: str | Address, payload: Any, **options: Any) -> Pushed:
         return self._portal.call(self._client.push, address, payload, **options)
 
     def push_many(self, address: str | Address, payloads: Iterable[Any], **options: Any) -> list[Pushed]:
         return self._portal.call(self._client.push_many, address, payloads, **options)
+
+    def push_items(self, items: Sequence[dict[str, Any]], **options: Any) -> list[Pushed]:
+        return self._portal.call(self._client.push_items, items, **options)
 
     def pop(self, address: str | Address | None = None, **options: Any) -> list[Message]:
         return self._portal.call(self._client.pop, address, **options)
@@ -70,6 +88,12 @@ class SyncClient(Facade):
 
     def ack(self, message: Message | Sequence[Message], status: bool | str = True, **options: Any) -> list[Acked]:
         return self._portal.call(self._client.ack, message, status, **options)
+
+    def ack_each(self, answers: Sequence[tuple[Message, dict[str, Any]]], **options: Any) -> list[Acked]:
+        return self._portal.call(self._client.ack_each, answers, **options)
+
+    def give_back(self, messages: Sequence[Message]) -> None:
+        self._portal.call(self._client.give_back, messages)
 
     def extend(self, message: Message, seconds: int = 60) -> bool:
         return self._portal.call(self._client.extend, message, seconds)
@@ -83,6 +107,20 @@ class SyncClient(Facade):
         transaction = self._client.transaction()
         yield transaction
         self._portal.call(transaction.commit)
+
+    def consumer(self, address: str | Address, **options: Any) -> Callable[[Handler], Consumer]:
+        """As `Client.consumer`: the function below runs in threads of its own, `concurrency` of them at a time."""
+        return self._client.consumer(address, **options)
+
+    def run(self) -> None:
+        """Run all consumers until `stop` is called, by another thread or by a handler."""
+        self._portal.call(self._client.run)
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            self._client.stop()
+
+        self._portal.call(stop)
 
     def buffer(self, **options: Any) -> SyncPushBuffer:
         return SyncPushBuffer(self._portal, self._portal.make(lambda: self._client.buffer(**options)))
@@ -98,6 +136,18 @@ class SyncClient(Facade):
 
     def delete_queue(self, queue: str) -> bool:
         return self._portal.call(self._client.delete_queue, queue)
+
+    def clear(self, queue: str, partition: str | None = None) -> dict[str, Any]:
+        return self._portal.call(self._client.clear, queue, partition)
+
+    def group(self, group: str) -> dict[str, Any]:
+        return self._portal.call(self._client.group, group)
+
+    def delete_group(self, group: str, queue: str | None = None) -> dict[str, Any]:
+        return self._portal.call(self._client.delete_group, group, queue)
+
+    def purge(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+        return self._portal.call(self._client.purge, queue, **filters)
 
     def groups(self) -> list[dict[str, Any]]:
         return self._portal.call(self._client.groups)

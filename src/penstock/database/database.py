@@ -7,6 +7,8 @@ Everything that wants the database asks here, so that "down" is decided once and
   (somebody ran `pg_terminate_backend`), or it does not, and the database is down.
 - A server that is frozen rather than gone closes nothing. While calls are in flight and none has finished for
   `acquire_timeout`, a watchdog probes; when the probe fails the calls are cut off.
+- A server that takes no writes (a standby, `default_transaction_read_only`) is of no use to a queue: it counts as down.
+  One whose disk is full does answer; its calls fail with `Busy`, and nobody concludes anything from it.
 - While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with growing pauses (0.1 s to
   1 s). The first probe that succeeds migrates the schema if that is still to be done, and tells those who asked.
 
@@ -27,7 +29,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
-from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Busy, ConnectionLost, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -45,6 +47,7 @@ GONE = (  # what a call meets when its connection or the server behind it is los
     asyncpg.TooManyConnectionsError,
     asyncpg.ReadOnlySQLTransactionError,  # the server we are on became a standby
 )
+NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)  # its disk is full or fails; it may still answer reads
 UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
 PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_INTERVAL = 0.25
@@ -135,7 +138,7 @@ class Database:
                     return rows
             except UNDONE:
                 await asyncio.sleep(0.02 * turn)
-        raise Unavailable("the database is too busy")
+        raise Busy("the database is too busy")
 
     async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run `work(connection)` in a transaction, again from the start when it lost a deadlock.
@@ -149,7 +152,7 @@ class Database:
                     return await work(connection)
             except UNDONE:
                 await asyncio.sleep(0.02 * turn)
-        raise Unavailable("the database is too busy")
+        raise Busy("the database is too busy")
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """`fetch` for what may run twice: when only its connection was lost, it is asked again on another.
@@ -189,7 +192,10 @@ class Database:
                 raise  # a wrong argument, not a lost connection
             raise await self._suspect(error) from error
         except asyncpg.QueryCanceledError as error:
-            raise Unavailable("the database took too long") from error
+            raise Busy("the database took too long") from error
+        except NO_ROOM as error:
+            log.error("PostgreSQL: %s", error)
+            raise Busy("the database cannot write") from error
         finally:
             self._in_flight.discard(connection)
             self._last_progress = time.monotonic()
@@ -252,7 +258,10 @@ class Database:
             if not self._migrated:
                 await migrate(connection, self.settings.db_schema)
                 self._migrated = True
-            await connection.execute("SELECT 1", timeout=limit)
+            if await connection.fetchval("SHOW transaction_read_only", timeout=limit) == "on":
+                if self._down_since is None:
+                    log.warning("PostgreSQL takes no writes (a standby, or set to read only): that counts as down")
+                return False
         except GONE:
             return False
         finally:

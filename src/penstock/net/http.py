@@ -127,6 +127,8 @@ class _Connection(asyncio.Protocol):
     # httptools.HttpResponseParser
 
     def on_message_begin(self) -> None:
+        if self._answer is None:
+            self.reusable = False  # behind the answer came another that nobody asked for
         self._headers = {}
         self._body = []
         self._length = 0

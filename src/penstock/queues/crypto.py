@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from penstock.config.schema import Queues as Settings
-from penstock.errors import ConfigError, Damaged, Unavailable
+from penstock.errors import ConfigError, Damaged, MissingKey
 
 SINGLE = "default"  # the id of a key configured on its own
 NONCE = 12
@@ -30,17 +30,21 @@ class Keys:
         self._ciphers = {name: AESGCM(_key(name, digits)) for name, digits in configured.items()}
         self.current = next(reversed(configured), None)
 
+    @property
+    def missing(self) -> MissingKey:
+        return MissingKey("this queue is encrypted and the broker has no encryption key (queues.encryption_key)")
+
     def seal(self, partition: int, payload: bytes) -> tuple[str, bytes]:
         """The id of the key used, and what to store."""
         if self.current is None:
-            raise Unavailable("this queue is encrypted and the broker has no encryption key (queues.encryption_key)")
+            raise self.missing
         nonce = os.urandom(NONCE)
         return self.current, nonce + self._ciphers[self.current].encrypt(nonce, payload, partition.to_bytes(8, "big"))
 
     def open(self, partition: int, key_id: str, stored: bytes) -> bytes:
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise Unavailable(f"a message is encrypted with key '{key_id}', which this broker does not have")
+            raise MissingKey(f"a message is encrypted with key '{key_id}', which this broker does not have")
         try:
             return cipher.decrypt(stored[:NONCE], stored[NONCE:], partition.to_bytes(8, "big"))
         except InvalidTag:

@@ -92,6 +92,14 @@ class Queues:
         await self.catalog.load_installation()
         return await self._pusher.merger.submit(self._pusher.named(items))
 
+    async def sealable(self, items: list[Item]) -> None:
+        """Raise `MissingKey` when one of their queues asks for encryption and there is no key for it."""
+        if self.keys.current is None:
+            for queue in {item.queue for item in items}:
+                info = await self.catalog.queue(queue)
+                if info is not None and info.options["encryptionEnabled"]:
+                    raise self.keys.missing
+
     def submit(self, items: list[Item], answer: Callable[[list[Pushed]], A]) -> "asyncio.Future[A]":
         """`push` without a coroutine; the future gets what `answer` makes of the result."""
         future = self._loop.create_future()

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import asyncpg
 
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 
 log = logging.getLogger("penstock.queues")
 
@@ -114,7 +114,7 @@ class Merger(Generic[T, R]):
                 results = await self._run(requests, again or turn > 0)
             except (*AGAIN, Unavailable) as error:
                 if turn == TRIES - 1 or (isinstance(error, Unavailable) and error.retry_after >= 1):
-                    failed = error if isinstance(error, Unavailable) else Unavailable("the database is too busy")
+                    failed = error if isinstance(error, Unavailable) else Busy("the database is too busy")
                     return self._fail(batch, failed)
                 await asyncio.sleep(min(0.05 * turn, error.retry_after if isinstance(error, Unavailable) else 1))
             except (
@@ -131,7 +131,7 @@ class Merger(Generic[T, R]):
             except PenstockError as error:
                 return self._fail(batch, error)
             except asyncpg.QueryCanceledError:
-                return self._fail(batch, Unavailable("the database took too long"))
+                return self._fail(batch, Busy("the database took too long"))
             except BaseException as error:
                 log.exception("a merged call failed")
                 self._fail(batch, Unavailable("an internal error; see the broker's log"))

@@ -39,6 +39,8 @@ class Pushes(Protocol):
 
     def submit(self, items: list[Item], answer: Callable[[list[Pushed]], Response]) -> "asyncio.Future[Response]": ...
 
+    async def passing(self, items: list[Item]) -> None: ...
+
 
 # -- what comes in ----------------------------------------------------------------------------------------------------
 

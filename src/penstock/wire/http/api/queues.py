@@ -14,7 +14,7 @@ def routes(queues: Queues, pushes: messages.Pushes, gate: PopGate, presence: Pre
     """`pushes` stands in front of the engine for pushes: the buffer. `gate` may be closed for pops."""
     return [
         *messages.routes(queues, pushes, gate),
-        *transactions.routes(queues),
+        *transactions.routes(queues, pushes),
         *resources.routes(queues, presence),
         *groups.routes(queues),
         *deadletters.routes(queues),

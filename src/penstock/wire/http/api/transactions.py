@@ -8,7 +8,7 @@ from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
 from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Item, Pushed
 from penstock.wire.http.api.bodies import decoder
-from penstock.wire.http.api.messages import PushItem, items_of
+from penstock.wire.http.api.messages import Pushes, PushItem, items_of
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 
@@ -70,7 +70,7 @@ class TransactionAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
 read_transaction = decoder(TransactionBody, {"operations": "operations array required"})
 
 
-def routes(queues: Queues) -> list[Route]:
+def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
     async def transaction(request: Request) -> Response:
         body = read_transaction(request.body)
         if not body.operations:
@@ -80,6 +80,8 @@ def routes(queues: Queues) -> list[Route]:
             operations += _operations(index, operation, request.subject)
         if not operations:
             raise InvalidRequest("operations array cannot be empty")
+        if pushes and (items := [operation for operation in operations if isinstance(operation, Item)]):
+            await pushes.passing(items)
         done = await queues.transaction(operations, body.required_leases)
         results = [_result(index, result) for index, result in enumerate(done.results)]
         answer = TransactionAnswer(done.transaction_id, done.success, results, done.error)
