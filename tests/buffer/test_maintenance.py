@@ -1,5 +1,7 @@
 """Maintenance modes: shared through the database, remembered without it."""
 
+import asyncio
+
 from penstock.buffer.maintenance import Modes
 from tests.support.buffers import Store, buffering, items, names
 from tests.support.http import run
@@ -75,5 +77,30 @@ def test_a_damaged_note_of_the_modes_is_no_reason_not_to_start(tmp_path):
     async def body():
         async with buffering(tmp_path, Store(healthy=False)) as buffer:
             assert buffer.maintenance.modes == Modes()
+
+    run(body)
+
+
+def test_a_change_told_while_the_last_one_is_being_read_is_not_missed(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as one, buffering(tmp_path, store) as two:
+            read, seen, go_on = store.fetch, asyncio.Event(), asyncio.Event()
+
+            async def slow(sql, *args):
+                rows = await read(sql, *args)
+                if "INSERT" not in sql:
+                    seen.set()
+                    await go_on.wait()  # the answer is on its way, and out of date
+                return rows
+
+            store.fetch = slow
+            await one.maintenance.switch(push=True)
+            await seen.wait()
+            await one.maintenance.switch(push=False)
+            go_on.set()
+            await eventually(lambda: two.maintenance._reading.done())
+            assert not two.maintenance.push
+            assert not one.maintenance.push
 
     run(body)

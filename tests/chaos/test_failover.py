@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from penstock.errors import StorageFull, Unavailable
@@ -84,6 +85,59 @@ def test_frozen_under_load_and_thawed(server, url, scratch):
             thaw(frozen)
 
     run(body, limit=60)
+
+
+def test_a_database_that_takes_no_writes_counts_as_down(server, url, scratch):
+    def read_only(switch):
+        async def body():
+            connection = await asyncpg.connect(url, server_settings={"default_transaction_read_only": "off"})
+            await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {switch}")
+            await connection.execute("SELECT pg_reload_conf()")
+            await connection.close()
+
+        asyncio.run(body())
+
+    async def body():
+        async with real(url, scratch) as buffer:
+            await outage(buffer, lambda: read_only("on"), lambda: read_only("off"))
+
+    try:
+        run(body, limit=60)
+    finally:
+        read_only("off")
+
+
+def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(server, url, scratch, soak):
+    async def body():
+        frozen = []
+        async with real(url, scratch, events_per_file=200) as buffer:
+
+            async def push(pushed):
+                sequence = int(pushed[0].payload)
+                if sequence % 3:
+                    return await buffer.push(pushed)
+                return await buffer.push(pushed, buffer_ms=sequence % 50, buffer_max=1 + sequence % 7)
+
+            producers = Producers(push)
+            for _ in range(10 if soak else 1):
+                await producers.more(60)
+                await asyncio.to_thread(server.stop, "immediate")
+                await producers.more(60)
+                await asyncio.to_thread(server.start)
+                await producers.more(60)
+                await asyncio.to_thread(crash, server)
+                await asyncio.to_thread(server.start)  # perhaps before anybody noticed
+                await producers.more(60)
+                frozen.extend(await asyncio.to_thread(freeze, server))
+                await producers.more(30)
+                thaw(frozen)
+                frozen.clear()
+            await producers.finish()
+            await eventually(lambda: buffer._database.healthy and buffer.status.pending == 0, timeout=30)
+            producers.check(await delivered(buffer._queues, "orders"))
+            assert producers.errors == []
+
+    run(body, limit=300 if soak else 60)
 
 
 def test_connections_killed_under_load_cost_nothing(server, url, scratch):

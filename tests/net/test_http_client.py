@@ -258,6 +258,24 @@ def test_a_late_answer_never_reaches_the_next_request():
     asyncio.run(body())
 
 
+def test_half_an_answer_behind_the_one_asked_for_never_reaches_the_next_request():
+    async def body() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwr")
+            await read_request(reader)
+            writer.write(b"ong")
+
+        async with server(serve) as (url, connections):
+            client = HttpClient(url)
+            for _ in range(2):
+                assert (await client.request("GET", "/")).body == b"ok"
+            assert len(connections) == 2
+            await client.close()
+
+    asyncio.run(body())
+
+
 def test_a_refused_connection_is_unavailable():
     async def body() -> None:
         async with server(echo) as (url, _):

@@ -46,7 +46,11 @@ class _Refused(msgspec.Struct):
     results: list[Pushed] = []
 
 
-_refused = msgspec.json.Decoder(_Refused)
+class _Later(msgspec.Struct):
+    pushed: bool = False
+
+
+_refused, _later = msgspec.json.Decoder(_Refused), msgspec.json.Decoder(_Later)
 
 
 class QueueClient:
@@ -104,6 +108,7 @@ class QueueClient:
     ) -> list[Pushed]:
         """Store items as the HTTP API names them; each must have a transactionId, so that a repeat is recognised."""
         body: dict[str, Any] = {"items": items}
+        buffered = buffer_ms is not None or buffer_max is not None
         if buffer_ms is not None:
             body["bufferMs"] = buffer_ms
         if buffer_max is not None:
@@ -115,7 +120,9 @@ class QueueClient:
             refused = understood(_refused.decode, answer.body)
             raise QueueFull(refused.error, refused.results)
         check(answer)
-        if answer.body[:1] == b"{":  # QoS 0 answers for all of them at once
+        if buffered and answer.body[:1] == b"{":  # QoS 0 answers for all of them at once
+            if not understood(_later.decode, answer.body).pushed:
+                raise Unavailable("the broker did not say that it took the messages")
             return [Pushed("buffered", index, item["transactionId"]) for index, item in enumerate(items)]
         results = understood(_pushed.decode, answer.body)
         if len(results) != len(items):
@@ -303,7 +310,10 @@ class QueueClient:
                 check(reply)
             finally:  # whatever became of it, nobody works on these any more: kept leased they would not come again
                 self._leases.drop(message for message, _ in part)
-            results += understood(_acked.decode, reply.body)
+            answered = understood(_acked.decode, reply.body)
+            if len(answered) != len(part):
+                raise Unavailable(f"the answer to {len(part)} acks is about {len(answered)}")
+            results += answered
         refused = [result for result in results if not result.success]
         if refused:
             raise AckRefused(f"{len(refused)} of {len(results)} acks refused: {refused[0].error}", results)

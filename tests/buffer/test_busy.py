@@ -1,0 +1,116 @@
+"""What is not the events' fault and not an outage either: no key, no room in the database, too much at once."""
+
+import asyncio
+
+import pytest
+
+from penstock.errors import Busy, MissingKey, Unavailable
+from penstock.queues.types import Item
+from tests.support.buffers import Store, buffering, items, names, real
+from tests.support.http import run
+from tests.support.wait import eventually
+
+
+def test_a_push_for_which_there_is_no_key_is_refused_and_lies_nowhere_in_clear(database_url, scratch):
+    async def body():
+        async with real(database_url, scratch) as buffer:
+            await buffer.push(items(1, queue="secret"))
+            await buffer._database.fetch("UPDATE queues SET encryption_enabled = true")
+            buffer._queues.catalog.forget()
+            with pytest.raises(MissingKey):
+                await buffer.push(items('"clear"', queue="secret"))
+            with pytest.raises(MissingKey):
+                await buffer.push(items('"clear"', queue="secret"), buffer_ms=60_000)
+            assert buffer.status.pending == 0
+            assert names(buffer.directory) == names(buffer.directory / "failed") == []
+
+    run(body)
+
+
+def test_a_database_without_room_is_waited_for_and_order_is_kept(tmp_path):
+    async def body():
+        store = Store()
+        tries = 0
+
+        async def no_room(pushed):
+            nonlocal tries
+            tries += 1
+            raise Busy("the database cannot write")
+
+        async with buffering(tmp_path, store) as buffer:
+            store.before = no_room
+            for n in range(5):
+                assert (await buffer.push(items(n)))[0].status == "buffered"
+            await buffer.push(items(5), buffer_ms=1)
+            await eventually(lambda: tries > 8)  # it goes on trying, and blames no event
+            assert buffer.failed.events == 0
+            store.before = None
+            await eventually(lambda: buffer.status.pending == 0)
+            assert (await buffer.push(items(6)))[0].status == "queued"
+            assert store.payloads() == [b"%d" % n for n in range(7)]
+
+    run(body)
+
+
+def test_a_qos0_push_that_waited_while_the_database_went_down_goes_behind_what_was_before(tmp_path):
+    async def body():
+        store = Store()
+        go_on = asyncio.Event()
+
+        async def hang(pushed):
+            await go_on.wait()
+
+        async with buffering(tmp_path, store, events_per_file=2) as buffer:
+            store.before = hang
+            for n in range(4):
+                await buffer.push(items(n), buffer_ms=60_000, buffer_max=2)
+                await asyncio.sleep(0)
+            waiting = asyncio.create_task(buffer.push(items(4), buffer_ms=60_000))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            store.go(False)
+            go_on.set()
+            await waiting
+            await buffer.push(items(5))
+            assert not buffer.qos0.busy  # or 4 would wait there until its time has come
+            store.before = None
+            store.go(True)
+            await eventually(lambda: len(store.payloads()) == 6)
+            assert store.payloads() == [b"%d" % n for n in range(6)]
+
+    run(body)
+
+
+def test_a_transactions_pushes_do_not_overtake_what_is_buffered(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as buffer:
+            await buffer.push(items(1), buffer_ms=60_000)
+            await buffer.passing(items(2))
+            assert store.payloads() == [b"1"]  # it was committed first
+            store.go(False)
+            await buffer.push(items(3))
+            with pytest.raises(Unavailable):
+                await buffer.passing(items(4))
+            await buffer.passing(items(4, partition="other"))  # the database will say that it is down
+            store.go(True)
+            await buffer.passing(items(4))
+            assert store.payloads() == [b"1", b"3"]
+            await buffer.maintenance.switch(push=True)
+            with pytest.raises(Unavailable, match="maintenance"):
+                await buffer.passing(items(5))
+
+    run(body)
+
+
+@pytest.mark.parametrize("milliseconds", [0, 10**18, 10**400])
+def test_however_long_a_push_may_wait_it_is_answered_and_stored(tmp_path, milliseconds):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as buffer:
+            [result] = await buffer.push([Item("q", b"1")], buffer_ms=milliseconds, buffer_max=10**400)
+            assert result.status == "buffered"
+            await buffer.qos0.flush()
+            assert store.payloads() == [b"1"]
+
+    run(body)
