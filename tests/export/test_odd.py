@@ -184,8 +184,10 @@ def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before(tmp_p
     async def body() -> None:
         queues = FakeQueues()
         spec = {"destination": {"type": "queue", "queue": "orders"}, "batch": {"records": 10}}
-        async with exports(tmp_path, {}, queues=queues) as running:
+        metrics = Metrics()
+        async with exports(tmp_path, {}, queues=queues, metrics=metrics) as running:
             for _ in range(2):
+                assert 'route="r"' not in metrics.text().decode(), "what is gone is not counted on"
                 route = await running.create("r", spec)
                 await route.push([record(1), record(2)])
                 await eventually(lambda route=route: route.queue.fast.state.delivered == 2)

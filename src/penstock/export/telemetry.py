@@ -3,6 +3,7 @@
 All carry the label `route`. Gauges read the routes when someone asks; counters are added to per batch.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -76,6 +77,7 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
+LOOK = 0.01  # seconds for which a look at the routes is good
 BREAKER_STATES = ("closed", "open", "half_open")
 
 
@@ -84,6 +86,8 @@ class ExportMetrics:
 
     def __init__(self, metrics: Metrics, routes: Callable[[], Iterable[Observed]]) -> None:
         self._routes = routes
+        self._looked: dict[str, Mapping[str, float | Mapping[str, float]]] = {}
+        self._looked_at = -LOOK
         self._counters = {name: metrics.counter(f"penstock_{name}", text, "route") for name, text in COUNTERS.items()}
         self._counters |= {
             name: metrics.counter(f"penstock_{name}", text, "route", label)
@@ -99,23 +103,30 @@ class ExportMetrics:
             read=self._read_breakers,
         )
 
+    def _look(self) -> dict[str, Mapping[str, float | Mapping[str, float]]]:
+        """What the routes show: a scrape reads two dozen gauges and looks once."""
+        now = time.monotonic()
+        if now - self._looked_at > LOOK:
+            self._looked, self._looked_at = {route.name: route.gauges() for route in self._routes()}, now
+        return self._looked
+
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
         def read() -> dict[tuple[str, ...], float]:
             found: dict[tuple[str, ...], float] = {}
-            for route in self._routes():
-                value = route.gauges().get(name)
+            for route, shown in self._look().items():
+                value = shown.get(name)
                 if isinstance(value, int | float):
-                    found[(route.name,)] = float(value)
+                    found[(route,)] = float(value)
             return found
 
         return read
 
     def _read_breakers(self) -> dict[tuple[str, ...], float]:
         found: dict[tuple[str, ...], float] = {}
-        for route in self._routes():
-            current = route.gauges().get("circuit_breaker_state")
+        for route, shown in self._look().items():
+            current = shown.get("circuit_breaker_state")
             if isinstance(current, Mapping):
-                found |= {(route.name, state): float(value) for state, value in current.items()}
+                found |= {(route, state): float(value) for state, value in current.items()}
         return found
 
     def of(self, route: str) -> "RouteMetrics":
