@@ -8,13 +8,14 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.queues import Ack, Item, Message, PopRequest, Queues
+from penstock.queues import ack as acknowledging
 from penstock.queues import dead as dead_letters
 from penstock.queues import pop as popping
 from penstock.queues.dead import Which
@@ -339,6 +340,34 @@ def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
         assert await blocks(timedelta(0)) <= few + 5
         assert await blocks(timedelta(hours=1)) > few_in_all + 10  # it would be more and more
         await holder.close()
+
+    async def main() -> None:
+        async with running(database_url, {"pool_size": 1, "acquire_timeout": 20.0}) as queues:
+            await body(queues)
+
+    asyncio.run(main())
+
+
+def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_the_partition_has(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"ordering": "none"})
+
+        async def blocks() -> int:
+            """Pages that acknowledging one message of two looks at."""
+            await push(queues, "q", 1, 2)
+            message = (await pop(queues, "q", 2)).messages[0]
+            ((plan,),) = await queues.database.fetch(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {acknowledging.SQL}",
+                *([0], [queues.catalog.partition_id(message.partition_id)], [message.group], [UUID(message.lease_id)]),
+                *(["completed"], [None], [message.transaction_id]),
+            )
+            return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
+
+        await blocks()
+        few = await blocks()
+        await push(queues, "q", *range(600))
+        await asyncio.gather(*(pop(queues, "q", 1) for _ in range(600)))
+        assert await blocks() < few + 12
 
     async def main() -> None:
         async with running(database_url, {"pool_size": 1, "acquire_timeout": 20.0}) as queues:

@@ -96,7 +96,7 @@ BEGIN
              AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1) m ON true
     ), lease AS MATERIALIZED (
       SELECT l.lease_id, l.open, l.taken FROM leases l
-       WHERE l.lease_id IN (SELECT i.lease_id FROM item i) AND l.partition_id = k.partition_id
+       WHERE l.lease_id = ANY (k.leases) AND l.partition_id = k.partition_id
          AND l.group_id = k.group_id AND l.expires_at > t
     ), classed AS MATERIALIZED (
       SELECT i.*, CASE
@@ -158,19 +158,30 @@ BEGIN
         buried := buried + given_up;
       END IF;
 
-      WITH over AS (
-        DELETE FROM leases l WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id AND l.queue_id > 0
-           AND (l.lease_id = ANY (lease_of) OR array_position(lease_of, NULL) IS NOT NULL AND l.open && answered)
-           AND l.open <@ answered
-        RETURNING l.lease_id)
-      SELECT coalesce(array_agg(lease_id), '{}') INTO ended FROM over;
       c.leased := c.leased - answered;
-      IF isempty(c.leased) THEN
-        c.next_expiry := NULL;
+      IF isempty(c.leased) THEN c.next_expiry := NULL; END IF;
+      IF array_position(lease_of, NULL) IS NULL THEN  -- by their key: there may be thousands in a shared partition
+        WITH over AS (
+          DELETE FROM leases l
+           WHERE l.lease_id = ANY (lease_of) AND l.partition_id = k.partition_id AND l.group_id = k.group_id
+             AND l.open <@ answered
+          RETURNING l.lease_id)
+        SELECT coalesce(array_agg(lease_id), '{}') INTO ended FROM over;
+        IF NOT isempty(c.leased) THEN
+          UPDATE leases l SET open = l.open - answered
+           WHERE l.lease_id = ANY (lease_of) AND l.partition_id = k.partition_id AND l.group_id = k.group_id
+             AND l.open && answered;
+        END IF;
       ELSE
-        UPDATE leases l SET open = l.open - answered
-         WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id AND l.queue_id > 0
-           AND (l.lease_id = ANY (lease_of) OR array_position(lease_of, NULL) IS NOT NULL) AND l.open && answered;
+        WITH over AS (
+          DELETE FROM leases l WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id AND l.queue_id > 0
+             AND (l.lease_id = ANY (lease_of) OR l.open && answered) AND l.open <@ answered
+          RETURNING l.lease_id)
+        SELECT coalesce(array_agg(lease_id), '{}') INTO ended FROM over;
+        IF NOT isempty(c.leased) THEN
+          UPDATE leases l SET open = l.open - answered
+           WHERE l.partition_id = k.partition_id AND l.group_id = k.group_id AND l.queue_id > 0 AND l.open && answered;
+        END IF;
       END IF;
       IF cardinality(ended) > 0 THEN c.batches := c.batches + 1; END IF;
       c.due_at := queue_next(c, q);
