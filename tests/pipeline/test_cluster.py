@@ -1,9 +1,11 @@
-"""The same pipeline file, unchanged, on a real standalone cluster: one master, two workers, on loopback."""
+"""The same pipeline file, unchanged, on a real standalone cluster (a master, two workers, on loopback), and Ctrl-C."""
 
 import json
+import signal
 import subprocess
 import sys
 import uuid
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from penstock.pipeline.link import TopicLink
 from penstock.wire import frames
 from tests.pipeline.cluster import ENV, SMALL
 from tests.pipeline.support import batch_rows
+from tests.support import guard
 
 
 @pytest.mark.spark
@@ -26,22 +29,26 @@ sources:
 steps:
   - {{name: even, sql: "SELECT id, id * 2 AS twice FROM orders WHERE id % 2 = 0"}}
 sink: {{topic: even-{tag}}}
+trigger: 200 milliseconds
 checkpoint: {tmp_path}/checkpoint
 broker: {tcp}
 url: {server.url}
 spark: {json.dumps(SMALL)}
 """)
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", cluster.url],
-        env=ENV,
-        capture_output=True,
-        text=True,
-        timeout=350,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", cluster.url]
+    with (tmp_path / "errors").open("w") as errors:
+        run = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=errors, text=True)
+    guard.watch(run.pid)
+    reports: list[dict[str, Any]] = []
+    assert run.stdout is not None
+    for line in run.stdout:
+        reports.append(json.loads(line))
+        if reports[-1]["rows"] == 200 and reports[-2]["rows"] < 200:
+            run.send_signal(signal.SIGINT)  # Ctrl-C: it ends after its batch, and well
+    assert run.wait(60) == 0, (tmp_path / "errors").read_text()
+    last = reports[-1]
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, cluster.url)
+    assert "stopping after this batch" in (tmp_path / "errors").read_text()
     found = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"even-{tag}")]
     assert sorted(row["twice"] for row in found) == [4 * i for i in range(100)]
     assert any((cluster.directory / f"work-{number}").rglob("stderr") for number in range(2))  # executors ran there

@@ -1,6 +1,7 @@
 """What went wrong, told in a line or two: the innermost cause, without Spark's stack."""
 
 import traceback
+from collections.abc import Iterator
 
 from penstock.errors import ConfigError, PenstockError
 
@@ -18,9 +19,18 @@ def step_failed(name: str, error: Exception) -> ConfigError:
     return ConfigError(f"step {name}: {kind}{cause(error)}{place}")
 
 
+def _chain(error: BaseException | None) -> Iterator[str]:
+    """What Spark says, and what that came from: a write that could not even be aborted tells the reason there only."""
+    for _ in range(8):
+        if error is None:
+            return
+        yield str(error)
+        error = getattr(error, "_cause", None) or error.__cause__
+
+
 def cause(error: BaseException) -> str:
     """The innermost reason, in a line or two: a Python error raised in a task, or Spark's own message."""
-    text = str(error)
+    text = "\n".join(_chain(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("penstock.")]
     if ours:
