@@ -1,6 +1,9 @@
 """Topics as Spark tables and streams, over the files of a directory."""
 
+import os
+import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,10 @@ import pytest
 
 from penstock.errors import InvalidOffset, InvalidRequest, NotFound, PenstockError
 from penstock.pipeline.topic_source import DataLoss, TopicReader, TopicStreamReader
-from tests.pipeline.support import Driver, batch_rows, topic_options
+from penstock.wire.tls import Certificate
+from tests.pipeline.conftest import ServedTopics
+from tests.pipeline.support import Driver, batch_rows, rows_of, topic_options
+from tests.support.certificates import Authority
 
 spark_test = pytest.mark.spark
 
@@ -191,3 +197,35 @@ def test_an_offset_that_ran_ahead_of_the_topic_is_an_error(tmp_path, write_topic
     (tmp_path / "offsets").write_text(text.replace('"next": 3', '"next": 9'))
     with pytest.raises(DataLoss, match="ends at offset 3, but 9 was already read"):
         driver.run()
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path) -> Iterator[tuple[ServedTopics, dict[str, str]]]:
+    """Topics over TLS, and the options to read and write them."""
+    authority = Authority()
+    ca, _ = authority.write(tmp_path, "ca", "ca.key")
+    with ServedTopics(tmp_path / "data", tls=Certificate(*authority.issue(tmp_path))) as served:
+        served.append("in", [b"%d" % i for i in range(20)])
+        yield served, {"broker": f"tls://localhost:{served.served.tcp.port}", "ca": str(ca)}
+
+
+def test_executors_read_over_tls_with_the_ca_that_the_driver_has(over_tls, tmp_path: Path) -> None:
+    _, options = over_tls
+    reader = TopicReader(topic_options(**options, topic="in", minPartitions=2))
+    tasks = reader.partitions()
+    (tmp_path / "ca.pem").unlink()  # executors run elsewhere
+    executor = pickle.loads(pickle.dumps(reader))
+    assert [row["payload"] for row in rows_of(executor, tasks)] == [b"%d" % i for i in range(20)]
+    with pytest.raises(InvalidRequest, match="not from a CA we believe"):
+        batch_rows(broker=options["broker"], topic="in")
+
+
+@spark_test
+@pytest.mark.skipif(
+    not os.environ.get("PENSTOCK_SOAK"), reason="the test above, with Spark around it: runs under `make soak`"
+)
+def test_spark_reads_and_writes_topics_over_tls(spark, over_tls) -> None:
+    served, options = over_tls
+    frame = spark.read.format("penstock").options(**options, topic="in", minPartitions=2).load()
+    frame.select("payload").write.format("penstock").mode("append").options(**options, topic="out").save()
+    assert sorted(served.payloads("out"), key=int) == [b"%d" % i for i in range(20)]

@@ -18,6 +18,9 @@ from penstock.cli.topic import commands
 from penstock.client import TopicClient
 from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
+from penstock.export.destinations import Batch, Retry
+from penstock.export.destinations.broker import BrokerDestination
+from penstock.export.payload import FRAMES, NONE, join
 from penstock.net.http import CannotConnect, HttpClient
 from penstock.net.tls import client_context
 from penstock.pipeline.link import TopicLink
@@ -313,3 +316,23 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
     assert (done.exit_code, done.stdout) == (0, "t\n"), done.output
     done = CliRunner().invoke(commands, ["scrub", "--url", f"https://localhost:{in_thread.http.port}"])
     assert (done.exit_code, "next pass" in done.stdout) == (0, True), done.output
+
+
+def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) -> None:
+    async def body() -> None:
+        async with serving(tmp_path / "data", tls=made.certificate()) as served:
+            url = f"https://localhost:{served.http.port}"
+            records = [b"one", b"two"]
+            batch = Batch("key", join(records, FRAMES), len(records), FRAMES, NONE)
+            mirror = BrokerDestination(url, "mirror", ca=made.ca)
+            await mirror.start()
+            await mirror.send(batch, mirror.prepare(batch))
+            await mirror.stop()
+            assert served.topics.require("mirror").read(0).payloads() == records
+            stranger = BrokerDestination(url, "mirror")
+            await stranger.start()
+            with pytest.raises(Retry, match="not from a CA we believe"):
+                await stranger.send(batch, stranger.prepare(batch))
+            await stranger.stop()
+
+    run(body)

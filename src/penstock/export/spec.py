@@ -87,6 +87,7 @@ class BrokerTarget:
     topic: str = key("", "topic there; default: the source's")
     token: Secret = key("", "bearer token")
     timeout: Seconds = key(30.0, "longest wait for an answer")
+    ca: Path | None = key(None, "certificate authority to trust with https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +292,7 @@ def _make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueueP
             connections=target.connections,
         )
     if isinstance(target, BrokerTarget):
-        return BrokerDestination(target.url, target.topic, token=target.token, timeout=target.timeout)
+        return BrokerDestination(target.url, target.topic, token=target.token, timeout=target.timeout, ca=target.ca)
     if isinstance(target, TopicTarget):
         if topics is None:
             raise ConfigError(f"route {spec.name}: this process has no topics")

@@ -32,7 +32,7 @@ unrolled topic of ours is therefore a topic there, and the other way round.
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
     archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits for it when there)
     policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not there: `delete`)
-    damage.json         what recovery found damaged and could not repair, for people and for `verify`
+    damage.json         what recovery or the scrub found damaged and could not repair, see `penstock.topics.damage`
     quarantine-<base>-<position>.bin
                         bytes that recovery cut off the end of a segment
     *.new, *.swap, swap-<base>

@@ -17,6 +17,7 @@ arrive after we looked.
 import asyncio
 import base64
 from bisect import insort
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ from penstock.export.destinations.http import check_status
 from penstock.export.payload import FRAMES
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer
+from penstock.net.tls import client_context
 
 PAGE = 1000  # records asked for at a time
 LOOK_BACK = 100_000  # most records looked at for one batch; other producers may have written as many
@@ -59,7 +61,7 @@ class BrokerDestination:
     encoding = FRAMES
     compression: int | None = None
 
-    def __init__(self, url: str, topic: str, *, token: str = "", timeout: float = 30.0) -> None:
+    def __init__(self, url: str, topic: str, *, token: str = "", timeout: float = 30.0, ca: Path | None = None) -> None:
         self._url, self._topic, self._timeout = url, topic, timeout
         self._headers = [("Content-Type", "application/json")]
         if token:
@@ -72,10 +74,11 @@ class BrokerDestination:
         self._gate = asyncio.Lock()  # held while looking, which waits until nothing of ours is on its way
         self._sending = 0
         self._quiet = asyncio.Event()
-        HttpClient(url, headers=self._headers)
+        self._tls = client_context(ca) if ca else None
+        HttpClient(url, headers=self._headers, tls=self._tls)
 
     async def start(self) -> None:
-        self._client = HttpClient(self._url, headers=self._headers)
+        self._client = HttpClient(self._url, headers=self._headers, tls=self._tls)
 
     async def stop(self) -> None:
         if self._client is not None:

@@ -17,7 +17,6 @@ is honoured); any other 4xx means the data is bad.
 """
 
 import email.utils
-import ssl
 import time
 from datetime import UTC
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.export.destinations import Batch, Denied, Refused, Retry, TooBig, cheap_to_open
 from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS
 from penstock.net import HttpClient
+from penstock.net.tls import client_context
 
 CONTENT_TYPES = {"ndjson": "application/x-ndjson", "json": "application/json", "raw": "application/octet-stream"}
 WRONG = {
@@ -58,7 +58,7 @@ class HttpDestination:
         self._shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
         self._method, self._timeout, self._connections = method, timeout, connections
         self._headers = [("Content-Type", CONTENT_TYPES[format]), ("User-Agent", "penstock"), *(headers or {}).items()]
-        self._tls = ssl.create_default_context(cafile=str(ca)) if ca else None
+        self._tls = client_context(ca) if ca else None
         self._client: HttpClient | None = None
         self.encoding = ENCODINGS[format]
         self.compression: int | None = COMPRESSIONS[compression]
