@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
 from penstock.cli.topic import commands
 from penstock.client import TopicClient
+from penstock.client.connection import Link
 from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.export.destinations import Batch, Retry
@@ -122,9 +123,11 @@ def test_clients_must_show_a_certificate_when_they_are_asked_for_one(made: Made,
             await http.close()
             others = [client_context(made.ca), client_context(made.ca, *stranger.issue(made.directory, "x", "x"))]
             for other in others:
-                async with TopicClient(tls_of(served), tls=other, timeout=0.2) as client:
-                    with pytest.raises(Unavailable, match="client certificate"):
-                        await client.names()
+                link = Link([("localhost", served.tcp.port)], tls=other)
+                with pytest.raises(Unavailable, match="client certificate"):
+                    connection = await link.connection(0.0)  # one attempt
+                    await connection.request(frame(0x06, b""))
+                link.close()
                 http = HttpClient(f"https://localhost:{served.http.port}", tls=other)
                 with pytest.raises(Unavailable, match="client certificate"):
                     await http.request("GET", "/topics")

@@ -305,7 +305,7 @@ class Link:
                         )
                         await self._authenticate(connection)
                 except (OSError, TimeoutError, ConnectionLost) as error:
-                    failures.append(f"{host}:{port}: {explain(error) or 'no answer'}")
+                    failures.append(f"{host}:{port}: {explain(error, shaking=bool(self._tls)) or 'no answer'}")
                     continue
                 # The one that answered goes first next time: reconnecting does not begin with the dead one.
                 self._addresses.insert(0, self._addresses.pop(position))

@@ -281,7 +281,9 @@ class HttpClient:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
             raise CannotConnect(text) from error
         except OSError as error:  # ssl.SSLError is one
-            raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {explain(error)}") from error
+            raise CannotConnect(
+                f"cannot connect to {self._host}:{self._port}: {explain(error, shaking=bool(self._tls))}"
+            ) from error
         return connection
 
     def _forget(self, connection: _Connection) -> None:

@@ -66,8 +66,8 @@ def open_url(request: urllib.request.Request, timeout: float) -> Any:
         raise
 
 
-def explain(error: BaseException) -> str:
-    """What went wrong while connecting, and what to do about it."""
+def explain(error: BaseException, *, shaking: bool = False) -> str:
+    """What went wrong while connecting, and what to do about it. `shaking`: it may have been during a handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message
         if error.verify_code == 10:
@@ -84,8 +84,9 @@ def explain(error: BaseException) -> str:
         if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_EXPIRED" in reason:
             return f"the broker does not accept our client certificate ({reason.lower().replace('_', ' ')})"
         return f"TLS failed: {reason or error}"
-    if isinstance(error, ConnectionError) and not str(error):
-        return "the connection was closed while it was being made (TLS: another version or a certificate is wanted?)"
+    if shaking and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+        said = str(error) or "the connection was closed while it was being made"
+        return f"{said} (TLS: does the broker want another version, or a client certificate?)"
     return str(error)
 
 
