@@ -125,15 +125,16 @@ class Route:
             await self._in_pool(self.dead_letters.open)
             await self.destination.start()
             self._source = self._make_source()
-            if not self._life:
+            if self.spec.queue.type == "memory":  # it numbers its batches from 1 at every start
+                self._life = random.getrandbits(32)
+            elif not self._life:
                 self._life = random.getrandbits(32)
                 await self._remember()
         except BaseException:
             self.gate.stop()
             await self.queue.stop()
             raise
-        # A queue in memory numbers its batches from 1 at every start: the life is this process's.
-        self.delivery.life = random.getrandbits(32) if self.spec.queue.type == "memory" else self._life
+        self.delivery.life = self._life
         self.workers.start()
         if not self.draining:
             self._read()
