@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from typing import Any
 from uuid import UUID
 
@@ -237,6 +238,12 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
         return rows_of(reader, tasks)
 
     asyncio.run(_execute(database_url, "ANALYZE messages"))
+    within = queue_source._within(1, 0, 1 << 40)
+    for end in (None, 4):
+        asked = packed.query(["p", "d"], [within], 0, end, toasted=True)
+        plan = "\n".join(row[0] for row in asyncio.run(_execute(database_url, f"EXPLAIN {asked}")))
+        assert re.search(r"Tid Range Scan[^\n]*\n *TID Cond: [^\n]*ctid >= [^\n]*ctid < ", plan), plan
+        assert "Index" not in plan
     rows = read()
     assert len(rows) == len(expected)
     assert {row["transactionId"]: (row["payload"], row["traceId"]) for row in rows} == expected
@@ -247,10 +254,11 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
     assert [row["queue"] for row in read("queue")] == ["orders"] * len(rows)
 
 
-async def _execute(url: str, text: str) -> None:
+async def _execute(url: str, text: str) -> list[Any]:
     connection = await asyncpg.connect(url, server_settings={"search_path": "penstock"})
-    await connection.execute(text)
+    found = await connection.fetch(text)
     await connection.close()
+    return list(found)
 
 
 def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:

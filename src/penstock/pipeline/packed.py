@@ -49,12 +49,16 @@ def query(needed: list[str], conditions: list[str], first: int, end: int | None,
         f", string_agg({value}, '')" + f" AS {name}" for need in needed for name, value in _PACK[need].items()
     )
     last = "pg_relation_size('messages') / current_setting('block_size')::int" if end is None else str(end)
+    until = f"b + {BLOCKS}" if end is None else f"least(b + {BLOCKS}, {end})"  # nothing volatile: it bounds the scan
     within = [*conditions, f"octet_length(m.payload) <= {SMALL}"] if toasted else conditions
+    # OFFSET 0 keeps the conditions out of the choice of the scan: an index that serves them would be gone through anew
+    # for every row of the answer.
     return f"""
         SELECT packed.* FROM generate_series({first}::bigint, {last} - 1, {BLOCKS}) b CROSS JOIN LATERAL (
-            SELECT count(*) AS n{columns} FROM messages m
-             WHERE {" AND ".join(within)} AND m.ctid >= format('(%s,0)', b)::tid
-               AND m.ctid < format('(%s,0)', least(b + {BLOCKS}, {last}))::tid
+            SELECT count(*) AS n{columns}
+              FROM (SELECT * FROM messages WHERE ctid >= format('(%s,0)', b)::tid
+                       AND ctid < format('(%s,0)', {until})::tid OFFSET 0) m
+             WHERE {" AND ".join(within)}
         ) packed WHERE n > 0"""
 
 
