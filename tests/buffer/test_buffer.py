@@ -312,6 +312,24 @@ def test_a_torn_last_line_and_damaged_lines_are_set_aside_and_the_rest_is_replay
     run(body)
 
 
+def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
+    name = "failover_019a0c11-0001-7000-8000-0000aaaaaaaa.buf"
+    (tmp_path / "failed").mkdir()
+    line = '{"queue":"q","payload":%d,"transaction_id":"%d"}\n'
+    (tmp_path / "failed" / name).write_bytes((line % (1, 1)).encode() + b"\xff\xff\n" + (line % (2, 2)).encode() + b"{")
+
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store) as buffer:
+            await eventually(lambda: buffer.failed.events == 0)
+            assert store.payloads() == [b"1", b"2"]
+            assert (tmp_path / "quarantine" / f"failed_{name}.bad").read_bytes() == b"\xff\xff\n"
+            assert (tmp_path / "quarantine" / f"failed_{name}.torn").read_bytes() == b"{"
+            assert names(tmp_path / "failed") == []
+
+    run(body)
+
+
 def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_gone(tmp_path):
     async def body():
         store = Store(healthy=False)

@@ -94,6 +94,7 @@ class Buffer:
         self._room_left, self._room_until = 0, 0.0
         self._stopping = False
         self._retrying = asyncio.Lock()
+        self._waits_for = ""  # why the last replay stopped though the database is up; told once
         self._recovered = True  # since the last time the database went down
         self._buffered = metrics.counter("penstock_buffer_events_total", "Events accepted into a file", "kind")
         self._rejected = metrics.counter("penstock_buffer_rejected_total", "Pushes that found no room on disk")
@@ -359,8 +360,12 @@ class Buffer:
                     await self.journal.flush()
                 await self.journal.seal()
             self._estate.let_go(self.backlog.files)
+            self._waits_for = ""
             return not self._waiting_events
-        except Unavailable:
+        except Unavailable as error:
+            if self._up and str(error) != self._waits_for:
+                log.warning("Replay waits, with %d events: %s", self.status.pending, error)
+                self._waits_for = str(error)
             return False
         finally:
             self.admission.end()

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
-from penstock.buffer.files import QUARANTINE, TITLES, Kind
+from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.config import schema
 from penstock.errors import Busy, Full, InvalidRequest, MissingKey, PenstockError, StorageFailed, TooLarge, Unavailable
@@ -132,7 +132,7 @@ class Replay:
             bad += window.bad
             if window.bad or window.torn:
                 file.done += len(window.bad)
-                await self._in_pool(self._quarantine, file, window, bad)
+                await self._in_pool(self._quarantine, str(file.name.complete), window, bad)
         await self._in_pool(self._settle, file, refusals)
         if refusals:
             self.refused.add(len(refusals), file.name.kind)
@@ -157,14 +157,18 @@ class Replay:
     async def failed_file(self, file: FailedFile) -> bool:
         """Try the events of a file in failed/ again; whether all of them went in."""
         refusals: list[Refusal] = []
+        bad: list[bytes] = []
         total = 0
         steps = windows(self._fs, file.path)
         while (window := await self._in_pool(_next, steps)) is not None:
             for batch in batches(window.items, self._settings.max_batch * MERGED):
                 refusals += await self.insert(batch, file.name.kind)
                 total += len(batch)
+            bad += window.bad
+            if window.bad or window.torn:  # before the file is written anew without them
+                await self._in_pool(self._quarantine, f"{FAILED}_{file.name}", window, bad)
         log.info("Retried failed file %s: %d events went in, %d left", file.name, total - len(refusals), len(refusals))
-        if len(refusals) < total or not total:
+        if len(refusals) < total or bad or not total:
             await self._in_pool(self._failed.write, file.name, refusals)
         if refusals:
             self._failed.postpone(self._failed.files[str(file.name)])
@@ -235,15 +239,15 @@ class Replay:
         self._fs.make_dir(self._directory / QUARANTINE)
         self._fs.rename(file.path, self._directory / QUARANTINE / str(file.name.complete))
 
-    def _quarantine(self, file: BufferFile, window: Window, bad: list[bytes]) -> None:
+    def _quarantine(self, name: str, window: Window, bad: list[bytes]) -> None:
         directory = self._directory / QUARANTINE
         self._fs.make_dir(directory)
         if window.torn:
-            self._fs.replace(directory / f"{file.name.complete}.torn", window.torn)
-            log.warning("the last line of %s was cut short by a crash: %d bytes set aside", file.name, len(window.torn))
+            self._fs.replace(directory / f"{name}.torn", window.torn)
+            log.warning("the last line of %s was cut short by a crash: %d bytes set aside", name, len(window.torn))
         if window.bad:
-            self._fs.replace(directory / f"{file.name.complete}.bad", b"".join(bad))
-            log.error("%d lines of %s are no events: set aside in %s/", len(window.bad), file.name, QUARANTINE)
+            self._fs.replace(directory / f"{name}.bad", b"".join(bad))
+            log.error("%d lines of %s are no events: set aside in %s/", len(window.bad), name, QUARANTINE)
         self.quarantined.add(len(window.bad) + bool(window.torn))
 
     async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
