@@ -5,13 +5,12 @@ import sys
 from typing import Any
 
 from penstock.pipeline.session import build
-from tests.pipeline.cluster import SMALL, die_with_parent
+from tests.pipeline.cluster import SMALL
 
 PER_BATCH = 60
 
 
 def main(broker: str, url: str, database: str, master: str, directory: str, tag: str) -> None:
-    die_with_parent()
     spark = build(f"kill-{tag}", master, {**SMALL, "spark.sql.streaming.pollingDelay": "50ms"})
 
     def source(**options: str) -> Any:
