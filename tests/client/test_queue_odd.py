@@ -246,7 +246,7 @@ def raising(*errors: BaseException) -> Callable[[Any], None]:
 @pytest.mark.parametrize("threaded", [True, False])
 def test_whatever_a_handler_raises_is_an_answer_and_the_consumer_goes_on(threaded: bool) -> None:
     async def body() -> None:
-        errors = [ValueError("\0 and \ud800"), StopIteration(), asyncio.CancelledError(), DeadLetter("no")]
+        errors = [ValueError("a \0"), StopIteration(), asyncio.CancelledError(), DeadLetter("no")]
         broker = Stocked(*range(5))
         async with serving(*broker.routes) as server, Client(server.url) as client:
             plain = raising(*errors)
@@ -260,7 +260,17 @@ def test_whatever_a_handler_raises_is_an_answer_and_the_consumer_goes_on(threade
             client.stop()
             await running
         assert list(broker.answers.values()) == ["failed", "failed", "failed", "dlq", "completed"]
-        assert broker.acks[0]["error"] == "ValueError: \ufffd and ?"
+        assert broker.acks[0]["error"] == "ValueError: a \ufffd"
+
+    run(body)
+
+
+def test_a_reason_that_is_no_text_is_sent_as_far_as_it_is_one() -> None:
+    async def body() -> None:
+        broker = Stocked(1)
+        async with serving(*broker.routes) as server, Client(server.url) as client:
+            await client.ack(await client.pop("q"), False, error="half a pair: \ud800")
+        assert broker.acks[0]["error"] == "half a pair: ?"
 
     run(body)
 
