@@ -18,6 +18,7 @@ from penstock.queues import Ack, Item, Message, PopRequest, Queues
 from penstock.queues import ack as acknowledging
 from penstock.queues import dead as dead_letters
 from penstock.queues import pop as popping
+from penstock.queues import push as pushing
 from penstock.queues.dead import Which
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.wait import eventually
@@ -61,6 +62,19 @@ def test_pops_that_share_a_call_share_its_bytes_and_none_comes_back_empty(databa
         assert {len(one.messages) for one in everything} <= {1, 2}
 
     run(database_url, body, max_batch_bytes=1000)
+
+
+def test_large_pushes_share_no_call_however_few_they_are(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
+    monkeypatch.setattr(pushing, "HEAVY", 100)
+
+    async def body(queues: Queues) -> None:
+        await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))
+        counted = await queues.admin._database.fetch("SELECT count(*) FROM messages GROUP BY xmin::text")
+        assert sum(row["count"] for row in counted) == 12
+        assert max(row["count"] for row in counted) <= 2
+
+    run(database_url, body, merge_max=10)
 
 
 @pytest.mark.parametrize("partition", [None, "Default"])

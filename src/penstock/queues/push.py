@@ -27,6 +27,9 @@ Fetch = Callable[..., Awaitable[list[Any]]]
 Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
 ROUNDS = 4  # how often stale numbers are looked up again
+HEAVY = (
+    1 << 15
+)  # a message counts once more for each of these bytes: large ones must not add up to a call of a gigabyte
 
 
 class Pusher:
@@ -36,7 +39,7 @@ class Pusher:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._pushed = pushed
         self.merger: Merger[list[Item], list[Pushed]] = Merger(
-            self._run, size=len, limit=merge_max, slots=4, enough=200
+            self._run, size=_weight, limit=merge_max, slots=4, enough=200
         )
 
     def knowing(self, catalog: Catalog) -> "Pusher":
@@ -194,6 +197,10 @@ def _whole(answers: list[Pushed | PenstockError]) -> list[Pushed] | PenstockErro
             assert isinstance(answer, PenstockError)
             return answer
     return cast(list[Pushed], answers)
+
+
+def _weight(items: list[Item]) -> int:
+    return sum([1 + len(item.payload) // HEAVY for item in items])
 
 
 def _unless_empty(values: list[T]) -> list[T] | None:
