@@ -140,7 +140,7 @@ def test_every_record_arrives_once_and_in_order_whatever_is_killed(
     postgres, scratch, tmp_path, cluster, spark, soak
 ) -> None:
     each = ["executor", "driver", "broker", "worker"]
-    victims = [*each, *random.choices(each, k=16)] if soak else each
+    victims = [*each, *random.choices(each, k=16)] if soak else each[:3]
     total = 6000 if soak else 600
     url = fresh_database(postgres)
     with (

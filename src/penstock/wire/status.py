@@ -1,6 +1,7 @@
 """One table from what went wrong to what each protocol says about it.
 
-A row is looked up by the error's class, then its bases, so a subclass needs no row of its own. What is not in the table
+A row is looked up by the error's class, then its bases, so the classes that users of the package derive
+need no row; ours all have one. What is not in the table
 is a bug or a broken machine: HTTP 500, TCP INTERNAL, and a text that says nothing about our insides.
 
 | TCP status byte   | value |
@@ -60,6 +61,8 @@ TABLE: dict[type[BaseException], Status] = {
     errors.Full: Status(429, TcpStatus.PRODUCE_FAILED),
     errors.Unavailable: Status(503, TcpStatus.INTERNAL),
     errors.ConnectionLost: Status(503, TcpStatus.INTERNAL),
+    errors.Busy: Status(503, TcpStatus.INTERNAL),
+    errors.MissingKey: Status(503, TcpStatus.INTERNAL),
     errors.StorageFull: Status(507, TcpStatus.PRODUCE_FAILED),
     errors.StorageFailed: Status(503, TcpStatus.PRODUCE_FAILED),
     errors.Damaged: Status(500, TcpStatus.INTERNAL),
