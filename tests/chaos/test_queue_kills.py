@@ -19,6 +19,7 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.xdist_group("queue-kills")
 
 PRODUCERS, CONSUMERS = 8, 4
+PATIENCE = 300  # longer than the chaos: who returns only while the broker is dead, again and again, does not give up
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Traffic:
     complete: bool = False  # no producer has a push under way any more, so `queued` is all there will be
 
     async def produce(self, number: int) -> None:
-        async with Client(self.urls, timeout=5, patience=60) as client:
+        async with Client(self.urls, timeout=5, patience=PATIENCE) as client:
             turn = 0
             while not self.stop:
                 names = [f"{number}-{turn}-{item}" for item in range(5)]
@@ -43,7 +44,7 @@ class Traffic:
                 turn += 1
 
     async def consume(self) -> None:
-        async with Client(self.urls, timeout=5, patience=60) as client:
+        async with Client(self.urls, timeout=5, patience=PATIENCE) as client:
             while not (self.complete and self.queued <= self.delivered.keys()):
                 try:
                     messages = await client.pop(self.queue, batch=50, wait=0.5)
