@@ -162,6 +162,19 @@ def test_batches_hold_whole_transactions_up_to_the_limit_and_a_large_one_is_cut_
             assert [seq for name, seq in rows if name == partition] == list(range(1, 13))
 
 
+def test_transactions_are_counted_as_numbers_by_the_index(database_url: str) -> None:
+    for k in range(4):
+        load(database_url, *(Item("orders", b"%d" % (10 * k + i)) for i in range(10)))
+    o = options(database_url)
+    with o.postgres.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE messages SET xid = (98 + (seq - 1) / 10)::text::xid8")  # 98, 99, 100, 101
+        connection.commit()
+    queue = o.state().id
+    assert [o.nth_xid(queue, 0, n) for n in (0, 9, 10, 19, 20, 39, 40)] == [98, 98, 99, 99, 100, 101, None]
+    stream = Stream(QueueStreamReader(options(database_url, maxOffsetsPerTrigger=25)))
+    assert [len(stream.batch()) for _ in range(3)] == [20, 20, 0]
+
+
 def test_few_partitions_are_cut_within_when_order_is_not_promised(database_url: str, monkeypatch) -> None:
     monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)
     load(database_url, *(Item("orders", b"%d" % i, "only") for i in range(40)))

@@ -121,8 +121,8 @@ class QueueOptions:
     def nth_xid(self, id: int, low: int, n: int) -> int | None:
         """The xid of the n-th message from `low` on, counted from 0; None when there are not that many."""
         rows = self.postgres.rows(
-            f"SELECT xid::text FROM messages WHERE queue_id = {id} AND xid >= '{low}'::xid8 "
-            f"ORDER BY xid OFFSET {n} LIMIT 1"
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {id} AND m.xid >= '{low}'::xid8 "
+            f"ORDER BY m.xid OFFSET {n} LIMIT 1"  # not `xid`, which would be the text: 9 after 10, and no index
         )
         return int(rows[0][0]) if rows else None
 
