@@ -1,11 +1,9 @@
 """`penstock topic` in real processes, with pipes around it."""
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,32 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.topic import commands
-from tests.support.http import run
-from tests.support.served import serving
+from tests.support.served import serving_in_thread
 from tests.support.wait import until
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """The address of a server in a thread of this process."""
-    stop, started = threading.Event(), threading.Event()
-    address: list[str] = []
-
-    def serve() -> None:
-        async def body() -> None:
-            async with serving(tmp_path / "data") as served:
-                address.append(served.address)
-                started.set()
-                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
-
-        run(body, limit=100)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert started.wait(10)
-    yield address[0]
-    stop.set()
-    thread.join()
+    with serving_in_thread(tmp_path / "data") as served:
+        yield served.address
 
 
 def command(broker: str, *arguments: str) -> list[str]:

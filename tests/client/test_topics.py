@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ from penstock.client import SyncTopicClient, TopicClient
 from penstock.client.connection import Backoff, parse_addresses
 from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, TooLarge, Unavailable
 from tests.support.http import run
-from tests.support.served import Served, serving
+from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
 
 
@@ -407,49 +406,29 @@ def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Pa
 
 
 def test_the_sync_facade_does_the_same_from_plain_code(tmp_path: Path) -> None:
-    stop, started = threading.Event(), threading.Event()
-    address = ""
-
-    def serve() -> None:
-        async def body() -> None:
-            nonlocal address
-            async with serving(tmp_path) as served:
-                address = served.address
-                started.set()
-                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
-
-        run(body)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        assert started.wait(10)
-        with SyncTopicClient(address) as client:
-            client.create("a")
-            assert client.names() == ["a"]
-            assert client.produce("a", b"zero") == 0
-            with client.producer("a") as producer:
-                delivery = producer.send(b"one")
-                assert producer.offset(delivery) == 1
-                producer.send_many([b"two", b"three"])
-                producer.flush()
-            assert client.next_offset("a") == client.info("a").next_offset == 4
-            assert client.consume("a", 3) == [(3, b"three")]
-            assert client.offset_at("a", datetime(2000, 1, 1, tzinfo=UTC)) == 0
-            with client.reader("a", 1, follow=False) as reader:
-                assert [record.payload for record in reader] == [b"one", b"two", b"three"]
-                assert reader.position == 4
-            for record in client.reader("a"):
-                assert record == (0, b"zero")
-                break  # leaving a loop over a reader that would wait must not hang
-            client.commit("a", "g", 2)
-            assert client.committed("a", "g") == (2, 2)
-            client.delete("a")
-            with pytest.raises(NotFound):
-                client.info("a")
-    finally:
-        stop.set()
-        thread.join()
+    with serving_in_thread(tmp_path) as served, SyncTopicClient(served.address) as client:
+        client.create("a")
+        assert client.names() == ["a"]
+        assert client.produce("a", b"zero") == 0
+        with client.producer("a") as producer:
+            delivery = producer.send(b"one")
+            assert producer.offset(delivery) == 1
+            producer.send_many([b"two", b"three"])
+            producer.flush()
+        assert client.next_offset("a") == client.info("a").next_offset == 4
+        assert client.consume("a", 3) == [(3, b"three")]
+        assert client.offset_at("a", datetime(2000, 1, 1, tzinfo=UTC)) == 0
+        with client.reader("a", 1, follow=False) as reader:
+            assert [record.payload for record in reader] == [b"one", b"two", b"three"]
+            assert reader.position == 4
+        for record in client.reader("a"):
+            assert record == (0, b"zero")
+            break  # leaving a loop over a reader that would wait must not hang
+        client.commit("a", "g", 2)
+        assert client.committed("a", "g") == (2, 2)
+        client.delete("a")
+        with pytest.raises(NotFound):
+            client.info("a")
 
 
 def test_addresses_are_read_the_way_people_write_them() -> None:

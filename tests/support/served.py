@@ -3,9 +3,10 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificate
 from penstock.wire.websocket import WebsocketServer
+from tests.support.http import run
 
 
 @dataclass
@@ -93,6 +95,31 @@ async def serving(
                 await server.stop(2.0)
             await groups.stop()
             await topics.stop()
+
+
+@contextmanager
+def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
+    """As `serving`, in a thread of its own, for code that blocks."""
+    stop, started = threading.Event(), threading.Event()
+    found: list[Served] = []
+
+    def serve() -> None:
+        async def body() -> None:
+            async with serving(directory, **options) as served:
+                found.append(served)
+                started.set()
+                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+
+        run(body, limit=100)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield found[0]
+    finally:
+        stop.set()
+        thread.join()
 
 
 class Wire:

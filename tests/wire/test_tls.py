@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from penstock.pipeline.queue_sink import PushLink
 from penstock.wire.tls import Certificate, Certificates
 from tests.support.certificates import Authority
 from tests.support.http import run
-from tests.support.served import Served, Wire, produce_body, serving
+from tests.support.served import Served, Wire, produce_body, serving, serving_in_thread
 from tests.support.wait import eventually
 
 MEGABYTE = 1 << 20
@@ -274,25 +273,8 @@ def test_which_listener_has_which_certificate(made: Made) -> None:
 
 @pytest.fixture
 def in_thread(made: Made, tmp_path: Path) -> Iterator[Served]:
-    """A server in a thread, for code that blocks."""
-    stop, started = threading.Event(), threading.Event()
-    found: list[Served] = []
-
-    def serve() -> None:
-        async def body() -> None:
-            async with serving(tmp_path / "data", tls=made.certificate()) as served:
-                found.append(served)
-                started.set()
-                await asyncio.get_running_loop().run_in_executor(None, stop.wait)
-
-        run(body, limit=100)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert started.wait(10)
-    yield found[0]
-    stop.set()
-    thread.join()
+    with serving_in_thread(tmp_path / "data", tls=made.certificate()) as served:
+        yield served
 
 
 def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(

@@ -1,5 +1,5 @@
 """PostgreSQL: the embedded server, the connection pool and its health, schema migrations."""
 
-from penstock.database.database import Database
+from penstock.database.database import UNDONE, Database
 
-__all__ = ["Database"]
+__all__ = ["UNDONE", "Database"]

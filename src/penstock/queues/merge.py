@@ -6,7 +6,7 @@ a slot is free. Under light load nothing waits, under heavy load calls grow by t
 
 One bad request fails alone: when the database refuses the data of a merged call, the call is split in halves until the
 culprit is on its own. A lost connection is tried again while the database as a whole is up; the kinds merged here are
-safe to repeat (each says why).
+safe to repeat (each says why). What lost a deadlock is repeated by `Database.fetch`, through which all of them go.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import asyncpg
 
-from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 
 log = logging.getLogger("penstock.queues")
 
@@ -26,7 +26,6 @@ R = TypeVar("R")
 A = TypeVar("A")
 Done = Callable[["asyncio.Future[Any]", R | BaseException], None]  # told once what became of a request
 
-AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)  # rolled back as a whole: safe to run again
 TRIES = 6
 
 
@@ -112,11 +111,10 @@ class Merger(Generic[T, R]):
         for turn in range(TRIES):
             try:
                 results = await self._run(requests, again or turn > 0)
-            except (*AGAIN, Unavailable) as error:
-                if turn == TRIES - 1 or (isinstance(error, Unavailable) and error.retry_after >= 1):
-                    failed = error if isinstance(error, Unavailable) else Busy("the database is too busy")
-                    return self._fail(batch, failed)
-                await asyncio.sleep(min(0.05 * turn, error.retry_after if isinstance(error, Unavailable) else 1))
+            except Unavailable as error:
+                if turn == TRIES - 1 or error.retry_after >= 1:
+                    return self._fail(batch, error)
+                await asyncio.sleep(min(0.05 * turn, error.retry_after))
             except (
                 asyncpg.DataError,
                 asyncpg.IntegrityConstraintViolationError,
@@ -130,8 +128,6 @@ class Merger(Generic[T, R]):
                 return await self._send(batch[middle:], again)
             except PenstockError as error:
                 return self._fail(batch, error)
-            except asyncpg.QueryCanceledError:
-                return self._fail(batch, Busy("the database took too long"))
             except BaseException as error:
                 log.exception("a merged call failed")
                 self._fail(batch, Unavailable("an internal error; see the broker's log"))

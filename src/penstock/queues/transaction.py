@@ -7,9 +7,7 @@ itself is asked what became of the transaction, so the answer is never a guess.
 import asyncio
 from typing import Any
 
-import asyncpg
-
-from penstock.database import Database
+from penstock.database import UNDONE, Database
 from penstock.errors import Conflict, Unavailable
 from penstock.ids import uuid7
 from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
@@ -67,7 +65,7 @@ class Transactions:
                 break
             except Conflict as error:
                 return TransactionResult(name, False, str(error))
-            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            except UNDONE:
                 await asyncio.sleep(0.02 * turn)
             except Stale:
                 self._catalog.forget()

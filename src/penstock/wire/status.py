@@ -1,8 +1,8 @@
 """One table from what went wrong to what each protocol says about it.
 
-A row is looked up by the error's class, then its bases, so the classes that users of the package derive
-need no row; ours all have one. What is not in the table
-is a bug or a broken machine: HTTP 500, TCP INTERNAL, and a text that says nothing about our insides.
+A row is looked up by the error's class, then its bases, so the classes that users of the package derive need no row;
+ours all have one. What is not in the table is a bug or a broken machine: HTTP 500, TCP INTERNAL, and a text that says
+nothing about our insides.
 
 | TCP status byte   | value |
 |-------------------|-------|
