@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from penstock.errors import Busy, MissingKey, Unavailable
-from penstock.queues.types import Item
-from tests.support.buffers import Store, buffering, items, names, real
+from penstock.errors import Busy, InvalidRequest, MissingKey, Unavailable
+from penstock.queues.types import Item, PopRequest
+from tests.support.buffers import Store, buffering, delivered, items, names, real
 from tests.support.http import run
 from tests.support.wait import eventually
 
@@ -23,6 +23,84 @@ def test_a_push_for_which_there_is_no_key_is_refused_and_lies_nowhere_in_clear(d
                 await buffer.push(items('"clear"', queue="secret"), buffer_ms=60_000)
             assert buffer.status.pending == 0
             assert names(buffer.directory) == names(buffer.directory / "failed") == []
+
+    run(body)
+
+
+SECRET, KEY, OTHER_KEY = '"4111 1111"', "11" * 32, "22" * 32
+
+
+def all_bytes(directory):
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["queue remembered", "queue not remembered"])
+def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(database_url, scratch, remembered):
+    async def body():
+        async with real(database_url, scratch, key=KEY) as buffer:
+            await buffer.push(items(1, queue="secret") + items(1, queue="open"))
+            await buffer._database.fetch("UPDATE queues SET encryption_enabled = name = 'secret'")
+            buffer._queues.catalog.forget()
+            if remembered:
+                await buffer.push(items(2, queue="secret") + items(2, queue="open"))
+            await buffer.maintenance.switch(push=True)
+            await buffer.push(items(SECRET, queue="secret"))
+            await buffer.push(items(SECRET, queue="secret"), buffer_ms=60_000)
+            assert SECRET.encode() not in all_bytes(buffer.directory)
+            if remembered:  # what is stored in clear is readable in the file too
+                await buffer.push(items('"hello"', queue="open"))
+                assert b'"hello"' in all_bytes(buffer.directory)
+        # The broker was stopped with events in its files; one with another key must not lose them or lay them open.
+        async with real(database_url, scratch, key=OTHER_KEY) as buffer:
+            await buffer.maintenance.switch(push=False)
+            await eventually(lambda: buffer.failed.events == 2)
+            assert SECRET.encode() not in all_bytes(buffer.directory)
+        async with real(database_url, scratch, key=KEY) as buffer:
+            await buffer.retry_failed(now=True)
+            await eventually(lambda: buffer.failed.events == 0)
+            got = await delivered(buffer._queues, "secret")
+            assert got["Default"] == [b"1", *([b"2"] if remembered else []), SECRET.encode(), SECRET.encode()]
+            stored = await buffer._database.fetch("SELECT payload FROM messages WHERE key_id IS NOT NULL")
+            assert len(stored) == 2 + remembered
+            assert not any(SECRET.encode() in row["payload"] for row in stored)
+
+    run(body)
+
+
+def test_qos0_events_of_encrypted_queues_are_sealed_in_their_file(database_url, scratch):
+    async def body():
+        async with real(database_url, scratch, key=KEY) as buffer:
+            await buffer.push(items(1, queue="secret"))
+            await buffer._database.fetch("UPDATE queues SET encryption_enabled = true")
+            buffer._queues.catalog.forget()
+            await buffer.push(items(SECRET, queue="secret"), buffer_ms=60_000)
+            assert names(buffer.directory)
+            assert SECRET.encode() not in all_bytes(buffer.directory)
+            await buffer.qos0.flush()
+            assert (await delivered(buffer._queues, "secret"))["Default"] == [b"1", SECRET.encode()]
+
+    run(body)
+
+
+def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(database_url, scratch):
+    async def body():
+        async with real(database_url, scratch, key=KEY) as buffer:
+            await buffer.maintenance.switch(push=True)
+            await buffer.push([Item("q", SECRET.encode(), producer="alice")])
+            lines = b"".join(path.read_bytes() for path in buffer.directory.glob("*.buf*"))
+            assert SECRET.encode() not in lines
+            await buffer.maintenance.switch(push=False)
+            await eventually(lambda: buffer.status.pending == 0)
+            [pushed] = await buffer.push_lines(lines)
+            assert pushed.status == "duplicate"
+            await buffer._database.fetch("DELETE FROM messages")
+            [pushed] = await buffer.push_lines(lines)
+            assert pushed.status == "queued"
+            popped = await buffer._queues.pop(PopRequest(queue="q", auto_ack=True))
+            assert (popped.messages[0].payload, popped.messages[0].producer) == (SECRET.encode(), "alice")
+            for bad in (lines[:-1], lines.replace(b'"q"', b'"r"'), b"{}\n"):
+                with pytest.raises(InvalidRequest, match="no event, or is damaged"):
+                    await buffer.push_lines(bad)
 
     run(body)
 

@@ -12,11 +12,11 @@ from penstock.errors import InvalidRequest
 from penstock.queues.types import Item
 
 
-def test_an_event_is_the_seeds_line_byte_for_byte():
+def test_an_event_is_the_seeds_line_and_its_checksum_byte_for_byte():
     item = Item("orders", b'{"id":1}', "customer-123", "tx-1", "0198c5a0-0000-7000-8000-000000000001")
     line = (
         b'{"queue":"orders","partition":"customer-123","payload":{"id":1},"transaction_id":"tx-1",'
-        b'"trace_id":"0198c5a0-0000-7000-8000-000000000001","namespace":"","task":""}\n'
+        b'"trace_id":"0198c5a0-0000-7000-8000-000000000001","namespace":"","task":"","crc32c":"4062ca32"}\n'
     )
     assert encode([item]) == [line]
 
@@ -25,7 +25,7 @@ def test_an_authenticated_producer_is_kept():
     item = Item("q", b"1", "p", "t", None, "alice")
     line = (
         b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
-        b'"producer":"alice"}\n'
+        b'"producer":"alice","crc32c":"598b9291"}\n'
     )
     assert encode([item]) == [line]
     assert decode(encode([item])[0]) == item
@@ -37,6 +37,28 @@ def test_the_seeds_own_lines_are_read():
         b'"namespace":"sales","task":"process"}'
     )
     assert decode(line) == Item("orders", b'{"id":1}', "customer-123", "tx-1", "trace-1")
+
+
+def test_a_sealed_payload_is_base64_beside_the_id_of_its_key():
+    item = Item("q", b"\x00\x01\xff", "p", "t", key_id="k1")
+    line = (
+        b'{"queue":"q","partition":"p","payload":"AAH/","transaction_id":"t","trace_id":"","namespace":"","task":"",'
+        b'"sealed":"k1","crc32c":"e1d89a2c"}\n'
+    )
+    assert encode([item]) == [line]
+    assert decode(line) == item
+
+
+def test_a_line_with_any_bit_flipped_is_no_event_or_the_same_event():
+    item = Item("q", b'{"amount":100}', "p", "t", None, "alice")
+    [line] = encode([item])
+    for place in range(len(line) - 1):
+        for bit in range(8):
+            flipped = line[:place] + bytes([line[place] ^ 1 << bit]) + line[place + 1 :]
+            try:
+                assert decode(flipped) == item, (place, bit)  # the checksum's own name was hit
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,15 @@ class Store:
     async def sealable(self, items: list[Item]) -> None:
         pass
 
+    def check_keys(self, items: list[Item]) -> None:
+        pass
+
+    def at_rest(self, item: Item) -> Item:
+        return item
+
+    def opened(self, items: list[Item]) -> list[Item]:
+        return items
+
     def put(self, items: list[Item], future: Any, done: Any) -> None:
         task = asyncio.ensure_future(self.push(items))
         task.add_done_callback(lambda task: done(future, task.exception() or task.result()))
@@ -153,13 +162,15 @@ async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buff
 
 
 @asynccontextmanager
-async def real(url: str, directory: Path, *, acquire_timeout: float = 0.5, **settings: Any) -> AsyncIterator[Buffer]:
+async def real(
+    url: str, directory: Path, *, acquire_timeout: float = 0.5, key: str = "", **settings: Any
+) -> AsyncIterator[Buffer]:
     """A started buffer over the real engine on a real PostgreSQL; the engine is `buffer._queues`."""
     settings = {"free_space_reserve": 0, **settings}
     metrics = Metrics()
     with ThreadPoolExecutor(2) as pool:
         database = Database(DatabaseSettings(url=url, acquire_timeout=acquire_timeout), directory, metrics)
-        queues = Queues(database, QueueSettings(), metrics)
+        queues = Queues(database, QueueSettings(encryption_key=key), metrics)
         buffer = Buffer(queues, database, Settings(**settings), directory / "buffers", DISK, pool, metrics)
         async with AsyncExitStack() as running:
             for part in (database, queues, buffer):

@@ -22,7 +22,7 @@ Files belong to a process (files.py); those of a dead one are adopted at start a
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
@@ -36,12 +36,12 @@ from penstock.buffer.files import KINDS, TITLES, Namer
 from penstock.buffer.journal import Journal
 from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.qos0 import Qos0
-from penstock.buffer.reader import keys_in
+from penstock.buffer.reader import Window, decode_window, keys_in
 from penstock.buffer.replay import Engine, Progress, Replay
 from penstock.buffer.status import Status
 from penstock.config import schema
 from penstock.database import Database
-from penstock.errors import MissingKey, PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.errors import InvalidRequest, MissingKey, PenstockError, StorageFailed, StorageFull, Unavailable
 from penstock.metrics import Metrics
 from penstock.queues.merge import resolve
 from penstock.queues.push import check, random_id
@@ -77,7 +77,7 @@ class Buffer:
         self._queues, self._database, self._settings = queues, database, settings
         self.directory, self._fs, self._pool = directory, fs, pool
         self.backlog = Backlog()
-        self.failed = Failed(directory, fs, settings.retry_interval)
+        self.failed = Failed(directory, fs, settings.retry_interval, self._encode)
         self._estate = Estate(directory, fs, self.failed)
         self.maintenance = Maintenance(database, directory, fs, self._look)
         self.admission = Admission()
@@ -117,7 +117,7 @@ class Buffer:
         )
         self.qos0 = Qos0(
             self.replay, self._database, self.journal, self.backlog, self.failed, namer, self.directory, self._fs,
-            self._pool, self._settings, self._room, self._settle,
+            self._pool, self._settings, self._room, self._encode, self._settle,
         )  # fmt: skip
         self._namer = namer
         await self._adopt()
@@ -162,6 +162,14 @@ class Buffer:
             DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms,
             DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max,
         )
+
+    async def push_lines(self, data: bytes) -> list[Pushed]:
+        """Store the events of lines from a buffer file, of this broker or another one that has the same keys."""
+        window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
+        if window.bad or window.torn:
+            line = window.bad[0] if window.bad else window.torn
+            raise InvalidRequest(f"a line is no event, or is damaged or cut short: {line[:200]!r}")
+        return await self.push(self._queues.opened(window.items))
 
     def submit(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
         """`push` without a coroutine in the usual case; the future gets what `answer` makes of the result."""
@@ -233,6 +241,7 @@ class Buffer:
 
     async def _push_behind(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> T:
         check(items)  # what the engine would refuse is refused now, not at replay
+        self._queues.check_keys(items)
         while True:
             if not self._up:
                 await self._others_first()
@@ -266,8 +275,12 @@ class Buffer:
         self._buffered.add(len(items), "qos0")
         return _buffered(items)
 
+    def _encode(self, items: Iterable[Item]) -> list[bytes]:
+        """Lines for a file: payloads of encrypted queues are sealed before they touch the disk."""
+        return encode(map(self._queues.at_rest, items))
+
     def _submit(self, items: list[Item]) -> asyncio.Future[None]:
-        written = self.journal.submit(encode(items), keys_of(items))
+        written = self.journal.submit(self._encode(items), keys_of(items))
         self._buffered.add(len(items), "failover")
         if self._up:
             self._wake.set()

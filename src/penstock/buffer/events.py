@@ -1,66 +1,27 @@
-"""The line of one event in a buffer file, written from an item and read back into one.
-
-| bytes                          | what                                                                          |
-|--------------------------------|-------------------------------------------------------------------------------|
-| `{"queue":` string             | the queue                                                                     |
-| `,"partition":` string         | the partition                                                                 |
-| `,"payload":` any JSON         | the payload's own bytes, never parsed and written anew                        |
-| `,"transaction_id":` string    | always there: replay de-duplicates by it                                      |
-| `,"trace_id":` string          | "" = none                                                                     |
-| `,"namespace":""`, `,"task":""`| of the seed's format; they follow from the queue                              |
-| `,"producer":` string          | only when the push was authenticated                                          |
-| `}` newline (0x0A)             | an event without its newline was never acknowledged                           |
+"""Items to the lines of a buffer file and back (penstock.protocol.buffer_lines has the format).
 
 JSON may hold newlines between tokens. A payload that does is compacted (white space only: numbers and strings keep
 their bytes), so that one line is one event for us, `wc -l`, `jq` and `grep` alike. Strings never hold a raw newline.
 """
 
-from collections.abc import Iterable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from penstock.errors import InvalidRequest
-from penstock.queues.types import DEFAULT_PARTITION, Item
+from penstock.protocol import buffer_lines
+from penstock.protocol.buffer_lines import Event
+from penstock.queues.types import Item
 
-text = msgspec.json.encode
-
-
-class Event(msgspec.Struct, kw_only=True):
-    """A line as read. Unknown fields are ignored: other versions may write more."""
-
-    queue: str
-    payload: msgspec.Raw = msgspec.Raw(b"null")
-    partition: str = DEFAULT_PARTITION
-    transaction_id: str
-    trace_id: str | None = None
-    producer: str | None = None
-
-
-_decoder = msgspec.json.Decoder(Event)
+Encode = Callable[[Iterable[Item]], list[bytes]]  # `encode`, of items as they may lie on a disk
 
 
 def encode(items: Iterable[Item]) -> list[bytes]:
     """A line per item. Every item must have its transaction id by now. InvalidRequest when a payload is no JSON."""
-    lines = []
-    for item in items:
-        payload = item.payload
-        if b"\n" in payload:
-            try:
-                payload = msgspec.json.format(payload, indent=-1)
-            except msgspec.DecodeError as error:
-                raise InvalidRequest(f"the payload is not valid JSON: {error}") from None
-        line = b'{"queue":%b,"partition":%b,"payload":%b,"transaction_id":%b,"trace_id":%b,"namespace":"","task":""' % (
-            text(item.queue),
-            text(item.partition),
-            payload,
-            text(item.transaction_id),
-            text(item.trace_id or ""),
-        )
-        if item.producer is not None:
-            line += b',"producer":' + text(item.producer)
-        lines.append(line + b"}\n")
+    lines = [buffer_lines.encode(_event(item)) for item in items]
     try:  # cheap, and the only moment at which a line that cannot be read back can still be refused
-        readable = len(_decoder.decode_lines(b"".join(lines))) == len(lines)
+        readable = len(buffer_lines.parse(b"".join(lines))) == len(lines)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"a payload is not valid JSON: {error}") from None
     if not readable:
@@ -68,24 +29,51 @@ def encode(items: Iterable[Item]) -> list[bytes]:
     return lines
 
 
+def _event(item: Item) -> Event:
+    payload = item.payload
+    if item.key_id is not None:
+        payload = b'"%b"' % b64encode(payload)
+    elif b"\n" in payload:
+        try:
+            payload = msgspec.json.format(payload, indent=-1)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"the payload is not valid JSON: {error}") from None
+    return Event(
+        queue=item.queue,
+        payload=msgspec.Raw(payload),
+        partition=item.partition,
+        transaction_id=item.transaction_id or "",
+        trace_id=item.trace_id,
+        producer=item.producer,
+        sealed=item.key_id,
+    )
+
+
 def decode(line: bytes) -> Item:
     """The item of one line; msgspec.DecodeError (or ValidationError, its subclass) when it is none."""
-    return _item(_decoder.decode(line))
+    return _item(buffer_lines.decode(line))
 
 
 def decode_all(data: bytes) -> list[Item]:
     """The items of many lines at once; fails as a whole, and then `decode` finds which line it was."""
-    return [_item(event) for event in _decoder.decode_lines(data)]
+    return [_item(event) for event in buffer_lines.decode_all(data)]
 
 
 def _item(event: Event) -> Item:
+    payload = bytes(event.payload)
+    if event.sealed is not None:
+        try:
+            payload = b64decode(msgspec.json.decode(payload, type=str), validate=True)
+        except ValueError as error:  # binascii.Error and ValidationError are
+            raise msgspec.DecodeError(f"a sealed payload is no base64: {error}") from None
     return Item(
         queue=event.queue,
-        payload=bytes(event.payload),
+        payload=payload,
         partition=event.partition,
         transaction_id=event.transaction_id,
         trace_id=event.trace_id or None,
         producer=event.producer,
+        key_id=event.sealed,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.buffer.events import encode
+from penstock.buffer.events import Encode
 from penstock.buffer.files import FAILED, Name, parse
 from penstock.buffer.reader import count_events
 from penstock.queues.types import Item
@@ -48,9 +48,14 @@ class Failed:
     """The files in failed/ that are ours."""
 
     def __init__(
-        self, directory: Path, fs: Fs, retry_interval: float, clock: Callable[[], float] = time.monotonic
+        self,
+        directory: Path,
+        fs: Fs,
+        retry_interval: float,
+        encode: Encode,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory, self._fs = directory / FAILED, fs
+        self._directory, self._fs, self._encode = directory / FAILED, fs, encode
         self._interval, self._clock = retry_interval, clock
         self.files: dict[str, FailedFile] = {}
 
@@ -86,7 +91,7 @@ class Failed:
             return
         self._fs.make_dir(self._directory)
         self._fs.replace(reasons, b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)))
-        self._fs.replace(path, b"".join(encode(refusal.item for refusal in refusals)))
+        self._fs.replace(path, b"".join(self._encode(refusal.item for refusal in refusals)))
         self._keep(name.complete, path, len(refusals), self._clock() + self._interval)
 
     def _keep(self, name: Name, path: Path, events: int, due: float) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.events import encode, size_of
+from penstock.buffer.events import Encode, size_of
 from penstock.buffer.failed import Failed, Refusal
 from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
@@ -66,11 +66,12 @@ class Qos0:
         pool: Executor,
         settings: schema.Buffer,
         room: Callable[[int], None],
+        encode: Encode,
         idle: Callable[[], None],
     ) -> None:
         self._replay, self._health, self._journal, self._backlog = replay, health, journal, backlog
         self._failed, self._namer, self._directory, self._fs, self._pool = failed, namer, directory, fs, pool
-        self._settings, self._room, self._idle = settings, room, idle
+        self._settings, self._room, self._encode, self._idle = settings, room, encode, idle
         self._growing: Batch | None = None
         self._flushing: Batch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -99,7 +100,7 @@ class Qos0:
         if self._growing and len(self._growing.items) >= self._settings.events_per_file:
             await asyncio.wait([self._growing.done])
             return False
-        lines = encode(items)
+        lines = self._encode(items)
         self._room(size_of(lines))
         batch = self._growing or self._open()
         try:
@@ -212,7 +213,7 @@ class Qos0:
                 done += len(part)
         except Unavailable:
             rest = batch.items[done:]
-            written = self._journal.submit(encode(rest), keys_of(rest))
+            written = self._journal.submit(self._encode(rest), keys_of(rest))
             try:
                 await written
             except (StorageFull, StorageFailed) as error:

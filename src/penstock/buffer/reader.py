@@ -1,7 +1,8 @@
 """Reads a buffer file window by window, and says which bytes of it are no events.
 
 A last line without its newline was cut short by a crash: its push was never answered, and it is set aside. A whole
-line that is no event is damage, and is set aside as well. Neither stops the events around it.
+line that is no event or does not match its checksum is damage, and is set aside as well. Neither stops the events
+around it.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def windows(fs: Fs, path: Path, window: int = WINDOW) -> Iterator[Window]:
             position += len(data)
             end = data.rfind(b"\n") + 1
             if end:
-                yield _decoded(rest + data[:end])
+                yield decode_window(rest + data[:end])
                 rest = data[end:]
             else:
                 rest += data
@@ -49,7 +50,8 @@ def windows(fs: Fs, path: Path, window: int = WINDOW) -> Iterator[Window]:
         file.close()
 
 
-def _decoded(data: bytes) -> Window:
+def decode_window(data: bytes) -> Window:
+    """The events of whole lines."""
     try:
         return Window(decode_all(data))
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -9,6 +9,7 @@ inserts only what is missing. What comes back decides what happens to an event:
 | full (`maxSize`)                | is set aside in failed/ and tried again                                            |
 | refused for its content         | the batch is halved until the culprit is alone; it is set aside in failed/         |
 | no key for an encrypted queue   | is set aside in failed/ and tried again                                            |
+| a sealed payload does not open  | is set aside in failed/, as it is                                                  |
 | busy (its disk is full, a lock) | stays where it is, as if the database were down: the event is not to blame         |
 | unavailable, the database is up | the batch is tried again a few times, then halved like above                       |
 | unavailable, the database down  | stays where it is: replay stops and begins again when the database is back         |
@@ -31,7 +32,17 @@ from penstock.buffer.failed import Failed, FailedFile, Refusal
 from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.config import schema
-from penstock.errors import Busy, Full, InvalidRequest, MissingKey, PenstockError, StorageFailed, TooLarge, Unavailable
+from penstock.errors import (
+    Busy,
+    Damaged,
+    Full,
+    InvalidRequest,
+    MissingKey,
+    PenstockError,
+    StorageFailed,
+    TooLarge,
+    Unavailable,
+)
 from penstock.metrics import Metrics
 from penstock.queues.merge import Done
 from penstock.queues.types import Item, Pushed
@@ -40,7 +51,14 @@ from penstock.storage.fs import Fs
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
 
-REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, ValueError)  # what says "this will not do" of an event's content
+REFUSED = (
+    InvalidRequest,
+    TooLarge,
+    Full,
+    MissingKey,
+    Damaged,
+    ValueError,
+)  # what says "this will not do" of an event's content
 TRIES = 4
 PAUSE = 0.05
 MERGED = 10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
@@ -56,6 +74,12 @@ class Engine(Protocol):
     async def push(self, items: list[Item]) -> list[Pushed]: ...
 
     async def sealable(self, items: list[Item]) -> None: ...
+
+    def check_keys(self, items: list[Item]) -> None: ...
+
+    def at_rest(self, item: Item) -> Item: ...
+
+    def opened(self, items: list[Item]) -> list[Item]: ...
 
     def put(self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]) -> None: ...
 
@@ -202,7 +226,7 @@ class Replay:
         for turn in range(1, tries + 1):
             self.writes.add()
             try:
-                return await self._engine.push(items)
+                return await self._engine.push(self._engine.opened(items))
             except PenstockError as error:
                 for item in items:
                     item.fresh = False  # from now on it may be stored

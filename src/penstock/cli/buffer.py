@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
 from penstock.cli import Token, app
-from penstock.config import schema
+from penstock.cli.serve import default_file
+from penstock.config import load, schema
 from penstock.database import Database
-from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
 from penstock.net import HttpClient
 from penstock.queues.engine import Queues
@@ -159,6 +161,8 @@ def inspect(
                 "transactionId": item.transaction_id,
                 "traceId": item.trace_id,
             }
+            if item.key_id is not None:
+                event |= {"payload": b64encode(item.payload).decode(), "sealed": item.key_id}
             sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
         for bad in window.bad:
             typer.echo(f"no event: {bad[:200]!r}", err=True)
@@ -290,8 +294,17 @@ async def _ask(url: str, token: str, method: str, path: str) -> bytes:
     finally:
         await client.close()
     if answer.status >= 400:
-        raise NotFound(f"{url}{path} answers {answer.status}: {answer.body.decode(errors='replace')[:200]}")
+        raise InvalidRequest(f"{url} refuses: {_reason(answer.status, bytes(answer.body))}")
     return bytes(answer.body)
+
+
+def _reason(status: int, body: bytes) -> str:
+    if status in (401, 403):
+        return "it asks for a token of an administrator; give it with --token or PENSTOCK_TOKEN"
+    try:
+        return str(msgspec.json.decode(body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"HTTP {status} {body[:200].decode(errors='replace')}"
 
 
 def _bar() -> Progress:
@@ -330,7 +343,7 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
     """Be the process that adopts the files."""
     metrics = Metrics()
     database = Database(schema.Database(url=database_url), directory, metrics)
-    queues = Queues(database, schema.Queues(), metrics)
+    queues = Queues(database, load(default_file()).config.queues, metrics)  # sealed events need its keys
     settings = schema.Buffer(max_batch=1000, replay_pause=0.0)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         buffer = Buffer(queues, database, settings, directory, DISK, pool, metrics)

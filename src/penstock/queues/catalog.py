@@ -44,6 +44,11 @@ class Catalog:
         info = self._queues.get(queue)
         return info is not None and info.options["ordering"] == "none"
 
+    def encrypted(self, queue: str) -> bool | None:
+        """Whether a queue asks for encryption; None when we do not remember it."""
+        info = self._queues.get(queue)
+        return None if info is None else bool(info.options["encryptionEnabled"])
+
     @property
     def known(self) -> int:
         """Queues whose configuration is remembered."""

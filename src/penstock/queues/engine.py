@@ -96,9 +96,23 @@ class Queues:
         """Raise `MissingKey` when one of their queues asks for encryption and there is no key for it."""
         if self.keys.current is None:
             for queue in {item.queue for item in items}:
-                info = await self.catalog.queue(queue)
-                if info is not None and info.options["encryptionEnabled"]:
-                    raise self.keys.missing
+                await self.catalog.queue(queue)
+            self.check_keys(items)
+
+    def check_keys(self, items: list[Item]) -> None:
+        """`sealable` as far as we remember the queues, for when the database cannot be asked."""
+        if self.keys.current is None and any(self.catalog.encrypted(item.queue) for item in items):
+            raise self.keys.missing
+
+    def at_rest(self, item: Item) -> Item:
+        """The item as it may lie in a file: sealed, unless its queue is known to be kept in clear or we have no key."""
+        if item.key_id is not None or self.keys.current is None or self.catalog.encrypted(item.queue) is False:
+            return item
+        return self.keys.seal_item(item)
+
+    def opened(self, items: list[Item]) -> list[Item]:
+        """The items with their payloads in clear. MissingKey, or Damaged, when one does not open."""
+        return [self.keys.open_item(item) for item in items]
 
     def submit(self, items: list[Item], answer: Callable[[list[Pushed]], A]) -> "asyncio.Future[A]":
         """`push` without a coroutine; the future gets what `answer` makes of the result."""

@@ -22,6 +22,7 @@ class Item(msgspec.Struct, gc=False):
     trace_id: str | None = None
     producer: str | None = None
     fresh: bool = False  # the transaction id was made for this very push: no stored message can have it
+    key_id: str | None = None  # the payload is sealed with this key for a buffer file (crypto.py)
 
 
 class Pushed(msgspec.Struct, gc=False):

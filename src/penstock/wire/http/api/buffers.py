@@ -8,6 +8,7 @@ from penstock.buffer import Buffer
 from penstock.buffer.status import BufferStatus
 from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
+from penstock.wire.http.api.messages import PushAnswer, push_answer
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 
@@ -105,6 +106,9 @@ def routes(buffer: Buffer) -> list[Route]:
         await buffer.retry_failed(now=True)
         return json_response(Retried(tried, buffer.failed.events))
 
+    async def store(request: Request) -> Response:
+        return push_answer(await buffer.push_lines(request.body))
+
     about: dict[str, Any] = {"tag": "buffer"}
     path = "/api/v1/system/maintenance"
     admin: dict[str, Any] = {"role": Role.ADMIN, **about}
@@ -129,6 +133,15 @@ def routes(buffer: Buffer) -> list[Route]:
             **admin,
         ),
         Route("POST", f"{path}/pop", switch_pop, answer=PopMaintenanceAnswer, summary="Stop pops, or not", **change),
+        Route(
+            "POST",
+            "/api/v1/buffers/events",
+            store,
+            answer=list[PushAnswer],
+            status=201,
+            summary="Store the events of a buffer file's lines, as they are",
+            **admin,
+        ),
         Route("POST", "/api/v1/buffers/replay", replay, answer=BufferStatus, summary="Replay now", **admin),
         Route(
             "POST",

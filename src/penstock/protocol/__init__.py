@@ -1,0 +1,1 @@
+"""What both ends must agree on, whoever writes and whoever reads. Imports nothing of the broker."""

@@ -1,0 +1,91 @@
+"""The line of one event in a buffer file, as brokers write it and brokers and `recover` read it.
+
+| bytes                          | what                                                               |
+|--------------------------------|--------------------------------------------------------------------|
+| `{"queue":` string             | the queue                                                          |
+| `,"partition":` string         | the partition                                                      |
+| `,"payload":` any JSON         | the payload's own bytes; when sealed, base64 of nonce, cipher, tag |
+| `,"transaction_id":` string    | always there: replay de-duplicates by it                           |
+| `,"trace_id":` string          | "" = none                                                          |
+| `,"namespace":""`, `,"task":""`| of the seed's format; they follow from the queue                   |
+| `,"producer":` string          | only when the push was authenticated                               |
+| `,"sealed":` string            | only when the payload is sealed: the id of the key                 |
+| `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                             |
+| `}` newline (0x0A)             | an event without its newline was never acknowledged                |
+
+Lines without a checksum (the seed's, and those of older releases) are read as they are. One that
+has a checksum and does not match it is damaged, and is no event: what it says is not believed.
+"""
+
+import msgspec
+from crc32c import crc32c
+
+_MARK = b',"crc32c":"'
+_DIGITS = slice(-10, -2)
+_TAIL = len(_MARK) + len('01234567"}')
+
+text = msgspec.json.encode
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """A line as read. Unknown fields are ignored: other versions may write more."""
+
+    queue: str
+    payload: msgspec.Raw = msgspec.Raw(b"null")
+    partition: str = "Default"
+    transaction_id: str
+    trace_id: str | None = None
+    producer: str | None = None
+    sealed: str | None = None  # the id of the key; the payload is a string then
+
+
+class DamagedLine(msgspec.DecodeError):
+    """The line does not match its checksum."""
+
+
+_decoder = msgspec.json.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """The event's line, checksum and newline included. The payload must hold no newline."""
+    line = b'{"queue":%b,"partition":%b,"payload":%b,"transaction_id":%b,"trace_id":%b,"namespace":"","task":""' % (
+        text(event.queue),
+        text(event.partition),
+        event.payload,
+        text(event.transaction_id),
+        text(event.trace_id or ""),
+    )
+    if event.producer is not None:
+        line += b',"producer":' + text(event.producer)
+    if event.sealed is not None:
+        line += b',"sealed":' + text(event.sealed)
+    return b'%b%b%08x"}\n' % (line, _MARK, crc32c(line))
+
+
+def decode(line: bytes) -> Event:
+    """The event of one line, with or without its newline; msgspec.DecodeError when it is none."""
+    check(line.rstrip(b"\n"))
+    return _decoder.decode(line)
+
+
+def decode_all(data: bytes) -> list[Event]:
+    """The events of many lines at once; fails as a whole, and then `decode` finds which line."""
+    for line in data.split(b"\n"):
+        check(line)
+    return parse(data)
+
+
+def parse(data: bytes) -> list[Event]:
+    """`decode_all` of lines just made, whose checksums are right."""
+    return _decoder.decode_lines(data)
+
+
+def check(line: bytes) -> None:
+    """Raise DamagedLine when the line (without its newline) does not match its checksum."""
+    if line[-_TAIL : -_TAIL + len(_MARK)] == _MARK:
+        try:
+            stored = int(line[_DIGITS], 16)
+        except ValueError:
+            stored = -1
+        if stored != crc32c(line[:-_TAIL]):
+            raise DamagedLine("the line does not match its checksum")
