@@ -80,7 +80,7 @@ class Broker:
                 pool=self.pool,
                 metrics=self.metrics,
                 topics=self.logs.topics,
-                queues=QueuesAdapter(self.queues),
+                queues=QueuesAdapter(self.queues, self.buffer),
             )
         self._running = AsyncExitStack()
         self.metrics.gauge("penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max")

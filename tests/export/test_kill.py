@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination
-from tests.support.wait import eventually
+from tests.support.broker import BrokerProcess
+from tests.support.wait import eventually, until
 
 RUNNER = Path(__file__).with_name("runner.py")
 
@@ -101,5 +104,43 @@ def test_under_never_a_kill_loses_at_most_what_was_in_memory(tmp_path: Path):
         delivered = set(destination.ids)
         assert delivered == set(range(len(delivered))), "what is left has no holes: only the end is gone"
         assert acknowledged + 1 - len(delivered) <= 3 * 8 * 10, "memory holds 8 blocks, a spill under way twice that"
+
+    asyncio.run(body())
+
+
+def test_after_a_kill_a_route_reads_its_queue_on_at_once_whatever_the_lease_time(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        destination = ScriptedDestination()
+        await destination.open()
+        destination.close()  # the send queue fills up while messages are leased
+        with BrokerProcess(tmp_path, database_url=database_url) as broker, httpx.Client() as http:
+
+            def ask(method: str, path: str, body: Any = None) -> Any:
+                answer = http.request(method, f"{broker.url}/api/v1{path}", json=body, timeout=30)
+                assert answer.is_success, answer.text
+                return answer.json() if answer.content else None
+
+            ask("POST", "/configure", {"queue": "orders", "options": {"leaseTime": 3600}})
+            pad = "x" * 900
+            items = [{"queue": "orders", "payload": {"id": number, "pad": pad}} for number in range(10)]
+            ask("POST", "/push", {"items": [*items, {"queue": "orders", "partition": "theirs", "payload": {"id": -1}}]})
+            [theirs] = ask("GET", "/pop/queue/orders/partition/theirs?consumerGroup=lake")["messages"]
+            spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
+            ask("POST", "/routes", {"name": "r", "source": {"queue": "orders", "group": "lake"}, **spec})
+            until(lambda: ask("GET", "/routes/r")["queue"]["batches"] == 4)
+            assert ask("GET", "/routes/r")["lag"] == 11
+            broker.kill()
+
+            await destination.open()
+            broker.start()
+            await eventually(lambda: set(destination.ids) == set(range(10)), 20)
+            assert "1 unused leases on queue orders are released" in broker.log
+            ask("POST", "/push", {"items": [{"queue": "orders", "payload": {"id": 10}}]})
+            await eventually(lambda: 10 in destination.ids, 10)
+            wanted = {name: theirs[name] for name in ("transactionId", "partitionId", "leaseId")}
+            [acked] = ask("POST", "/ack", {**wanted, "consumerGroup": "lake"})
+            assert acked["success"], "the lease of another consumer of the group is untouched"
+            await eventually(lambda: ask("GET", "/routes/r")["lag"] == 0)
+        destination.close()
 
     asyncio.run(body())

@@ -1,27 +1,23 @@
 """Routes that read a topic or a queue, and destinations other than HTTP: real topics, real PostgreSQL."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-from penstock.config.schema import Database as DatabaseSettings
-from penstock.config.schema import Queues as QueueSettings
-from penstock.database import Database
 from penstock.export.destinations import Batch, Denied, Refused, Retry
 from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import FRAMES, join
-from penstock.export.queueport import QueuesAdapter
 from penstock.metrics import Metrics
-from penstock.queues.engine import Queues
-from penstock.queues.types import Item, PopRequest
+from penstock.topics.layout import DATA
 from tests.export.making import exports, http_route, kill
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
 from tests.support.wait import eventually
+from tests.topics.test_damage import readable
+from tests.topics.test_scrub import scrubbed
 
 
 def from_topic(url: str, topic: str = "orders", **queue: Any) -> dict[str, Any]:
@@ -154,7 +150,7 @@ class FakeQueues:
         self.acked: list[Any] = []
         self.stored: dict[str, bytes] = {}
 
-    async def pop(self, queue: str, group: str, batch: int, timeout: float) -> Any:
+    async def pop(self, queue: str, group: str, batch: int, timeout: float, holder: int) -> Any:
         class Popped:
             payloads: list[bytes] = []  # noqa: RUF012
 
@@ -167,6 +163,12 @@ class FakeQueues:
 
     async def ack(self, popped: Any) -> None:
         self.acked.append(popped.payloads)
+
+    async def release(self, queue: str, group: str, holder: int) -> int:
+        return 0
+
+    async def lag(self, queue: str, group: str) -> int:
+        return sum(map(len, self.waiting))
 
     async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
         for index, payload in enumerate(payloads):
@@ -278,27 +280,72 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
     asyncio.run(body())
 
 
-def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url: str):
+def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path: Path, caplog: Any):
     async def body() -> None:
-        database = Database(DatabaseSettings(url=database_url), tmp_path, Metrics())
-        await database.start()
-        queues = Queues(database, QueueSettings(), Metrics())
-        await queues.start()
-        adapter = QueuesAdapter(queues)
-        async with ScriptedDestination() as destination:
-            await queues.push([Item("orders", record(number)) for number in range(60)])
-            out = http_route(destination.url) | {"source": {"queue": "orders", "group": "lake"}}
-            into = {"destination": {"type": "queue", "queue": "copies"}, "batch": {"records": 10}}
-            async with exports(tmp_path, {"out": out, "into": into}, queues=adapter) as routes:
-                await eventually(lambda: len(set(destination.ids)) == 60, 20)
-                await routes.get("into").push([record(number) for number in range(25)])
-                await eventually(lambda: routes.get("into").queue.fast.count == 0)
-            assert sorted(set(destination.ids)) == list(range(60))
-            left = await queues.pop(PopRequest(queue="orders", group="lake", batch=100))
-            assert left.messages == [], "everything was acknowledged"
-            copies = await queues.pop(PopRequest(queue="copies", batch=100))
-            assert [json.loads(message.payload)["id"] for message in copies.messages] == list(range(25))
-        await queues.stop()
-        await database.stop()
+        async with running(tmp_path / "data") as topics:
+            topic = await topics.create("orders")
+            for first in range(0, 60, 5):
+                await topic.append([record(number, 20) for number in range(first, first + 5)])
+                if first == 25:
+                    await topic.seal()
+            data = topic.segments[0].path(DATA)
+        content = bytearray(data.read_bytes())
+        content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+        data.write_bytes(content)
+        async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
+            topic = topics.require("orders")
+            await scrubbed(topics)
+            intact = set(readable(topic))
+            lost = sorted(set(range(60)) - intact)
+            assert 0 < lost[0] <= lost[-1] < 30
+            metrics = Metrics()
+            spec = {"r": from_topic(destination.url)}
+            async with exports(tmp_path / "x", spec, topics=topics, metrics=metrics) as routes:
+                route = routes.get("r")
+                await eventually(lambda: route.queue.fast.state.delivered == len(intact))
+                status = route.status()
+                await kill(routes)
+            assert destination.ids == sorted(intact)
+            books = status["queue"]["accounting"]
+            assert books["dropped"] == {"damaged": len(lost)}
+            assert books["accepted"] == 60 == books["delivered"] + len(lost) + books["queued"]
+            assert f"offsets {lost[0]} to {lost[-1]} of topic orders are damaged" in status["sourceDamage"]
+            assert status["lag"] == 0
+            assert status["sourceError"] is None
+            shown = metrics.text().decode()
+            assert f'penstock_queue_dropped_total{{reason="damaged",route="r"}} {len(lost)}.0' in shown
+            assert 'penstock_queue_accepted_records_total{route="r"} 60.0' in shown
+            assert "are damaged and were not exported" in caplog.text
+
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:  # what was passed is not counted again
+                await topic.append([record(60)])
+                await eventually(lambda: destination.ids[-1] == 60)
+                assert routes.get("r").status()["queue"]["accounting"]["dropped"] == {"damaged": len(lost)}
+
+    asyncio.run(body())
+
+
+def test_damage_at_the_very_end_is_booked_once_over_restarts(tmp_path: Path):
+    async def body() -> None:
+        async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
+            topic = await topics.create("orders")
+            await topic.append([record(number, 20) for number in range(10)])
+            await topic.seal()
+            segment = topic.segments[0]
+            segment.holes = ((segment.data_size // 2, segment.data_size),)  # as the scrub notes it
+            spec = {"r": from_topic(destination.url)}
+            for _ in range(3):
+                async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                    get = routes.get
+                    await eventually(lambda get=get: get("r").queue.fast.state.accepted == 10)
+                    await eventually(lambda get=get: get("r").status()["lag"] == 0)
+                    await eventually(lambda get=get: get("r").queue.fast.count == 0)
+                    await kill(routes)
+            await topic.append([record(10)])
+            async with exports(tmp_path / "x", spec, topics=topics) as routes:
+                await eventually(lambda: destination.ids[-1] == 10)
+                books = routes.get("r").status()["queue"]["accounting"]
+                assert books["accepted"] == 11 == books["delivered"] + books["dropped"]["damaged"]
+                assert books["delivered"] == len(destination.ids) == len(set(destination.ids))
 
     asyncio.run(body())

@@ -173,6 +173,8 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
         yield route["lastError"]
     if route.get("sourceError"):
         yield route["sourceError"]
+    if route.get("sourceDamage"):
+        yield route["sourceDamage"]
 
 
 def _watch(look: Any, interval: float, count: int) -> None:

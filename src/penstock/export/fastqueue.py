@@ -220,6 +220,10 @@ class FastQueue:
         """Book records that were dropped before they got a sequence number."""
         self._book(Entry(Kind.REFUSED, reason, a=records))
 
+    def reached(self, position: int) -> None:
+        """Book how far the source was read, where no block says it."""
+        self._book(Entry(Kind.POSITION, value=position))
+
     def _book(self, entry: Entry) -> bool:
         if self.store is None:
             return self._memory_state.apply(entry)

@@ -137,6 +137,10 @@ class Exports:
             raise Conflict(f"route {name} could not start: {self.failed[name]}")
         raise NotFound(f"no route named {name}")
 
+    async def refresh(self) -> None:
+        """Look at what takes a question, so that `status` shows it."""
+        await asyncio.gather(*(route.refresh() for route in self._routes.values()))
+
     def status(self) -> list[dict[str, Any]]:
         found = [self._routes[name].status() for name in sorted(self._routes)]
         return found + [

@@ -40,10 +40,16 @@ class Popped(Protocol):
 class QueuePort(Protocol):
     """Queues, reduced to what a route does with them."""
 
-    async def pop(self, queue: str, group: str, batch: int, timeout: float) -> Popped:
-        """Lease up to `batch` messages; waits up to `timeout` for the first one."""
+    async def pop(self, queue: str, group: str, batch: int, timeout: float, holder: int) -> Popped:
+        """Lease up to `batch` messages as `holder`; waits up to `timeout` for the first one."""
 
     async def ack(self, popped: Any) -> None: ...
+
+    async def release(self, queue: str, group: str, holder: int) -> int:
+        """End the leases of `holder`, and of nobody else; how many there were."""
+
+    async def lag(self, queue: str, group: str) -> int | None:
+        """Messages of the queue that the group has not acknowledged; None when there is no such queue or group."""
 
     async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
         """Store messages; pushing them again under the same key stores nothing twice. Raises errors of `penstock`."""

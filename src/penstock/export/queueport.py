@@ -1,8 +1,14 @@
-"""The queue engine as a route sees it: pop under a lease, ack what was popped, push under a key."""
+"""The queues of this broker as a route sees them: pop under a lease, ack what was popped, push under a key.
+
+A route takes the same doors as every client. Its pushes go through the buffer, behind older events of their partition
+that wait there, and onto its disk while the database is down or pushes are in maintenance. Its pops find nothing while
+pops are in maintenance.
+"""
 
 from dataclasses import dataclass, field
 
-from penstock.errors import Full
+from penstock.buffer import Buffer
+from penstock.errors import Full, NotFound
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Item, Message, PopRequest
 
@@ -10,19 +16,24 @@ from penstock.queues.types import Ack, Item, Message, PopRequest
 @dataclass(slots=True)
 class PoppedMessages:
     group: str
-    messages: list[Message]
+    messages: list[Message] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
 
 
 class QueuesAdapter:
-    """`QueuePort` on `Queues`."""
+    """`QueuePort` on `Queues` and the `Buffer` in front of them."""
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, queues: Queues, buffer: Buffer) -> None:
+        self._queues, self._buffer = queues, buffer
 
-    async def pop(self, queue: str, group: str, batch: int, timeout: float) -> PoppedMessages:
-        popped = await self._queues.pop(PopRequest(queue=queue, group=group, batch=batch, wait=True, timeout=timeout))
-        return PoppedMessages(group, popped.messages, [message.payload for message in popped.messages])
+    async def pop(self, queue: str, group: str, batch: int, timeout: float, holder: int) -> PoppedMessages:
+        gate = self._buffer.maintenance.pops
+        if gate.closed and not await gate.opened(timeout):
+            return PoppedMessages(group)
+        request = PopRequest(queue=queue, group=group, batch=batch, wait=True, timeout=timeout, holder=holder)
+        popped = await gate.through(self._queues.pop(request))
+        messages = popped.messages if popped is not None else []
+        return PoppedMessages(group, messages, [message.payload for message in messages])
 
     async def ack(self, popped: PoppedMessages) -> None:
         """A message whose lease ran out meanwhile comes again: it is in the send queue already, so it is sent twice."""
@@ -33,10 +44,19 @@ class QueuesAdapter:
             ]
         )
 
+    async def release(self, queue: str, group: str, holder: int) -> int:
+        return await self._queues.release(queue, group, holder)
+
+    async def lag(self, queue: str, group: str) -> int | None:
+        try:
+            return await self._queues.groups.lag(queue, group)
+        except NotFound:  # nobody has popped or pushed yet
+            return None
+
     async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
         items = [
             Item(queue, payload, partition, transaction_id=f"{key}-{index}") for index, payload in enumerate(payloads)
         ]
-        for pushed in await self._queues.push(items):
+        for pushed in await self._buffer.push(items):
             if pushed.status == "full":
                 raise Full(f"queue {queue} is full")

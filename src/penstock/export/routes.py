@@ -2,7 +2,8 @@
 
 Its directory holds the queue, the dead letters, and `route.json`: whether it is paused, by whom and why, whether it
 drains, the incarnations of the topic it reads, the life of its queue (a number made with the queue, part of the keys of
-batches), and its definition when it was made over the API rather than by the configuration.
+batches), the number under which it takes leases on a queue, and its definition when it was made over the API rather
+than by the configuration.
 """
 
 import asyncio
@@ -115,6 +116,8 @@ class Route:
         self._reader: asyncio.Task[None] | None = None
         self._incarnations: list[str] = []
         self._life = 0
+        self._holder = 0  # marks our leases on a queue, so that the next process finds those of this one
+        self._watcher: asyncio.Task[None] | None = None
         self._saving = asyncio.Lock()
         self._later: set[asyncio.Task[None]] = set()
 
@@ -124,18 +127,22 @@ class Route:
             self._take_up(await self._in_pool(self._load))
             await self._in_pool(self.dead_letters.open)
             await self.destination.start()
-            self._source = self._make_source()
+            made = not self._life or not self._holder
+            self._life = self._life or random.getrandbits(32)
+            self._holder = self._holder or random.getrandbits(48)
+            if made:
+                await self._remember()
             if self.spec.queue.type == "memory":  # it numbers its batches from 1 at every start
                 self._life = random.getrandbits(32)
-            elif not self._life:
-                self._life = random.getrandbits(32)
-                await self._remember()
+            self._source = self._make_source()
         except BaseException:
             self.gate.stop()
             await self.queue.stop()
             raise
         self.delivery.life = self._life
         self.workers.start()
+        if self._source is not None:
+            self._watcher = asyncio.create_task(self._source.watch())
         if not self.draining:
             self._read()
 
@@ -155,7 +162,6 @@ class Route:
                 around.pool,
                 around.clock,
                 self,
-                lambda records, reason: self._metrics.add("queue_dropped_total", records, reason),
             )
         if source.queue:
             if around.queues is None:
@@ -165,6 +171,7 @@ class Route:
                 around.queues,
                 source.queue,
                 source.group or self.name,
+                self._holder,
                 self.spec.batch,
                 self.destination.encoding,
                 self.queue,
@@ -197,6 +204,9 @@ class Route:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
         self.gate.stop()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
         await self._stop_reading()
         await self.workers.stop(self._around.clock.monotonic() if deadline is None else deadline)
         await self.destination.stop()
@@ -311,6 +321,8 @@ class Route:
             self._incarnations = [each for each in incarnations if isinstance(each, str)]
         if isinstance(life := found.get("life"), int):
             self._life = life & 0xFFFFFFFF
+        if isinstance(holder := found.get("holder"), int):
+            self._holder = holder
 
     async def save(self) -> None:
         """Have the state on disk. One at a time: the last one saved is the last one that was."""
@@ -321,6 +333,7 @@ class Route:
                 "draining": self.draining,
                 "incarnations": self._incarnations,
                 "life": self._life,
+                "holder": self._holder,
                 "definition": self.definition,
             }
             data = json.dumps(state, indent=2).encode()
@@ -355,6 +368,11 @@ class Route:
             return "draining" if self.queue.fast.count else "drained"
         return "running"
 
+    async def refresh(self) -> None:
+        """Look at what takes a question, so that `status` shows it."""
+        if self._source is not None:
+            await self._source.refresh()
+
     def status(self) -> dict[str, Any]:
         source = self.spec.source
         shown = {"topic": source.topic} if source.topic else {"queue": source.queue, "group": source.group or self.name}
@@ -366,6 +384,7 @@ class Route:
             "source": shown if source.topic or source.queue else "push",
             "lag": self._source.lag() if self._source is not None else None,
             "sourceError": self._source.problem if self._source is not None else None,
+            "sourceDamage": self._source.damage if self._source is not None else None,
             "destination": self.destination.describe(),
             "queue": self.queue.status(),
             "breaker": {"state": self.breaker.state, "failures": self.breaker.failures},
@@ -388,8 +407,10 @@ class Route:
 
     def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
         workers = self.workers
+        lag = self._source.lag() if self._source is not None else 0
         return {
             **self.queue.gauges(),
+            **({} if lag is None else {"route_source_lag": lag}),
             "queue_workers_active": workers.active,
             "queue_workers_total": workers.total,
             "queue_preparers_active": workers.preparing,

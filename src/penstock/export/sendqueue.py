@@ -184,9 +184,7 @@ class SendQueue:
                 if left > 0 and await self._clock.wait(self._room, left):
                     continue
                 raise Full(f"the send queue of route {self.name} is full")
-            self.fast.refuse(records, NEWEST)
-            self._metrics.add("queue_accepted_records_total", records)
-            self._metrics.add("queue_dropped_total", records, "newest")
+            self.refuse(records, NEWEST)
             return False
 
     async def room(self, size: int) -> None:
@@ -308,11 +306,18 @@ class SendQueue:
         self.fast.give_back(block, attempted=attempted)
         self._wake(1)
 
-    def refuse(self, blocks: list[Block]) -> None:
-        """Book blocks that can never be queued as dropped."""
-        records = records_of(blocks)
-        self.fast.refuse(records, NEWEST)
-        self._metrics.add("queue_dropped_total", records, "newest")
+    def refuse(self, records: int, reason: int) -> None:
+        """Book records that never get into the queue as dropped."""
+        self.fast.refuse(records, reason)
+        self._metrics.add("queue_accepted_records_total", records)
+        self._metrics.add("queue_dropped_total", records, REASONS[reason])
+
+    async def pass_over(self, records: int, reason: int, position: int) -> None:
+        """Book records of the source that cannot be had as dropped, and that it was read up to `position`."""
+        if self.fast.store is not None:
+            await self.fast.store.sync()  # or power loss might keep the position and forget blocks in front of it
+        self.refuse(records, reason)
+        self.fast.reached(position)
 
     async def purge(self) -> int:
         """Drop everything nobody holds; the number of records."""

@@ -5,12 +5,17 @@ the source was read can never disagree: after a kill the reader goes on exactly 
 that was deleted and made anew starts again at 0: the upper 16 bits of a position count incarnations. A topic that is
 not there is waited for, and not made: somebody who deletes a topic means it.
 
+A damaged place in a topic is read twice, `RETRY_SECONDS` apart, and then passed over: the reader resumes where the
+topic can be read again, and what it passed is dropped{reason="damaged"}. What ages out of a topic before it was read is
+dropped{reason="source_gap"}. Both are booked together with the position behind them, so a kill counts nothing twice.
+
 A queue is read through a consumer group: pop, put into the send queue as durably as the route promises, then ack. A
 crash in between gives the messages out again, and they may then be delivered twice. Nothing is popped before there is
-room for it, so an outage of the destination lets no lease run out.
+room for it, so an outage of the destination lets no lease run out. Leases are taken under the route's own number
+(`holder`). Between two pops a route holds no lease, so any lease of that number is one of a process that was killed, or
+of an answer that was lost: it is released at the start and after each error, and nobody waits until it expires.
 
-A reader never drops: when the send queue is full, or the disk is, it waits. What ages out of a topic before it was
-read is counted as dropped{reason="source_gap"}.
+Apart from that a reader never drops: when the send queue is full, or the disk is, it waits.
 """
 
 import asyncio
@@ -22,16 +27,21 @@ from typing import Any, Protocol
 from penstock.errors import Damaged, Full, NotFound, PenstockError, StorageFailed, StorageFull, TooLarge, Unavailable
 from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.journal import SOURCE_GAP
+from penstock.export.journal import DAMAGED, NEWEST, SOURCE_GAP
+from penstock.export.memory import records_of
 from penstock.export.payload import RAW, join
-from penstock.export.ports import QueuePort, TopicPort, TopicsPort
+from penstock.export.ports import Popped, QueuePort, TopicPort, TopicsPort
 from penstock.export.sendqueue import SendQueue
 from penstock.export.spec import Batching
 
 log = logging.getLogger("penstock.export")
-RETRY = 1.0
+RETRY_SECONDS = 1.0
 AHEAD = 8  # batches read and pushed together when the source is far ahead
-POLL = 30.0
+POLL_SECONDS = 30.0
+LINGER_SECONDS = 5.0  # after which a pop of a process that was killed has ended in the database, one way or the other
+RELEASES = 2  # pops before which dead leases are released: at once, and when such a pop has ended
+RELEASE_TIMEOUT = 2.0
+LAG_SECONDS = 15.0  # between two looks at a queue's lag
 GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
 
@@ -41,9 +51,16 @@ class Source(Protocol):
         """Fill the send queue until cancelled."""
 
     problem: str | None  # why nothing can be read, while that is so
+    damage: str | None  # the last damaged place that was passed over
 
     def lag(self) -> int | None:
         """Records not read yet, if that is known."""
+
+    async def refresh(self) -> None:
+        """Look at the lag now, where that takes a question."""
+
+    async def watch(self) -> None:
+        """Keep the lag known until cancelled."""
 
 
 def make_blocks(
@@ -91,14 +108,15 @@ class TopicSource:
         pool: Executor,
         clock: Clock,
         generations: Generations,
-        dropped: Callable[[int, str], None],
     ) -> None:
         self._route, self._topics, self._name, self._start = route, topics, topic, start
         self._batch, self._encoding, self._queue = batch, encoding, queue
-        self._pool, self._clock, self._generations, self._dropped = pool, clock, generations, dropped
+        self._pool, self._clock, self._generations = pool, clock, generations
         self._read: int | None = None  # the next offset to read
         self._start_was_seen = True  # whether the topic was there when the route began to look
+        self._damaged_at: int | None = None  # the offset whose read has failed once
         self.problem: str | None = None
+        self.damage: str | None = None
 
     def lag(self) -> int | None:
         topic = self._topics.get(self._name)
@@ -106,6 +124,10 @@ class TopicSource:
         if read is None and (position := self._queue.fast.state.position) >= 0:
             read = position & OFFSET_MASK  # nobody reads yet: where the queue ends
         return None if topic is None or read is None else max(0, topic.next_offset - read)
+
+    async def refresh(self) -> None: ...
+
+    async def watch(self) -> None: ...
 
     async def run(self) -> None:
         while True:
@@ -120,7 +142,7 @@ class TopicSource:
                 if self.problem != str(error):
                     log.warning("route %s: topic %s cannot be read, trying again: %s", self._route, self._name, error)
                 self.problem = str(error)
-                await self._clock.sleep(RETRY)
+                await self._clock.sleep(RETRY_SECONDS)
 
     async def _read_topic(self, topic: TopicPort) -> None:
         generation = await self._generations.generation_of(topic.incarnation)
@@ -131,37 +153,57 @@ class TopicSource:
             offset = self._first(topic) if generation == 0 else 0
         self._read = offset
         while True:
-            if not await topic.wait_for(offset, POLL):
+            if not await topic.wait_for(offset, POLL_SECONDS):
                 if self._topics.get(self._name) is not topic:
                     raise NotFound(f"topic {self._name} was deleted")
                 continue
             if self._batch.linger and topic.next_offset - offset < self._batch.records:
                 await self._clock.sleep(self._batch.linger)
             if offset < topic.first_offset:
-                self._gap(offset, topic.first_offset)
-                offset = topic.first_offset
-            batches: list[Any] = []
-            while len(batches) < AHEAD:
-                found = topic.read(offset, self._batch.records, self._batch.bytes)
-                if not found.count:
-                    break
-                batches.append(found)
-                offset = found.next_offset
-                if topic.next_offset - offset < self._batch.records:
-                    break
-            blocks = await asyncio.get_running_loop().run_in_executor(self._pool, self._make, batches, generation)
-            await push_patiently(self._route, self._queue, blocks, self._clock)
+                why = "aged out before they were exported"
+                offset = await self._pass_over(generation, offset, topic.first_offset, SOURCE_GAP, why)
+            try:
+                batches = self._read_ahead(topic, offset)
+            except Damaged as error:
+                stop = _end_of_damage(topic, offset)
+                if stop == offset or self._damaged_at != offset:
+                    self._damaged_at = offset
+                    raise  # it is read once more before anything is given up
+                why = f"are damaged and were not exported: {error}"
+                offset = await self._pass_over(generation, offset, stop, DAMAGED, why)
+            else:
+                blocks = await asyncio.get_running_loop().run_in_executor(self._pool, self._make, batches, generation)
+                await push_patiently(self._route, self._queue, blocks, self._clock)
+                offset = batches[-1].next_offset if batches else offset
             self._read = offset
+
+    def _read_ahead(self, topic: TopicPort, offset: int) -> list[Any]:
+        """What follows, in a few batches; up to a damaged place, or `Damaged` when it begins with one."""
+        batches: list[Any] = []
+        while len(batches) < AHEAD:
+            try:
+                batch = topic.read(offset, self._batch.records, self._batch.bytes)
+            except Damaged:
+                if not batches:
+                    raise
+                break
+            if not batch.count:
+                break
+            batches.append(batch)
+            offset = batch.next_offset
+            if topic.next_offset - offset < self._batch.records:
+                break
+        return batches
 
     def _make(self, batches: list[Any], generation: int) -> list[Block]:
         blocks = []
-        for found in batches:
+        for batch in batches:
 
-            def position(at: int, found: Any = found) -> int:
-                following = found.offsets[at + 1] if at + 1 < found.count else found.next_offset
+            def position(at: int, batch: Any = batch) -> int:
+                following = batch.offsets[at + 1] if at + 1 < batch.count else batch.next_offset
                 return generation << GENERATION_BITS | int(following)
 
-            blocks += make_blocks(found.payloads(), self._encoding, self._batch, position)
+            blocks += make_blocks(batch.payloads(), self._encoding, self._batch, position)
         return blocks
 
     def _first(self, topic: TopicPort) -> int:
@@ -169,16 +211,28 @@ class TopicSource:
             return topic.next_offset if self._start_was_seen else topic.first_offset
         return int(self._start) if self._start.isdigit() else topic.first_offset
 
-    def _gap(self, start: int, stop: int) -> None:
-        log.error(
-            "route %s: offsets %d to %d of topic %s aged out before they were exported",
-            self._route,
-            start,
-            stop - 1,
-            self._name,
-        )
-        self._queue.fast.refuse(stop - start, SOURCE_GAP)
-        self._dropped(stop - start, "source_gap")
+    async def _pass_over(self, generation: int, start: int, stop: int, reason: int, why: str) -> int:
+        """Book offsets that cannot be read as dropped; where reading resumes."""
+        text = f"offsets {start} to {stop - 1} of topic {self._name} {why}"
+        await self._queue.pass_over(stop - start, reason, generation << GENERATION_BITS | stop)
+        log.error("route %s: %s", self._route, text)
+        if reason == DAMAGED:
+            self.damage = text
+        return stop
+
+
+def _end_of_damage(topic: TopicPort, offset: int) -> int:
+    """Where a topic that is damaged at `offset` can be read again; `offset` itself when nobody knows."""
+    while offset < topic.next_offset:
+        try:
+            topic.read(offset, 1, 1)
+        except Damaged as error:
+            if error.resume is None or error.resume <= offset:
+                break
+            offset = error.resume
+        else:
+            break
+    return offset
 
 
 async def push_patiently(route: str, queue: SendQueue, blocks: list[Block], clock: Clock) -> None:
@@ -196,10 +250,10 @@ async def push_patiently(route: str, queue: SendQueue, blocks: list[Block], cloc
             await queue.push(part, wait=queue.settings.full_behavior == "block")
         except (StorageFull, StorageFailed, Full) as error:
             log.warning("route %s: cannot queue, trying again: %s", route, error)
-            await clock.sleep(RETRY)
+            await clock.sleep(RETRY_SECONDS)
         except TooLarge as error:
             log.error("route %s: a batch is larger than the whole send queue and is dropped: %s", route, error)
-            queue.refuse(part)
+            queue.refuse(records_of(part), NEWEST)
             blocks = blocks[len(part) :]
         else:
             blocks = blocks[len(part) :]
@@ -212,36 +266,81 @@ class QueueSource:
         queues: QueuePort,
         name: str,
         group: str,
+        holder: int,
         batch: Batching,
         encoding: int,
         queue: SendQueue,
         pool: Executor,
         clock: Clock,
     ) -> None:
-        self._route, self._queues, self._name, self._group = route, queues, name, group
+        self._route, self._queues, self._name, self._group, self._holder = route, queues, name, group, holder
         self._batch, self._encoding, self._queue, self._pool, self._clock = batch, encoding, queue, pool, clock
+        self._lag: int | None = None
         self.problem: str | None = None
+        self.damage: str | None = None
 
     def lag(self) -> int | None:
-        return None
+        return self._lag
+
+    async def refresh(self) -> None:
+        try:
+            self._lag = await self._queues.lag(self._name, self._group)
+        except PenstockError:
+            self._lag = None  # the database does not answer
+
+    async def watch(self) -> None:
+        while True:
+            await self.refresh()
+            await self._clock.sleep(LAG_SECONDS)
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
+        releases = RELEASES
         while True:
             try:
+                if releases:
+                    await self._release()
                 if self._queue.settings.full_behavior == "block":  # a lease must not run out while a push waits
                     await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
-                popped = await self._queues.pop(self._name, self._group, self._batch.records, POLL)
+                patience = LINGER_SECONDS if releases else POLL_SECONDS
+                popped = await self._queues.pop(self._name, self._group, self._batch.records, patience, self._holder)
+                releases = max(0, releases - 1)
                 self.problem = None
-                if not popped.payloads:
-                    continue
-                blocks = await loop.run_in_executor(
-                    self._pool, make_blocks, popped.payloads, self._encoding, self._batch
-                )
-                await push_patiently(self._route, self._queue, blocks, self._clock)
-                await self._queues.ack(popped)
+                if popped.payloads:
+                    await self._move(popped)
             except PenstockError as error:
-                if self.problem != str(error):
-                    log.warning("route %s: queue %s cannot be read, trying again: %s", self._route, self._name, error)
-                self.problem = str(error)
-                await self._clock.sleep(RETRY)
+                self._report(error)
+                releases = RELEASES
+                await self._clock.sleep(RETRY_SECONDS)
+
+    async def _release(self) -> None:
+        released = await self._queues.release(self._name, self._group, self._holder)
+        if released:
+            log.warning("route %s: %d unused leases on queue %s are released", self._route, released, self._name)
+
+    async def _move(self, popped: Popped) -> None:
+        """Into the send queue, then acknowledged."""
+        loop = asyncio.get_running_loop()
+        try:
+            blocks = await loop.run_in_executor(self._pool, make_blocks, popped.payloads, self._encoding, self._batch)
+            await push_patiently(self._route, self._queue, blocks, self._clock)
+        except asyncio.CancelledError:  # drained, stopped or deleted: other consumers of the group need not wait
+            try:
+                async with asyncio.timeout(RELEASE_TIMEOUT):
+                    await self._release()
+            except (PenstockError, TimeoutError) as error:
+                log.warning("route %s: a lease on queue %s stays until it expires: %s", self._route, self._name, error)
+            raise
+        while True:
+            try:
+                await self._queues.ack(popped)
+            except Unavailable as error:  # they are in the send queue: without the ack they would be sent twice
+                self._report(error)
+                await self._clock.sleep(RETRY_SECONDS)
+            else:
+                self.problem = None
+                return
+
+    def _report(self, error: PenstockError) -> None:
+        if self.problem != str(error):
+            log.warning("route %s: queue %s cannot be read, trying again: %s", self._route, self._name, error)
+        self.problem = str(error)

@@ -268,6 +268,12 @@ class Store:
         if self._dirty or removed:
             await self._write_meta(reader_offset, count, size, clean=False)
 
+    async def sync(self) -> None:
+        """Have everything that was appended on the disk itself. Raises storage errors."""
+        async with self.writing:
+            if self._sync_wanted:
+                await self.in_pool(self._sync)
+
     def _sync(self) -> None:
         if self.chunks.unsynced_bytes:
             self.chunks.sync()

@@ -40,6 +40,7 @@ GAUGES = {
     "queue_export_latency_ewma_seconds": "Moving average of the time a send takes",
     "queue_backoff_seconds": "Backoff in force; 0 = none",
     "route_paused": "1 while the route is paused, by hand, by a refusal (401, 403) or a wrong address",
+    "route_source_lag": "Records of its topic or queue that the route has not read yet",
     "export_dead_letters": "Records in the dead-letter file",
     "export_storage_failing": "1 while the disk takes no more",
 }

@@ -145,6 +145,10 @@ class Queues:
         await self.catalog.load_installation()
         return await self._acknowledger.ack(acks)
 
+    async def release(self, queue: str, group: str, holder: int) -> int:
+        """End the leases that pops took as `holder` (`PopRequest.holder`), no attempt counted; how many there were."""
+        return await self._popper.release(queue, group, holder)
+
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:
         return await self._acknowledger.extend(lease_id, seconds)
 

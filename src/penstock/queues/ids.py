@@ -11,12 +11,17 @@ A UUID of version 8 holds, from the left:
     bits  50  sequence number; 0 names the partition itself
 
 so an acknowledgement finds its partition by arithmetic. `sql/message_uuid.sql` does the same in the database.
+
+A lease is a UUID of version 7. One whose holder wants to find it again after a crash is of version 8: 48 bits of the
+holder's number, then the version, then chance; so a holder's leases are a range of ids that no other lease is in.
 """
 
+import secrets
 from uuid import UUID
 
 _MARKS = 0x8 << 76 | 0x2 << 62
 _SEQ = (1 << 50) - 1
+_HOLDER = (1 << 48) - 1
 
 
 def message_uuid(installation: int, partition: int, seq: int) -> UUID:
@@ -48,3 +53,15 @@ def partition_of(installation: int, text: str) -> int | None:
         return None
     partition = (number >> 80 & 0xFFFF) << 24 | (number >> 64 & 0xFFF) << 12 | number >> 50 & 0xFFF
     return partition if number == base_of(installation, partition) else None
+
+
+def lease_of(holder: int) -> UUID:
+    """A new lease id of this holder."""
+    chance = secrets.randbits(76) & ~(0x3 << 62)
+    return UUID(int=(holder & _HOLDER) << 80 | _MARKS | chance)
+
+
+def leases_of(holder: int) -> tuple[UUID, UUID]:
+    """The first and the last id that `lease_of` can make."""
+    first = (holder & _HOLDER) << 80 | 0x8 << 76
+    return UUID(int=first), UUID(int=first | (1 << 76) - 1)

@@ -24,6 +24,7 @@ from penstock.ids import uuid7
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
+from penstock.queues.ids import lease_of, leases_of
 from penstock.queues.merge import Merger
 from penstock.queues.signals import Signals, Waiter
 from penstock.queues.types import QUEUE_MODE, Message, Popped, PopRequest
@@ -59,6 +60,7 @@ class Take:
     batch: int
     partitions: int
     lease: UUID
+    holder: int | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +120,9 @@ class Popper:
             wait: float | None = None
             reason = "empty" if targets else "unknown"
             for target in targets:
-                taken = await self.merger.submit(Take(target, batch, partitions, uuid7()))
+                taken = await self.merger.submit(
+                    Take(target, batch, partitions, _new_lease(request.holder), request.holder)
+                )
                 if taken.rows:
                     popped = await self._answer(request, taken)
                     if len(popped.messages) >= batch and self._catalog.shares(target.queue):  # and there may be more
@@ -204,7 +208,7 @@ class Popper:
         if again:  # the call may have been committed, or be about to: what it took was seen by nobody
             lost = [take.lease for take in takes]
             for take in takes:
-                take.lease = uuid7()
+                take.lease = _new_lease(take.holder)
             self._keep(self._release_later(lost))
             await self._database.fetch("SELECT queue_release($1, false)", lost)
         takes_in_order = sorted(range(len(takes)), key=lambda index: takes[index].target.group_id)
@@ -314,6 +318,17 @@ class Popper:
                 continue
             return
 
+    async def release(self, queue: str, group: str, holder: int) -> int:
+        """End the leases of a holder that has none in use (its process died): what it held is free again at once."""
+        rows = await self._database.fetch(
+            """SELECT queue_release((SELECT coalesce(array_agg(DISTINCT l.lease_id), '{}') FROM leases l
+                                      WHERE l.lease_id BETWEEN $1 AND $2), false)""",
+            *leases_of(holder),
+        )
+        if rows:
+            self._signals.available(queue, len(rows), group)
+        return len(rows)
+
     async def _return(self, take: Take) -> None:
         try:
             await self._database.fetch("SELECT queue_release($1, false)", [take.lease])
@@ -325,6 +340,10 @@ class Popper:
 
 def _one(_: object) -> int:
     return 1
+
+
+def _new_lease(holder: int | None) -> UUID:
+    return uuid7() if holder is None else lease_of(holder)
 
 
 def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, datetime | None]:

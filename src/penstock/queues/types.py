@@ -54,6 +54,7 @@ class PopRequest(msgspec.Struct):
     auto_ack: bool = False
     subscription_mode: str | None = None
     subscription_from: str | None = None
+    holder: int | None = None  # 48 bits that mark its leases, for `Queues.release`
 
 
 class Message(msgspec.Struct, gc=False):

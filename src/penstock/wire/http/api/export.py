@@ -92,7 +92,8 @@ def routes(exports: Exports) -> list[Route]:
     def of(request: Request) -> ExportRoute:
         return exports.get(request.params["name"])
 
-    def everything(_: Request) -> Response:
+    async def everything(_: Request) -> Response:
+        await exports.refresh()
         return json_response(Routes(exports.status()))
 
     async def create(request: Request) -> Response:
@@ -100,8 +101,10 @@ def routes(exports: Exports) -> list[Route]:
         route = await exports.create(definition.name, definition.tree())
         return json_response(route.status(), 201)
 
-    def one(request: Request) -> Response:
-        return json_response(of(request).status())
+    async def one(request: Request) -> Response:
+        route = of(request)
+        await route.refresh()
+        return json_response(route.status())
 
     async def delete(request: Request) -> Response:
         await exports.delete(request.params["name"], force=request.args.force)

@@ -1,0 +1,138 @@
+"""Routes into a queue and out of one: the same doors as every client, the order of what waits, leases after a kill."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.export.queueport import QueuesAdapter
+from penstock.queues.types import Item, PopRequest
+from tests.export.making import exports, http_route
+from tests.export.scripted import ScriptedDestination, record
+from tests.support.buffers import Store, buffering, items, real
+from tests.support.wait import eventually
+
+INTO: dict[str, Any] = {
+    "destination": {"type": "queue", "queue": "q"},
+    "batch": {"records": 10},
+    "queue": {"workers": 1, "retry_interval": "10ms", "max_retry_delay": "50ms"},
+}
+
+
+def records(count: int, first: int = 0) -> list[bytes]:
+    return [record(number) for number in range(first, first + count)]
+
+
+def test_while_the_database_is_down_a_route_delivers_into_the_buffer_behind_what_waits_there(tmp_path: Path):
+    async def body() -> None:
+        store = Store()
+        async with (
+            buffering(tmp_path / "b", store) as buffer,
+            exports(tmp_path / "x", {"r": INTO}, queues=QueuesAdapter(store, buffer)) as routes,
+        ):
+            route = routes.get("r")
+            store.go(False)
+            await buffer.push(items('"first"'))
+            await route.push(records(15))
+            await eventually(lambda: route.queue.fast.state.delivered == 15)
+            assert store.payloads() == []
+            await buffer.push(items('"last"'))
+            store.go(True)
+            await eventually(lambda: len(store.payloads()) == 17)
+            assert store.payloads() == [b'"first"', *records(15), b'"last"']
+
+    asyncio.run(body())
+
+
+def test_a_route_does_not_overtake_qos0_events_nor_a_backlog_that_is_being_replayed(tmp_path: Path):
+    async def body() -> None:
+        store = Store()
+        async with (
+            buffering(tmp_path / "b", store) as buffer,
+            exports(tmp_path / "x", {"r": INTO}, queues=QueuesAdapter(store, buffer)) as routes,
+        ):
+            route = routes.get("r")
+            await buffer.push(items('"qos0"'), buffer_ms=60_000)  # waits for its batch
+            await route.push(records(1))
+            await eventually(lambda: route.queue.fast.state.delivered == 1)
+            await eventually(lambda: store.payloads() == [b'"qos0"', *records(1)])
+
+            store.go(False)
+            await buffer.push(items(*range(100)))
+            may_go_on = asyncio.Event()
+
+            async def hold(_: list[Item]) -> None:
+                await may_go_on.wait()
+
+            store.before = hold
+            store.go(True)  # the replay has begun, and stands
+            await route.push(records(5, 1))
+            await eventually(lambda: route.delivery.inflight or route.queue.fast.state.delivered == 6)
+            may_go_on.set()
+            await eventually(lambda: len(store.payloads()) == 107)
+            assert store.payloads()[2:] == [*(str(number).encode() for number in range(100)), *records(5, 1)]
+
+    asyncio.run(body())
+
+
+def test_maintenance_holds_for_routes_too(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
+            queues: Any = buffer._queues
+            out = http_route(destination.url) | {"source": {"queue": "orders"}}
+            async with exports(tmp_path, {"into": INTO, "out": out}, queues=QueuesAdapter(queues, buffer)) as routes:
+                into = routes.get("into")
+                await buffer.maintenance.switch(push=True, pop=True)
+                await into.push(records(3))
+                await queues.push([Item("orders", record(7))])
+                await eventually(lambda: into.queue.fast.state.delivered == 3)
+                assert (await queues.pop(PopRequest(queue="q", batch=10))).messages == []
+                assert destination.ids == [], "pops are switched off"
+                await buffer.maintenance.switch(push=False, pop=False)
+                await eventually(lambda: destination.ids == [7])
+                popped = await queues.pop(PopRequest(queue="q", batch=10, wait=True, timeout=10))
+                assert [message.payload for message in popped.messages] == records(3)
+
+    asyncio.run(body())
+
+
+def test_a_full_queue_is_tried_again_and_nothing_is_doubled(tmp_path: Path):
+    async def body() -> None:
+        store = Store()
+        store.full = lambda item: len(store.payloads()) >= 4
+        async with (
+            buffering(tmp_path / "b", store) as buffer,
+            exports(tmp_path / "x", {"r": INTO}, queues=QueuesAdapter(store, buffer)) as routes,
+        ):
+            route = routes.get("r")
+            await route.push(records(10))
+            await eventually(lambda: route.delivery.last_error == "queue q is full")
+            assert len(store.payloads()) == 4
+            store.full = lambda item: False
+            await eventually(lambda: route.queue.fast.state.delivered == 10)
+            assert store.payloads() == records(10)
+
+    asyncio.run(body())
+
+
+def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
+            queues: Any = buffer._queues
+            await queues.push([Item("orders", record(number)) for number in range(60)])
+            out = http_route(destination.url) | {"source": {"queue": "orders", "group": "lake"}}
+            async with exports(tmp_path, {"out": out, "into": INTO}, queues=QueuesAdapter(queues, buffer)) as routes:
+                await eventually(lambda: len(set(destination.ids)) == 60, 20)
+                await routes.get("into").push(records(25))
+                await eventually(lambda: routes.get("into").queue.fast.count == 0)
+                assert sorted(set(destination.ids)) == list(range(60))
+                left = await queues.pop(PopRequest(queue="orders", group="lake", batch=100))
+                assert left.messages == [], "everything was acknowledged"
+                copies = await queues.pop(PopRequest(queue="q", batch=100))
+                assert [json.loads(message.payload)["id"] for message in copies.messages] == list(range(25))
+                await routes.get("out").drain()
+                await queues.push([Item("orders", record(number)) for number in range(7)])
+                await routes.get("out").refresh()
+                assert routes.get("out").status()["lag"] == 7
+
+    asyncio.run(body())
