@@ -52,6 +52,15 @@ class Backlog:
         return self._front[0] if self._front else None
 
     @property
+    def first_sequence(self) -> int | None:
+        """The number of the oldest block."""
+        if self._front:
+            return self._front[0].sequence
+        if self._ranges:
+            return self._ranges[0][0]
+        return self._back[0].sequence if self._back else None
+
+    @property
     def oldest_enqueued(self) -> int | None:
         if self._front:
             return self._front[0].enqueued

@@ -6,12 +6,14 @@
 
 A record goes in before its block is settled, and is synced, so a crash in between finds it again; the same record is
 not written twice, because (sequence, index) of the lines in the file is remembered. A torn last line is cut at opening.
-Replaying moves the file aside, pushes its records as new ones, and removes it when they are accepted.
+Replaying moves the file aside, pushes its records as new ones, and removes it when they are accepted; lines that are
+damaged cannot be replayed and go to `quarantine/`.
 """
 
 import base64
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from penstock.storage.fs import File, Fs
 log = logging.getLogger("penstock.export")
 NAME = "deadletters.ndjson"
 REPLAYING = "deadletters.replaying"
+QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +70,36 @@ def read_letters(data: bytes) -> Iterator[DeadLetter | None]:
 
 
 class DeadLetters:
-    """Blocking; called from the pool."""
+    """Blocking; called from the pool, from several threads at once: the lock is held by whoever works on the files."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs, self._directory = fs, directory
+        self._lock = threading.Lock()
         self._file: File | None = None
         self._known: set[tuple[int, int]] = set()
         self._kept: list[DeadLetter] = []  # of a queue that has no directory
+        self._replaying = 0  # of those, the first so many are being replayed
         self.count = 0
 
     def open(self) -> None:
         if self._directory is None:
             return
-        data = self._read(NAME)
-        torn = len(data) - (data.rfind(b"\n") + 1)
-        letters = list(read_letters(data[: len(data) - torn]))
-        damaged = letters.count(None)
-        if damaged or torn:
-            log.warning("%s: %d damaged lines, %d torn bytes cut", self._directory / NAME, damaged, torn)
-        if torn:
-            file = self._fs.open(self._directory / NAME)
-            file.truncate(len(data) - torn)
-            file.close()
-        self._known = {(letter.sequence, letter.index) for letter in letters if letter is not None}
-        self.count = len(letters)
+        with self._lock:
+            data = self._read(NAME)
+            torn = len(data) - (data.rfind(b"\n") + 1)
+            letters = list(read_letters(data[: len(data) - torn]))
+            damaged = letters.count(None)
+            if damaged or torn:
+                log.warning("%s: %d damaged lines, %d torn bytes cut", self._directory / NAME, damaged, torn)
+            if torn:
+                file = self._fs.open(self._directory / NAME)
+                file.truncate(len(data) - torn)
+                file.close()
+            self._known = {(letter.sequence, letter.index) for letter in letters if letter is not None}
+            self._count()
+
+    def _count(self) -> None:
+        self.count = self._read(NAME).count(b"\n") + self._read(REPLAYING).count(b"\n")
 
     def _read(self, name: str) -> bytes:
         assert self._directory is not None
@@ -99,58 +108,81 @@ class DeadLetters:
 
     def add(self, letters: list[DeadLetter]) -> None:
         """Durable when it returns. Raises StorageFull or StorageFailed and has added nothing that counts."""
-        new = [letter for letter in letters if (letter.sequence, letter.index) not in self._known]
-        if not new:
-            return
-        if self._directory is None:
-            self._kept += new
-        else:
-            if self._file is None:
-                self._fs.make_dir(self._directory)
-                self._file = self._fs.open(self._directory / NAME, create=True)
-                self._fs.sync_dir(self._directory)
-            try:
-                self._file.append([letter.line() for letter in new])
-                self._file.sync()
-            except (StorageFull, StorageFailed):
-                self._file.close()
-                self._file = None  # a file whose sync failed takes no more: open it anew next time
-                raise
-        self._known |= {(letter.sequence, letter.index) for letter in new}
-        self.count += len(new)
+        with self._lock:
+            new = [letter for letter in letters if (letter.sequence, letter.index) not in self._known]
+            if not new:
+                return
+            if self._directory is None:
+                self._kept += new
+            else:
+                self._append(self._directory, new)
+            self._known |= {(letter.sequence, letter.index) for letter in new}
+            self.count += len(new)
+
+    def _append(self, directory: Path, letters: list[DeadLetter]) -> None:
+        if self._file is None:
+            self._fs.make_dir(directory)
+            self._file = self._fs.open(directory / NAME, create=True)
+            self._fs.sync_dir(directory)
+        try:
+            self._file.append([letter.line() for letter in letters])
+            self._file.sync()
+        except (StorageFull, StorageFailed):
+            self._file.close()
+            self._file = None  # a file whose sync failed takes no more: it is opened again next time
+            raise
 
     def letters(self) -> list[DeadLetter]:
         """All that can be read, those of an interrupted replay first."""
-        if self._directory is None:
-            return list(self._kept)
-        data = self._read(REPLAYING) + self._read(NAME)
-        return [letter for letter in read_letters(data) if letter is not None]
+        with self._lock:
+            if self._directory is None:
+                return list(self._kept)
+            data = self._read(REPLAYING) + self._read(NAME)
+            return [letter for letter in read_letters(data) if letter is not None]
 
     def begin_replay(self) -> list[DeadLetter]:
-        """Move the letters aside and return them; `end_replay` when they are accepted elsewhere."""
-        if self._directory is None:
-            letters, self._kept = self._kept, []
-            self._known, self.count = set(), 0
-            return letters
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if not self._fs.exists(self._directory / REPLAYING):
-            if not self._fs.exists(self._directory / NAME):
-                return []
-            self._fs.rename(self._directory / NAME, self._directory / REPLAYING)
-            self._fs.sync_dir(self._directory)
-        self._known = set()
-        data = self._read(REPLAYING)
-        return [letter for letter in read_letters(data) if letter is not None]
+        """Move the letters aside and return them; `end_replay` when they are accepted elsewhere. One at a time."""
+        with self._lock:
+            if self._directory is None:
+                self._replaying = len(self._kept)
+                return list(self._kept)
+            self._close()
+            if not self._fs.exists(self._directory / REPLAYING):
+                if not self._fs.exists(self._directory / NAME):
+                    return []
+                self._fs.rename(self._directory / NAME, self._directory / REPLAYING)
+                self._fs.sync_dir(self._directory)
+                self._known = set()
+            return [letter for letter in read_letters(self._read(REPLAYING)) if letter is not None]
 
     def end_replay(self) -> None:
-        if self._directory is not None:
+        with self._lock:
+            if self._directory is None:
+                for letter in self._kept[: self._replaying]:
+                    self._known.discard((letter.sequence, letter.index))
+                del self._kept[: self._replaying]
+                self.count = len(self._kept)
+                return
+            self._set_damaged_aside(self._directory)
             self._fs.remove(self._directory / REPLAYING)
             self._fs.sync_dir(self._directory)
-            self.count = len(list(read_letters(self._read(NAME))))
+            self._count()
+
+    def _set_damaged_aside(self, directory: Path) -> None:
+        lines = self._read(REPLAYING).splitlines(keepends=True)
+        damaged = [line for line in lines if parse_line(line) is None]
+        if damaged:
+            place = directory / QUARANTINE
+            self._fs.make_dir(place)
+            name = f"{NAME}.{crc32c.crc32c(b''.join(damaged)):08x}"
+            self._fs.replace(place / name, b"".join(damaged))
+            log.error("%s: %d damaged lines cannot be replayed and are in %s", place.parent / NAME, len(damaged), name)
 
     def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None

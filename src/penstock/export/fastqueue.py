@@ -107,6 +107,12 @@ class FastQueue:
     def leased(self) -> int:
         return len(self._leased)
 
+    def is_leased(self, block: Block) -> bool:
+        return block.sequence in self._leased
+
+    def leased_before(self, sequence: int) -> list[Block]:
+        return [block for block in self._leased.values() if block.sequence < sequence]
+
     @property
     def disk_bytes(self) -> int:
         return self.store.bytes if self.store is not None else 0
@@ -236,8 +242,8 @@ class FastQueue:
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
         """Drop up to `blocks` of the oldest blocks nobody holds; how many blocks and records went."""
         gone, records = 0, 0
-        while gone < blocks and (self._backlog or self._memory):
-            block = self._backlog.pop_read()
+        while gone < blocks and (self._returned or self._backlog or self._memory):
+            block = self._oldest_returned() or self._backlog.pop_read()
             if block is None and self._backlog:
                 more_blocks, more_records = await self._backlog.drop(blocks - gone, reason)
                 self._count -= more_blocks
@@ -249,13 +255,23 @@ class FastQueue:
             records += more_records
         return gone, records
 
+    def _oldest_returned(self) -> Block | None:
+        """The block that waits for its next attempt, if it is the oldest of all."""
+        if not self._returned:
+            return None
+        first = self._backlog.first_sequence
+        if first is None and self._memory.oldest is not None:
+            first = self._memory.oldest.sequence
+        if first is not None and first < self._returned[0][0]:
+            return None
+        return heapq.heappop(self._returned)[1]
+
     def oldest_chunk_blocks(self) -> int:
         """Blocks to drop so that the oldest chunk can go; 0 when there is no chunk, or a lease holds it."""
         if self.store is None or not self.store.chunks.chunks:
             return 0
         chunk = self.store.chunks.chunks[0]
-        held = [*self._leased, *(sequence for sequence, _ in self._returned)]
-        if any(chunk.base <= sequence < chunk.stop for sequence in held):
+        if any(chunk.base <= sequence < chunk.stop for sequence in self._leased):
             return 0
         return sum(stop - start for start, stop in self.state.settled.gaps(chunk.base, chunk.stop))
 

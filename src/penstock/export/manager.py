@@ -170,7 +170,7 @@ class Exports:
             return route
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """Stop the route and remove its directory. What is queued is lost, so that takes `force`."""
+        """Stop the route and remove its directory. What is queued or dead-lettered is lost, so that takes `force`."""
         async with self._changing:
             if name in self._configured:
                 raise Conflict(f"route {name} is part of the configuration: remove it there")
@@ -180,9 +180,8 @@ class Exports:
                 del self.failed[name]
                 return
             route = self.get(name)
-            left = route.queue.fast.state.queued
-            if left and not force:
-                raise Conflict(f"route {name} still holds {left} records: drain it, or delete with force")
+            if not force:
+                _refuse_loss(route)
             del self._routes[name]
             await route.stop()
             await self._in_pool(self._around.fs.remove_tree, self.directory / name)
@@ -190,6 +189,16 @@ class Exports:
 
     async def _in_pool(self, call: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._around.pool, call, *arguments)
+
+
+def _refuse_loss(route: Route) -> None:
+    fast, dead = route.queue.fast, route.dead_letters.count
+    if fast.state.queued:
+        sending = f", {fast.leased} batches of them are being sent" if fast.leased else ""
+        held = f"route {route.name} still holds {fast.state.queued} records{sending}"
+        raise Conflict(f"{held}: drain or purge it, or delete with force")
+    if dead:
+        raise Conflict(f"route {route.name} still holds {dead} dead letters: replay them, or delete with force")
 
 
 def route_directory(config: Config, name: str) -> Path:

@@ -34,6 +34,7 @@ from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.export")
 STATE = "route.json"
+PURGE_TIMEOUT = 5.0  # seconds that a batch in flight has to end before a purge is answered
 SAVE_AGAIN = 5.0  # seconds until state that could not be saved is tried again
 
 
@@ -119,6 +120,7 @@ class Route:
         self._holder = 0  # marks our leases on a queue, so that the next process finds those of this one
         self._watcher: asyncio.Task[None] | None = None
         self._saving = asyncio.Lock()
+        self._replaying = asyncio.Lock()
         self._later: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -222,11 +224,14 @@ class Route:
     # What people do with it
 
     async def push(self, records: list[bytes]) -> Pushed:
+        self._refuse_when_closed()
+        blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
+        return await self.queue.push(blocks)
+
+    def _refuse_when_closed(self) -> None:
         if self.draining or self._stopping:
             doing = "stopping" if self._stopping else "draining"
             raise Unavailable(f"route {self.name} is {doing} and takes nothing new")
-        blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
-        return await self.queue.push(blocks)
 
     @property
     def paused(self) -> str | None:
@@ -270,21 +275,22 @@ class Route:
         return letters
 
     async def purge(self) -> int:
-        return await self.queue.purge()
+        """Drop what is queued, what waits for its next attempt too; how many records."""
+        return await self.queue.purge(self.workers.waiting(), PURGE_TIMEOUT)
 
     async def replay(self) -> int:
         """Push the dead letters again, as new records; how many."""
-        letters: list[DeadLetter] = await self._in_pool(self.dead_letters.begin_replay)
-        if letters:
-            blocks = await self._in_pool(
-                make_blocks, [letter.record for letter in letters], self.destination.encoding, self.spec.batch
-            )
+        self._refuse_when_closed()
+        async with self._replaying:
+            letters: list[DeadLetter] = await self._in_pool(self.dead_letters.begin_replay)
+            records = [letter.record for letter in letters]
+            blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
             for block in blocks:
                 pushed = await self.queue.push([block])
                 if pushed.dropped:
                     raise Conflict(f"the send queue of route {self.name} is full; the dead letters stay where they are")
-        await self._in_pool(self.dead_letters.end_replay)
-        return len(letters)
+            await self._in_pool(self.dead_letters.end_replay)
+            return len(letters)
 
     # What it remembers
 

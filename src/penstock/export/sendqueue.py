@@ -18,6 +18,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,8 @@ class SendQueue:
         self._next_backlog_take = 0.0
         self._in, self._out = Rate(clock), Rate(clock)
         self._pushed = 0
+        self._purged_before = 0  # blocks with a lower number are dropped when they come back
+        self._purged = 0  # records of such blocks
 
     async def start(self) -> None:
         await self.fast.open()
@@ -303,6 +306,9 @@ class SendQueue:
         self._room.set()
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
+        if block.sequence < self._purged_before and self.fast.is_leased(block):
+            self._drop_purged(block)
+            return
         self.fast.give_back(block, attempted=attempted)
         self._wake(1)
 
@@ -319,14 +325,34 @@ class SendQueue:
         self.refuse(records, reason)
         self.fast.reached(position)
 
-    async def purge(self) -> int:
-        """Drop everything nobody holds; the number of records."""
+    async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
+        """Drop everything that was accepted before this; the number of records.
+
+        `waiting` are leased blocks that nobody is sending. What is being sent has `timeout` seconds to end: delivered
+        it counts as delivered, otherwise it is dropped, also when it ends later than that.
+        """
+        self._purged_before = self.fast.state.next_sequence
+        before = self._purged
         _, records = await self.fast.drop_oldest(1 << 62, PURGED)
         self._metrics.add("queue_dropped_total", records, "purged")
+        for block in waiting:
+            if self.fast.is_leased(block):
+                self._drop_purged(block)
+        deadline = self._clock.monotonic() + timeout
+        while self.fast.leased_before(self._purged_before) and (left := deadline - self._clock.monotonic()) > 0:
+            self._room.clear()
+            await self._clock.wait(self._room, left)
         self._room.set()
         if self.fast.store is not None:
             await self.fast.store.remove_settled_chunks(whole=True)
-        return records
+        return records + self._purged - before
+
+    def _drop_purged(self, block: Block) -> None:
+        """A leased block that was purged meanwhile. It counts whole, also when parts of it were sent."""
+        self._purged += block.records
+        self.fast.drop(block, PURGED)
+        self._metrics.add("queue_dropped_total", block.records, "purged")
+        self._room.set()
 
     # Upkeep
 

@@ -61,6 +61,7 @@ class Workers:
         # Prepared batches; the last word says that it is the one to try with while the gate is closed.
         self._channel: asyncio.Queue[tuple[Block, Prepared | None, bool]] = asyncio.Queue(self._split.channel_size or 1)
         self._holding = 0  # senders with a batch in hand that wait to send it
+        self._prepared: dict[int, Block] = {}  # leased and prepared (split), and nobody is sending them
         self.preparers = (self._split.preparer_count or CORES) if self._split.enabled else 0
         if self._split.enabled:
             self.target = (self._split.sender_count or 2 * CORES) * max(1, settings.max_concurrent_sends)
@@ -107,6 +108,10 @@ class Workers:
             if number >= self.target and task not in self._sending:
                 task.cancel()
 
+    def waiting(self) -> list[Block]:
+        """Leased blocks that nobody is sending."""
+        return list(self._prepared.values())
+
     async def stop(self, deadline: float) -> None:
         """Let what is being sent finish until `deadline` (monotonic), then return everything to the queue."""
         self._stopping = True
@@ -125,6 +130,7 @@ class Workers:
         await asyncio.gather(*tasks, *self._helpers, return_exceptions=True)
         while not self._channel.empty():
             block, *_ = self._channel.get_nowait()
+            self._prepared.pop(block.sequence, None)
             self._queue.give_back(block, attempted=False)
 
     async def _may_send(self, after_you: Callable[[], bool] = lambda: False) -> bool:
@@ -168,8 +174,10 @@ class Workers:
             try:
                 # A block that was cut already, or cannot be prepared, is left to whoever sends it.
                 prepared = await self._delivery.try_prepare(block) if block.todo is None else None
+                self._prepared[block.sequence] = block
                 await self._channel.put((block, prepared, trying))
             except BaseException:
+                self._prepared.pop(block.sequence, None)
                 self._queue.give_back(block, attempted=False)
                 raise
             finally:
@@ -186,8 +194,10 @@ class Workers:
             raise
         finally:
             self._holding -= 1
+            self._prepared.pop(block.sequence, None)
         with permit:
-            await self._deliver(block, permit, trying, prepared)
+            if self._queue.fast.is_leased(block):  # and was not purged while it waited
+                await self._deliver(block, permit, trying, prepared)
 
     async def _deliver(self, block: Block, permit: Permit, trying: bool, prepared: Prepared | None = None) -> None:
         task = asyncio.current_task()

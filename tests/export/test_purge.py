@@ -1,0 +1,201 @@
+"""Purging, deleting and replaying: what waits for its next attempt belongs to what is queued, dead letters get lost by
+nobody's haste."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import Conflict, Unavailable
+from penstock.export import routes as routes_module
+from penstock.export.deadletters import NAME, DeadLetter, DeadLetters
+from penstock.export.manager import Exports
+from penstock.export.routes import Route
+from penstock.storage.fs import DISK
+from tests.export.making import exports, http_route
+from tests.export.scripted import HANG, ScriptedDestination, record
+from tests.support.wait import eventually
+
+SPLIT = {"pipeline_split": {"enabled": True, "preparer_count": 1, "sender_count": 1, "channel_size": 2}}
+
+
+def balanced(route: Route) -> dict[str, Any]:
+    books: dict[str, Any] = route.status()["queue"]["accounting"]
+    total = books["delivered"] + books["deadLettered"] + sum(books["dropped"].values()) + books["queued"]
+    assert books["accepted"] == total
+    return books
+
+
+async def made(running: Exports, url: str, **queue: Any) -> Route:
+    return await running.create("r", http_route(url, **queue))
+
+
+@pytest.mark.parametrize("more", [{}, {"type": "memory"}, {"workers": 4}, SPLIT], ids=["disk", "memory", "4", "split"])
+def test_a_purge_drops_what_waits_for_its_next_attempt_and_then_the_route_can_be_deleted(
+    tmp_path: Path, more: dict[str, Any]
+):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: 503) as destination, exports(tmp_path, {}) as running:
+            route = await made(running, destination.url, retry_interval="1h", max_retry_delay="1h", **more)
+            for number in range(5):
+                await route.push([record(number)])
+            await eventually(lambda: destination.requests > 0 and not route.delivery.inflight)
+            assert await route.purge() == 5
+            assert balanced(route)["dropped"] == {"purged": 5}
+            assert route.queue.fast.count == route.queue.fast.leased == 0
+            destination.rule = lambda ids, number: 200
+            await route.push([record(7)])
+            await route.resume()
+            await eventually(lambda: destination.ids == [7])
+            await eventually(lambda: route.queue.fast.count == 0)
+            await running.delete("r")
+
+    asyncio.run(body())
+
+
+def test_a_purge_waits_for_what_is_in_flight_and_drops_it_when_it_fails(tmp_path: Path):
+    async def body() -> None:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def late() -> int:
+            return await asyncio.shield(answer)
+
+        async with (
+            ScriptedDestination(lambda ids, number: late()) as destination,
+            exports(tmp_path, {}) as running,
+        ):
+            route = await made(running, destination.url)
+            await route.push([record(0)])
+            await eventually(lambda: route.delivery.inflight == 1)
+            await route.push([record(1)])
+            purge = asyncio.create_task(route.purge())
+            await eventually(lambda: balanced(route)["dropped"] == {"purged": 1})
+            assert not purge.done()
+            answer.set_result(503)
+            assert await purge == 2
+            assert balanced(route)["queued"] == 0
+            await running.delete("r")
+
+    asyncio.run(body())
+
+
+def test_what_was_in_flight_when_it_was_purged_counts_as_delivered_when_it_was(tmp_path: Path):
+    async def body() -> None:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def late() -> int:
+            return await asyncio.shield(answer)
+
+        async with (
+            ScriptedDestination(lambda ids, number: late()) as destination,
+            exports(tmp_path, {}) as running,
+        ):
+            route = await made(running, destination.url)
+            await route.push([record(0)])
+            await eventually(lambda: route.delivery.inflight == 1)
+            purge = asyncio.create_task(route.purge())
+            await asyncio.sleep(0)
+            answer.set_result(200)
+            assert await purge == 0
+            assert balanced(route)["delivered"] == 1
+
+    asyncio.run(body())
+
+
+def test_a_purge_does_not_wait_for_ever_and_what_fails_later_is_dropped_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes_module, "PURGE_TIMEOUT", 0.05)
+
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: HANG) as destination, exports(tmp_path, {}) as running:
+            route = await made(running, destination.url)
+            await route.push([record(0)])
+            await eventually(lambda: route.delivery.inflight == 1)
+            assert await route.purge() == 0
+            with pytest.raises(Conflict, match="1 batches of them are being sent"):
+                await running.delete("r")
+            destination.close()  # cuts the connection
+            await eventually(lambda: balanced(route)["dropped"] == {"purged": 1})
+            await running.delete("r")
+
+    asyncio.run(body())
+
+
+def test_with_drop_oldest_the_batch_that_waits_for_its_next_attempt_is_the_oldest(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: 503) as destination, exports(tmp_path, {}) as running:
+            route = await made(running, destination.url, retry_interval="1h", max_retry_delay="1h", max_size=3)
+            await route.push([record(0)])
+            await eventually(lambda: route.queue.fast._returned)
+            for number in range(1, 5):
+                await route.push([record(number)])
+            assert balanced(route)["dropped"] == {"oldest": 2}
+            destination.rule = lambda ids, number: 200
+            await route.resume()
+            await eventually(lambda: destination.ids == [2, 3, 4])
+
+    asyncio.run(body())
+
+
+def letter(sequence: int) -> DeadLetter:
+    return DeadLetter(sequence, 0, "refused", "no", 1, 0.0, 0.0, record(sequence))
+
+
+def test_dead_letters_of_several_threads_are_all_there(tmp_path: Path):
+    letters = DeadLetters(DISK, tmp_path)
+    letters.open()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: letters.add([letter(number)]), range(400)))
+    letters.close()
+    assert sorted(each.sequence for each in DeadLetters(DISK, tmp_path).letters()) == list(range(400))
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_dead_letters_survive_a_replay_that_finds_no_room_and_keep_a_route_from_being_deleted(
+    tmp_path: Path, kind: str
+):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: 400) as destination, exports(tmp_path, {}) as running:
+            route = await made(running, destination.url, type=kind, max_size=1, full_behavior="drop_newest")
+            for number in range(2):
+                await route.push([record(number)])
+                await eventually(lambda number=number: route.dead_letters.count == number + 1)
+            await route.pause()
+            await route.push([record(9)])
+            with pytest.raises(Conflict, match="dead letters stay"):
+                await route.replay()
+            assert route.status()["deadLetters"] == 2
+            assert [each.record for each in await route.letters()] == [record(0), record(1)]
+            assert await route.purge() == 1
+            with pytest.raises(Conflict, match="2 dead letters"):
+                await running.delete("r")
+            await route.drain()
+            with pytest.raises(Unavailable, match="draining"):
+                await route.replay()
+            destination.rule = lambda ids, number: 200
+            await route.resume()
+            assert sum(await asyncio.gather(route.replay(), route.replay())) == 2, "two at once replay nothing twice"
+            await eventually(lambda: sorted(destination.ids) == [0, 1])
+            await running.delete("r")
+
+    asyncio.run(body())
+
+
+def test_damaged_dead_letters_are_set_aside_and_not_thrown_away(tmp_path: Path):
+    async def body() -> None:
+        async with ScriptedDestination() as destination, exports(tmp_path, {}) as running:
+            route = await made(running, destination.url)
+            route.dead_letters.add([letter(1), letter(2), letter(3)])
+            lines = (route.directory / NAME).read_bytes().splitlines(keepends=True)
+            lines[1] = lines[1].replace(b"refused", b"refuted")
+            (route.directory / NAME).write_bytes(b"".join(lines))
+            assert await route.replay() == 2
+            await eventually(lambda: destination.ids == [1, 3])
+            [aside] = (route.directory / "quarantine").iterdir()
+            assert aside.read_bytes() == lines[1]
+            assert route.status()["deadLetters"] == 0
+
+    asyncio.run(body())
