@@ -14,7 +14,7 @@ from penstock.export.deadletters import NAME, DeadLetter, DeadLetters
 from penstock.export.manager import Exports
 from penstock.export.routes import Route
 from penstock.storage.fs import DISK
-from tests.export.making import exports, http_route
+from tests.export.making import exports, http_route, kill
 from tests.export.scripted import HANG, ScriptedDestination, record
 from tests.support.wait import eventually
 
@@ -197,5 +197,34 @@ def test_damaged_dead_letters_are_set_aside_and_not_thrown_away(tmp_path: Path):
             [aside] = (route.directory / "quarantine").iterdir()
             assert aside.read_bytes() == lines[1]
             assert route.status()["deadLetters"] == 0
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_batch_that_is_being_sent_does_not_let_drop_oldest_empty_the_queue(tmp_path: Path, killed: bool):
+    async def body() -> None:
+        async with ScriptedDestination(lambda ids, number: HANG) as destination:
+            sizes = {"max_bytes": 100_000, "chunk_size": 10_000, "inmemory_blocks": 1, "compression": "none"}
+            spec = http_route(destination.url, target={"timeout": "60s"}, **sizes)
+            async with exports(tmp_path, {"r": spec}, shutdown_timeout=0.0) as running:
+                route = running.get("r")
+                await route.push([record(0, 1000)])
+                await eventually(lambda: route.delivery.inflight == 1)
+                for number in range(1, 300):
+                    await route.push([record(number, 1000)])
+                assert route.queue.fast.bytes <= 100_000
+                books = balanced(route)
+                assert list(books["dropped"]) == ["oldest"]
+                assert books["queued"] > 60
+                if killed:
+                    await kill(running)
+            destination.rule = lambda ids, number: 200
+            async with exports(tmp_path, {"r": spec}) as running:
+                route = running.get("r")
+                await eventually(lambda: route.queue.fast.count == 0)
+                newest = books["queued"] - 1
+                assert destination.ids == [0, *range(300 - newest, 300)]
+                assert balanced(route)["dropped"] == books["dropped"]
 
     asyncio.run(body())

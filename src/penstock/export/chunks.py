@@ -407,16 +407,14 @@ class Chunks:
         found = self.read(max(chunk.base, chunk.stop - 1), chunk.stop)
         return found.blocks[-1].position if found.blocks and found.blocks[-1].position != NO_POSITION else -1
 
-    def remove_first(self) -> Chunk:
-        """Delete the oldest chunk; the caller knows that all its blocks are settled, durably."""
-        chunk = self.chunks[0]
+    def remove(self, chunk: Chunk) -> None:
+        """Delete the chunk; the caller knows that all its blocks are settled, durably. The last one only alone."""
         self._reader.close_if(chunk)
         if len(self.chunks) == 1:
             self._close_writer()
             self._unsynced, self._synced, self._broken = [], 0, False
         self._fs.remove(chunk.path)
-        self.chunks.pop(0)
-        return chunk
+        self.chunks.remove(chunk)
 
     def close(self) -> None:
         self._close_writer()

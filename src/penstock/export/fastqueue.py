@@ -267,13 +267,15 @@ class FastQueue:
         return heapq.heappop(self._returned)[1]
 
     def oldest_chunk_blocks(self) -> int:
-        """Blocks to drop so that the oldest chunk can go; 0 when there is no chunk, or a lease holds it."""
-        if self.store is None or not self.store.chunks.chunks:
+        """Blocks to drop so that a chunk can go: the oldest in which nobody holds a lease; 0 when there is none."""
+        if self.store is None:
             return 0
-        chunk = self.store.chunks.chunks[0]
-        if any(chunk.base <= sequence < chunk.stop for sequence in self._leased):
-            return 0
-        return sum(stop - start for start, stop in self.state.settled.gaps(chunk.base, chunk.stop))
+        chunks = self.store.chunks.chunks
+        for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
+            if not any(chunk.base <= sequence < chunk.stop for sequence in self._leased):
+                unsettled = sum(stop - start for start, stop in self.state.settled.gaps(1, chunk.stop))
+                return unsettled - sum(sequence < chunk.stop for sequence in self._leased)
+        return 0
 
     def limit_memory(self, blocks: int) -> None:
         """Shrink or grow the memory layer (adaptive sizing)."""

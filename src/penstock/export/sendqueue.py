@@ -214,7 +214,8 @@ class SendQueue:
         freed = 0
         if self.fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
             on_disk = self.fast.oldest_chunk_blocks()
-            more = await self.fast.drop_oldest(on_disk or 1, reason) if on_disk or self.fast.memory_blocks else (0, 0)
+            one = 1 if self.fast.unwritten[0] else 0  # in memory a single block frees its bytes
+            more = await self.fast.drop_oldest(on_disk or one, reason)
             dropped, records = dropped + more[0], records + more[1]
             if self.fast.store is not None:
                 freed = await self.fast.store.remove_settled_chunks(whole=True)

@@ -23,6 +23,7 @@ import crc32c
 
 from penstock.errors import StorageFailed, StorageFull
 from penstock.export.block import NO_POSITION, Block
+from penstock.export.chunkfile import Chunk
 from penstock.export.chunks import Chunks, Reading
 from penstock.export.journal import CRASH, DAMAGED, REASONS, STORAGE_ERRORS, Entry, Journal, Kind
 from penstock.export.memory import bytes_of
@@ -311,30 +312,34 @@ class Store:
         self.on_event("meta_sync", 1)
 
     async def remove_settled_chunks(self, *, whole: bool = False) -> int:
-        """Delete chunks whose blocks are all settled, oldest first; `whole`: the last one too, however small."""
+        """Delete chunks whose blocks are all settled, oldest first; `whole`: the last one too, however small. One that
+        still holds a block keeps only itself: a batch that is sent for minutes must not hold on to all that follow."""
         removed = 0
-        while self._removable(whole):
+        while self._removable(whole) is not None:
             async with self.writing, self.reading:
-                if not self._removable(whole):
+                chunk = self._removable(whole)
+                if chunk is None:
                     break  # something was appended while we waited
                 if self.state.position >= 0:
                     self._journal.add(Entry(Kind.POSITION, value=self.state.position))
                 self._journal.add(Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered))
                 self._journal.flush()
-                await self.in_pool(self._remove_first)
+                await self.in_pool(self._remove, chunk)
                 removed += 1
         return removed
 
-    def _removable(self, whole: bool) -> bool:
+    def _removable(self, whole: bool) -> Chunk | None:
+        """The oldest chunk that can go. The last one, which is written to, can when it is the only one."""
         chunks = self.chunks.chunks
-        if not chunks or not self.state.settled.covers(chunks[0].base, chunks[0].stop):
-            return False
-        return len(chunks) > 1 or chunks[0].size >= (1 if whole else EMPTY_CHUNK)
+        for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
+            if self.state.settled.covers(chunk.base, chunk.stop):
+                return chunk if len(chunks) > 1 or chunk.size >= (1 if whole else EMPTY_CHUNK) else None
+        return None
 
-    def _remove_first(self) -> None:
+    def _remove(self, chunk: Chunk) -> None:
         if self._sync_wanted:
-            self._journal.sync()  # a chunk whose settlement is not durable would come back as lost
-        self.chunks.remove_first()
+            self._sync()  # a chunk whose settlement is not durable would come back as lost
+        self.chunks.remove(chunk)
 
     async def close(self, *, reader_offset: int, count: int, size: int) -> None:
         """Sync everything and leave metadata that spares the next start a scan. The lock goes in any case."""
