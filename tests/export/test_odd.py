@@ -18,6 +18,7 @@ from penstock.storage.fs import DISK, Disk
 from tests.export.making import POOL, FakeClock, exports, http_route
 from tests.export.scripted import ScriptedDestination, record
 from tests.export.test_sources import FakeQueues, from_topic
+from tests.support.certificates import Authority
 from tests.support.topics import running as topics_in
 from tests.support.wait import eventually
 
@@ -26,6 +27,10 @@ WEB = {"type": "http", "url": "http://host/in"}
 
 def web(**target: Any) -> dict[str, Any]:
     return {"destination": WEB | target}
+
+
+def table(name: str, **more: Any) -> dict[str, Any]:
+    return {"destination": {"type": "postgres", "url": "postgres://host/db", "table": name, **more}}
 
 
 def with_queue(**queue: Any) -> dict[str, Any]:
@@ -50,6 +55,18 @@ def with_queue(**queue: Any) -> dict[str, Any]:
         (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
         (web() | {"source": {"group": "g"}}, "neither a topic nor a queue"),
         ({"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}}, "would feed itself"),
+        (web() | {"source": {"topic": "t", "start": "9" * 5000}}, "larger than any offset"),
+        (web() | {"source": {"queue": "a\0b"}}, "source.queue: queue contains a NUL"),
+        (web() | {"source": {"queue": "q", "group": "a\0b"}}, "source.group: consumerGroup contains a NUL"),
+        (table("ev\0ents"), "destination.table holds a control character: 'ev\\x00ents'"),
+        (table("events\n"), "destination.table holds a control character"),
+        (table("t", column="a\x7f"), "destination.column holds a control character"),
+        (table("a..b"), "1 to 63 bytes"),
+        (table("t" * 64), "1 to 63 bytes"),
+        ({"destination": {"type": "queue", "queue": "a\0b"}}, "destination.queue holds a control character"),
+        ({"destination": {"type": "queue", "queue": "q", "partition": "\t"}}, "destination.partition holds a control"),
+        ({"destination": {"type": "queue", "queue": "q", "partition": ""}}, "partition must not be empty"),
+        ({"destination": {"type": ["http"]}}, "destination.type must be one of"),
         (with_queue(memory_percent=150), "a share between 0 and 1"),
         (with_queue(memory_percent="120%"), "a share between 0 and 1"),
         (with_queue(target_utilization=-0.1), "a share between 0 and 1"),
@@ -97,7 +114,7 @@ def test_all_mistakes_of_all_routes_are_told_at_once_and_no_password_with_them()
 @pytest.mark.parametrize(
     "target",
     [
-        {"ca": "/nowhere/ca.pem", "url": "https://host/"},
+        {"ca": "nothing.pem", "url": "https://host/"},
         {"headers": {"X": "a\r\nY: b"}},
     ],
 )
@@ -331,3 +348,44 @@ def test_a_lock_is_taken_on_a_disk_without_a_byte_left(tmp_path: Path, monkeypat
 
     with DirectoryLock(tmp_path), pytest.raises(Locked), DirectoryLock(tmp_path):
         pass
+
+
+def test_over_the_api_a_ca_is_a_text_or_a_file_of_one_directory_and_the_answer_tells_nothing_of_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    allowed = tmp_path / ".penstock" / "certificates"
+    allowed.mkdir(parents=True)
+    pem = Authority().write(allowed, "ca")[0].read_text()
+    (allowed / "text.pem").write_text("root:x:0:0")
+    (allowed / "directory").mkdir()
+    outside = tmp_path / "outside.pem"
+    outside.write_text(pem)
+
+    async def refusal(running: Exports, ca: str) -> str:
+        with pytest.raises(InvalidRequest) as refused:
+            await running.create("r", web(url="https://host/", ca=ca))
+        return str(refused.value)
+
+    async def body() -> None:
+        async with exports(tmp_path, {}) as running:
+            wrong = ["missing.pem", "text.pem", "directory", str(outside), "/nowhere/x", "/etc/passwd", "../x", "a\0b"]
+            answers = {await refusal(running, ca) for ca in [*wrong, "-----BEGIN nothing"]}
+            assert len(answers) == 1, answers
+            assert "exporter.certificates" in answers.pop()
+            assert "missing.pem" in caplog.text, "the operator is told"
+            for number, ca in enumerate(["ca.pem", pem]):
+                await running.create(f"r{number}", web(url="https://host/", ca=ca))
+        async with exports(tmp_path, {}) as running:  # they start again, as does one that an older version accepted
+            assert running.names() == ["r0", "r1"]
+            await running.delete("r0")
+            await running.delete("r1")
+            named = {"type": "postgres", "url": "postgres://host/db?sslrootcert=/etc/passwd", "table": "t"}
+            with pytest.raises(InvalidRequest, match=r"names files of the broker \(sslrootcert\)"):
+                await running.create("r", {"destination": named})
+        async with exports(tmp_path, {"mine": web(url="https://host/", ca=str(outside))}):
+            pass  # what the operator writes into the configuration may name any file
+        with pytest.raises(AssertionError, match="No such file"):
+            async with exports(tmp_path, {"mine": web(url="https://host/", ca="/nowhere/x")}):
+                pass
+
+    asyncio.run(body())

@@ -253,6 +253,9 @@ class SendQueue:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     queue: SendQueue = section(SendQueue, "defaults of every route's send queue")
+    certificates: Path | None = key(
+        None, "directory of the CA files that routes made over the API may name; default: under the data directory"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, Conflict, InvalidRequest, NotFound, Pen
 from penstock.export.clock import Clock
 from penstock.export.ports import QueuePort, TopicsPort
 from penstock.export.routes import STATE, Route, Surroundings
-from penstock.export.spec import RouteSpec, parse_route, parse_routes
+from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.telemetry import ExportMetrics
 from penstock.metrics import Metrics
 from penstock.storage.fs import DISK, Fs
@@ -44,6 +44,7 @@ class Exports:
     ) -> None:
         self._settings = config.exporter.queue
         self.directory = self._settings.path or config.private_directory / "routes"
+        self._certificates = config.exporter.certificates or config.private_directory / "certificates"
         self._shutdown = config.shutdown_timeout
         limit = self._settings.global_send_limit or SENDS_PER_CORE * (os.cpu_count() or 1)
         self._around = Surroundings(fs, pool, clock or Clock(), asyncio.Semaphore(limit), topics, queues)
@@ -75,11 +76,11 @@ class Exports:
         """All routes there should be; None for those of the configuration."""
         return {**dict.fromkeys(self._configured), **await self._in_pool(self._stored)}
 
-    def _make(self, name: str, definition: dict[str, Any] | None) -> Route:
+    def _make(self, name: str, definition: dict[str, Any] | None, *, stored: bool = True) -> Route:
         if definition is None:
             spec: RouteSpec = self._configured[name]
         else:
-            spec = parse_route(name, definition, self._settings)
+            spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
         return Route(spec, self.directory / name, self._around, self._metrics.of(name), definition=definition)
 
     async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
@@ -154,7 +155,7 @@ class Exports:
             if not self._settings.enabled:
                 raise Conflict("exporter.queue.enabled is false: no route runs")
             try:
-                route = self._make(name, definition)
+                route = self._make(name, definition, stored=False)
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from error
             try:

@@ -12,14 +12,20 @@ Its queue stores what its destination takes compressed, unless `queue.compressio
 
 What cannot work is refused here, before anything runs, so that a mistake is an answer and not a route that retries for
 ever or buries every record.
+
+The files that a definition names are read with the broker's rights, and whoever may make routes over the API need not
+have those. So over the API `ca` is the text of a PEM file, or the name of a file in one directory that the operator
+fills (`exporter.certificates`), a PostgreSQL address names no files, and what is wrong with a file is in the log only.
 """
 
+import logging
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from penstock.config import Config, build
 from penstock.config.schema import Seconds, Secret, SendQueue, Size, key, section
@@ -31,11 +37,19 @@ from penstock.export.destinations.local import QueueDestination, TopicDestinatio
 from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.ports import QueuePort, TopicsPort
+from penstock.net.tls import client_context, is_pem
+from penstock.queues.catalog import check_group
+from penstock.queues.catalog import check_name as check_queue_name
 from penstock.topics.names import check_name
 
+log = logging.getLogger("penstock.export")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NO_ADDRESS = re.compile(r"[^\x21-\x7e]")
 _ABOVE_0 = ("max_size", "max_bytes", "inmemory_blocks", "meta_sync_interval", "retry_interval", "memory_limit_ratio")
+_IDENTIFIERS = ("table", "column", "topic", "queue", "partition")  # of destinations
+_LONGEST_IDENTIFIER = 63  # bytes; PostgreSQL cuts longer names, and then they are others
+_FILE_PARAMETERS = frozenset(("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "service", "servicefile"))
+_LONGEST_OFFSET = 14  # digits; positions have 48 bits
 _FOR_ALL = ("path", "enabled", "global_send_limit")  # of `exporter.queue`; one route cannot have its own
 
 
@@ -64,7 +78,7 @@ class HttpTarget:
     compression: Literal["none", "gzip", "zstd", "snappy"] = key("none", "what the server takes")
     timeout: Seconds = key(30.0, "longest wait for an answer")
     connections: int = key(64, "most connections")
-    ca: Path | None = key(None, "certificate authority to trust")
+    ca: str = key("", "certificate authority to trust: a PEM file, or its text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +101,7 @@ class BrokerTarget:
     topic: str = key("", "topic there; default: the source's")
     token: Secret = key("", "bearer token")
     timeout: Seconds = key(30.0, "longest wait for an answer")
-    ca: Path | None = key(None, "certificate authority to trust with https")
+    ca: str = key("", "certificate authority to trust with https: a PEM file, or its text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +144,7 @@ class RouteSpec:
     batch: Batching
     target: Target
     queue: SendQueue
+    remote: bool = False  # it came over the API
 
 
 def parse_routes(config: Config) -> dict[str, RouteSpec]:
@@ -155,7 +170,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     tree = {word: value for word, value in tree.items() if not (word == "source" and value in (None, "push", {}))}
     parts = build(_Parts, tree, origin)
     kind = parts.destination.get("type", "")
-    if kind not in TARGETS:
+    if not isinstance(kind, str) or kind not in TARGETS:
         raise ConfigError(f"{origin}: destination.type must be one of {', '.join(TARGETS)}, not {kind!r}")
     target: Target = build(TARGETS[kind], parts.destination, f"{origin}, destination")
     if isinstance(target, BrokerTarget) and not target.topic:
@@ -178,6 +193,39 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     return RouteSpec(name, parts.source, parts.batch, target, queue)
 
 
+def parse_remote(name: str, tree: Any, defaults: SendQueue, certificates: Path, *, stored: bool = False) -> RouteSpec:
+    """Check a definition that came over the API. `stored`: it was accepted before, perhaps by an older version."""
+    spec = parse_route(name, tree, defaults)
+    target = spec.target
+    problems = []
+    if isinstance(target, HttpTarget | BrokerTarget) and target.ca and not is_pem(target.ca):
+        if _is_file_name(target.ca):
+            target = replace(target, ca=str(certificates / target.ca))
+        elif not stored:
+            problems.append(_ca_problem(name))
+    if isinstance(target, PostgresTarget) and not stored:
+        named = _FILE_PARAMETERS.intersection(word for word, _ in parse_qsl(urlsplit(target.url).query))
+        if named:
+            problems.append(
+                f"route {name}: destination.url names files of the broker ({', '.join(sorted(named))}): "
+                "a route that needs them belongs into the broker's configuration"
+            )
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return replace(spec, target=target, remote=True)
+
+
+def _is_file_name(text: str) -> bool:
+    return "/" not in text and "\\" not in text and "\0" not in text and text not in (".", "..")
+
+
+def _ca_problem(name: str) -> str:
+    return (
+        f"route {name}: destination.ca cannot be used: give the text of a PEM file, or the name of one in the broker's "
+        "directory exporter.certificates (the broker's log says what is wrong with it)"
+    )
+
+
 def _source_problems(source: Source, tree: Mapping[str, Any], origin: str) -> list[str]:
     problems = []
     if source.topic and source.queue:
@@ -185,16 +233,44 @@ def _source_problems(source: Source, tree: Mapping[str, Any], origin: str) -> li
     elif "source" in tree and not source.topic and not source.queue:
         problems.append(f"{origin}: source names neither a topic nor a queue")
     if source.start not in ("earliest", "latest") and not source.start.isdecimal():
-        problems.append(f"{origin}: source.start is earliest, latest or an offset, not {source.start!r}")
-    return problems + (_topic_problems(source.topic, f"{origin}: source.topic") if source.topic else [])
+        problems.append(f"{origin}: source.start is earliest, latest or an offset, not {source.start[:40]!r}")
+    elif len(source.start) > _LONGEST_OFFSET:
+        problems.append(f"{origin}: source.start is larger than any offset")
+    if source.topic:
+        problems += _name_problems(check_name, f"{origin}: source.topic", source.topic)
+    if source.queue:
+        problems += _name_problems(check_queue_name, f"{origin}: source.queue", "queue", source.queue)
+        problems += _name_problems(check_group, f"{origin}: source.group", source.group)
+    return problems
 
 
-def _topic_problems(name: str, where: str) -> list[str]:
+def _name_problems(check: Callable[..., object], where: str, *name: str) -> list[str]:
     try:
-        check_name(name)
+        check(*name)
     except InvalidRequest as error:
         return [f"{where}: {error}"]
     return []
+
+
+def _identifier_problems(target: Target, origin: str) -> list[str]:
+    """No name of ours holds a character that nobody can see; a NUL no server takes."""
+    problems = []
+    names = {word: getattr(target, word) for word in _IDENTIFIERS if hasattr(target, word)}
+    for word, name in names.items():
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+            problems.append(f"{origin}: destination.{word} holds a control character: {name[:80]!r}")
+    if problems:
+        return problems
+    if isinstance(target, PostgresTarget):
+        problems += [
+            f"{origin}: destination: a name in PostgreSQL has 1 to {_LONGEST_IDENTIFIER} bytes, not {part[:80]!r}"
+            for part in (*target.table.split("."), target.column)
+            if not 0 < len(part.encode()) <= _LONGEST_IDENTIFIER
+        ]
+    if isinstance(target, QueueTarget):
+        problems += _name_problems(check_queue_name, f"{origin}: destination.queue", "queue", target.queue)
+        problems += _name_problems(check_queue_name, f"{origin}: destination.partition", "partition", target.partition)
+    return problems
 
 
 def _target_problems(target: Target, origin: str) -> list[str]:
@@ -211,8 +287,8 @@ def _target_problems(target: Target, origin: str) -> list[str]:
         if target.timeout <= 0 or getattr(target, "connections", 1) < 1:
             problems.append(f"{origin}: destination.timeout and destination.connections must be above 0")
     if isinstance(target, BrokerTarget | TopicTarget):
-        problems += _topic_problems(target.topic, f"{origin}: destination.topic")
-    return problems
+        problems += _name_problems(check_name, f"{origin}: destination.topic", target.topic)
+    return problems + _identifier_problems(target, origin)
 
 
 def _url_problems(url: str, schemes: tuple[str, ...], where: str) -> list[str]:
@@ -261,10 +337,23 @@ def _queue_problems(queue: SendQueue, origin: str) -> list[str]:
 
 
 def make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None) -> Destination:
+    _check_ca(spec)
     try:
         return _make_destination(spec, topics, queues)
     except (InvalidRequest, OSError, ValueError) as error:  # a header that is none, a certificate that is not there
         raise ConfigError(f"route {spec.name}: its destination cannot be made: {error}") from error
+
+
+def _check_ca(spec: RouteSpec) -> None:
+    if not isinstance(spec.target, HttpTarget | BrokerTarget) or not spec.target.ca:
+        return
+    try:
+        client_context(spec.target.ca)
+    except InvalidRequest as error:
+        if not spec.remote:
+            raise ConfigError(f"route {spec.name}: destination.ca: {error}") from error
+        log.warning("route %s: %s", spec.name, error)
+        raise ConfigError(_ca_problem(spec.name)) from None
 
 
 def _make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None) -> Destination:

@@ -19,6 +19,11 @@ CA_FILE, CLIENT_CERT, CLIENT_KEY = "PENSTOCK_CA_FILE", "PENSTOCK_CLIENT_CERT", "
 _PEM = "-----BEGIN"
 
 
+def is_pem(text: str) -> bool:
+    """Whether it is the text of a PEM file, and not the name of one."""
+    return _PEM in text
+
+
 def client_context(
     ca: str | Path | None = None, certificate: str | Path | None = None, key: str | Path | None = None
 ) -> ssl.SSLContext:

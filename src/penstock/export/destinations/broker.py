@@ -17,7 +17,6 @@ arrive after we looked.
 import asyncio
 import base64
 from bisect import insort
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -61,7 +60,7 @@ class BrokerDestination:
     encoding = FRAMES
     compression: int | None = None
 
-    def __init__(self, url: str, topic: str, *, token: str = "", timeout: float = 30.0, ca: Path | None = None) -> None:
+    def __init__(self, url: str, topic: str, *, token: str = "", timeout: float = 30.0, ca: str = "") -> None:
         self._url, self._topic, self._timeout = url, topic, timeout
         self._headers = [("Content-Type", "application/json")]
         if token:

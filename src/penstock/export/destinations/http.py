@@ -19,7 +19,6 @@ is honoured); any other 4xx means the data is bad.
 import email.utils
 import time
 from datetime import UTC
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -50,7 +49,7 @@ class HttpDestination:
         compression: str = "none",
         timeout: float = 30.0,
         connections: int = 64,
-        ca: Path | None = None,
+        ca: str = "",
     ) -> None:
         parts = urlsplit(url)
         self._origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
