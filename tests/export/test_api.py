@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import penstock.cli.export  # noqa: F401
 from penstock.cli import app
+from penstock.cli import export as cli_export
 from penstock.config.schema import HttpServer as HttpSettings
 from penstock.net import HttpClient
 from penstock.wire.http.api import export as api
@@ -145,6 +145,37 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "tries again in" in shown
     assert "no route named x" in cli("pause", "x", *url, code=1)
     assert "cannot connect" in cli("list", "--url", "http://127.0.0.1:1", code=1)
+
+
+def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli_export, "PAGE", 2)
+    monkeypatch.setattr(api, "ANSWER_BYTES", 10)  # one record an answer
+    where = ("r", "--url", serving.url)
+    serving.destination.rule = lambda ids, number: 400 if max(ids) < 5 else 200
+    for number in range(5):
+        ask(serving.url, "POST", "/r/push", {"records": [{"id": number}]})
+    until(lambda: ask(serving.url, "GET", "/r/deadletters")[1]["total"] == 5)
+    letters = [json.loads(line) for line in cli("inspect", *where, "--dead").splitlines()]
+    assert [json.loads(letter["record"])["id"] for letter in letters] == list(range(5))
+    files = ("r", "--data-dir", str(serving.directory))
+    assert letters == [json.loads(line) for line in cli("inspect", *files, "--dead").splitlines()]
+
+    for turn in range(20):  # the files are read while they are written to
+        ask(serving.url, "POST", "/r/push", {"records": [{"id": 10 + turn}]})
+        assert json.loads(cli("verify", *where, "--json"))["problems"] == []
+    cli("pause", "r", "--url", serving.url)
+    ask(serving.url, "POST", "/r/push", {"records": [{"id": 98}, {"id": 99}]})
+    found = json.loads(cli("inspect", *where, "--json"))
+    assert (found["waitingRecords"], found["deadLetters"]) == (2, 5)
+    assert "directory" not in found
+    assert cli("inspect", *where, "--records", "2") == '{"id": 98}\n'
+    monkeypatch.setattr(api, "ANSWER_BYTES", 1000)
+    assert cli("inspect", *where, "--records", "2") == '{"id": 98}\n{"id": 99}\n'
+    assert "2 records wait" in cli("inspect", *where)
+    assert "no route named x" in cli("inspect", "x", "--url", serving.url, code=1)
+    assert "--data-dir DIR reads the route's files" in cli("inspect", "r", "--url", "http://127.0.0.1:1", code=1)
 
 
 def test_the_commands_look_into_files_check_and_repair_them(tmp_path: Path):

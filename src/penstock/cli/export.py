@@ -1,16 +1,18 @@
 """`penstock export`: routes from a shell.
 
-`list`, `status`, `pause`, `resume`, `drain`, `replay` and `purge` ask a running broker. `inspect`, `verify` and
-`repair` look at a route's files, so they also work when the broker does not; `repair` needs it stopped. Exit codes: 0
-done, 1 refused or damaged, 2 wrong usage.
+All but `repair` ask a running broker, on this machine or another. `inspect` and `verify` also read a route's files
+themselves, for when the broker is down: `--data-dir`, `--config` or `--directory` say where these are. `repair` needs
+the broker stopped. Exit codes: 0 done, 1 refused or damaged, 2 wrong usage.
 """
 
 import asyncio
+import base64
 import json as text
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -28,6 +30,7 @@ from penstock.errors import PenstockError
 from penstock.export import inspect as files
 from penstock.export.manager import route_directory
 from penstock.net import HttpClient
+from penstock.net.http import CannotConnect
 
 commands = typer.Typer(
     help="Watch, steer and check export routes.",
@@ -46,6 +49,8 @@ DataDir = Annotated[Path | None, typer.Option("--data-dir", "-d", help="Data dir
 Dir = Annotated[Path | None, typer.Option("--directory", help="The route's directory itself.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DEFAULT_URL = "http://127.0.0.1:6632"
+EXAMINE_TIMEOUT = 600.0  # seconds; gigabytes are read
+PAGE = 1000  # records asked for at a time
 
 
 @contextmanager
@@ -60,11 +65,11 @@ def _errors() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _ask(url: str, token: str, method: str, target: str) -> Any:
+def _ask(url: str, token: str, method: str, target: str, timeout: float = 30.0) -> Any:
     async def ask() -> Any:
         client = HttpClient(url, headers=[("Authorization", f"Bearer {token}")] if token else ())
         try:
-            answer = await client.request(method, f"/api/v1/routes{target}")
+            answer = await client.request(method, f"/api/v1/routes{target}", timeout=timeout)
         finally:
             await client.close()
         found = text.loads(answer.body) if answer.body else None
@@ -238,24 +243,66 @@ def _directory(route: str, config: Path | None, data_dir: Path | None, directory
     return directory
 
 
+class Inspected:
+    """A route looked into: through its broker, or in its files when these are named."""
+
+    def __init__(
+        self, route: str, url: str, token: str, config: Path | None, data_dir: Path | None, directory: Path | None
+    ) -> None:
+        self._url, self._token, self._route = url, token, f"/{quote(route, safe='')}"
+        self._files = _directory(route, config, data_dir, directory) if config or data_dir or directory else None
+
+    def _get(self, target: str) -> Any:
+        try:
+            return _ask(self._url, self._token, "GET", self._route + target, EXAMINE_TIMEOUT)
+        except CannotConnect as error:
+            hint = "if the broker is down, --data-dir DIR reads the route's files"
+            raise PenstockError(f"{error} ({hint})") from None
+
+    def everything(self) -> dict[str, Any]:
+        found: dict[str, Any] = files.examine(self._files) if self._files else self._get("/inspect")
+        return found
+
+    def dead_letters(self) -> Iterator[bytes]:
+        if self._files:
+            yield from files.dead_letters(self._files)
+            return
+        offset: int | None = 0
+        while offset is not None:
+            page = self._get(f"/deadletters?limit={PAGE}&offset={offset}")
+            yield from (text.dumps(letter, ensure_ascii=False).encode() for letter in page["letters"])
+            offset = page["next"]
+
+    def records(self, limit: int) -> Iterator[bytes]:
+        if self._files:
+            yield from (record for _, _, record in islice(files.waiting_records(self._files), limit))
+            return
+        for one in self._get(f"/records?limit={min(limit, PAGE)}")["records"]:
+            yield base64.b64decode(one["record"]) if one["encoding"] == "base64" else one["record"].encode()
+
+
 @commands.command()
 def inspect(
     route: Name,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
     config: ConfigFile = None,
     data_dir: DataDir = None,
     directory: Dir = None,
     json: Json = False,
-    records: Annotated[int, typer.Option("--records", "-n", help="Show this many waiting records.")] = 0,
+    records: Annotated[
+        int, typer.Option("--records", "-n", help="Show this many waiting records (a broker answers 1000 at most).")
+    ] = 0,
     dead: Annotated[bool, typer.Option("--dead", help="Show the dead letters instead.")] = False,
 ) -> None:
-    """What lies in a route's files: chunks, journal, books, waiting records, dead letters."""
+    """What a route holds: chunks, journal, books, waiting records, dead letters. Asks the broker or reads files."""
     with _errors():
-        place = _directory(route, config, data_dir, directory)
+        inspected = Inspected(route, url, token, config, data_dir, directory)
         if dead or records:
-            for line in _contents(place, dead, records):
+            for line in inspected.dead_letters() if dead else inspected.records(records):
                 sys.stdout.buffer.write(line + b"\n")
             return
-        found = files.examine(place)
+        found = inspected.everything()
         if json:
             _print_json(found)
             return
@@ -284,21 +331,19 @@ def inspect(
             console.print(problem, style="red")
 
 
-def _contents(place: Path, dead: bool, limit: int) -> Iterator[bytes]:
-    if dead:
-        yield from files.dead_letters(place)
-    else:
-        for _, _, record in files.waiting_records(place, limit):
-            yield record
-
-
 @commands.command()
 def verify(
-    route: Name, config: ConfigFile = None, data_dir: DataDir = None, directory: Dir = None, json: Json = False
+    route: Name,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    directory: Dir = None,
+    json: Json = False,
 ) -> None:
-    """Check every block of a route's files. Exit code 1 when something is wrong."""
+    """Check every block of a route's files, by its broker or here. Exit code 1 when something is wrong."""
     with _errors():
-        found = files.examine(_directory(route, config, data_dir, directory))
+        found = Inspected(route, url, token, config, data_dir, directory).everything()
         if json:
             _print_json({"problems": found["problems"], "accounting": found["accounting"]})
         else:

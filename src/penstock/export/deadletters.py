@@ -14,7 +14,7 @@ import base64
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -134,11 +134,16 @@ class DeadLetters:
 
     def letters(self) -> list[DeadLetter]:
         """All that can be read, those of an interrupted replay first."""
+        return [letter for letter in self.page(0, None) if letter is not None]
+
+    def page(self, offset: int, limit: int | None) -> Sequence[DeadLetter | None]:
+        """`limit` of them from the `offset`-th on, in that order; None for a damaged one."""
+        stop = None if limit is None else offset + limit
         with self._lock:
             if self._directory is None:
-                return list(self._kept)
-            data = self._read(REPLAYING) + self._read(NAME)
-            return [letter for letter in read_letters(data) if letter is not None]
+                return self._kept[offset:stop]
+            lines = (self._read(REPLAYING) + self._read(NAME)).splitlines(keepends=True)
+        return [parse_line(line) for line in lines[offset:stop]]
 
     def begin_replay(self) -> list[DeadLetter]:
         """Move the letters aside and return them; `end_replay` when they are accepted elsewhere. One at a time."""

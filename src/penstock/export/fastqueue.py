@@ -324,6 +324,14 @@ class FastQueue:
                 return max(0, block.offset)
         return store.chunks.cursor_of(low)
 
+    async def write_out(self) -> int:
+        """Have everything that is in memory in the chunks, as far as the disk takes it; where the stream ends."""
+        if self.store is None:
+            return 0
+        self.store.flush()
+        await self._writer.spill()
+        return self.store.chunks.end
+
     async def close(self) -> None:
         """Write out what is in memory, sync, leave metadata that spares the next start a scan, let the lock go."""
         if self._writer.closed:

@@ -1,16 +1,20 @@
 """Looking into a send queue's directory from outside, and putting it in order. Nothing here needs a running broker.
 
-`examine` only reads and takes no lock: on a live queue it shows a moment, and may see a block half written at the very
-end. `repair` owns the directory while it runs: it reads every block there is, sets damaged places aside, books their
-records as dropped, shortens the journal and leaves metadata that spares the next start a scan.
+`examine` only reads and takes no lock: on a live queue it shows a moment. The broker that runs the queue names the
+`end` of what is written; from outside a block may be seen half written at the very end. `repair` owns the directory
+while it runs: it reads every block there is, sets damaged places aside, books their records as dropped, shortens the
+journal and leaves metadata that spares the next start a scan.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import Conflict
 from penstock.export.block import Block
 from penstock.export.chunkfile import Chunk, ChunkReader, is_chunk_name
 from penstock.export.deadletters import NAME as DEAD_LETTERS
@@ -23,16 +27,27 @@ from penstock.export.store import LOG, META
 from penstock.export.writer import Options
 from penstock.storage.fs import DISK, Fs
 
+ATTEMPTS = 5  # at a queue that changes while it is read
 
-def examine(directory: Path, fs: Fs = DISK) -> dict[str, Any]:
+
+def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> dict[str, Any]:
     """Every chunk read whole and checked, the journal, the books, the dead letters, and what is wrong with them."""
+    for _ in range(ATTEMPTS):
+        try:
+            return _examine(directory, fs, end)
+        except FileNotFoundError:
+            continue  # what was in that chunk is settled meanwhile
+    raise Conflict("the queue changes faster than it can be read; pause the route, or try again")
+
+
+def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
     problems: list[str] = []
     entries = Journal(fs, directory / LOG).load()
     state, damaged_entries = replay(entries)
     if damaged_entries:
         problems.append(f"{LOG}: {damaged_entries} damaged entries")
     chunks, waiting, records = [], 0, 0
-    for chunk, reader in _chunks(directory, fs):
+    for chunk, reader in _chunks(directory, fs, end):
         bad: list[tuple[int, int]] = []
         shown: dict[str, Any] = {"name": chunk.path.name, "bytes": chunk.size, "blocks": 0, "waiting": 0}
         for block in reader.walk(chunk, chunk.start, bad, with_body=False):
@@ -68,19 +83,29 @@ def examine(directory: Path, fs: Fs = DISK) -> dict[str, Any]:
     }
 
 
-def waiting_records(directory: Path, limit: int, fs: Fs = DISK) -> Iterator[tuple[int, int, bytes]]:
+def waiting_records(directory: Path, fs: Fs = DISK, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
     """(sequence, index, record) of what waits to be delivered, oldest first."""
     state, _ = replay(Journal(fs, directory / LOG).load())
-    for chunk, reader in _chunks(directory, fs):
-        for block in reader.walk(chunk, chunk.start, []):
-            if block.sequence in state.settled:
-                continue
-            for index, record in enumerate(records_of(block)):
-                if limit <= 0:
-                    return
-                limit -= 1
-                yield block.sequence, index, record
-        reader.close()
+    for chunk, reader in _chunks(directory, fs, end):
+        with closing(reader):
+            for block in reader.walk(chunk, chunk.start, []):
+                if block.sequence not in state.settled:
+                    for index, record in enumerate(records_of(block)):
+                        yield block.sequence, index, record
+
+
+def first_records(records: Iterable[tuple[int, int, bytes]], limit: int, size: int) -> list[tuple[int, int, bytes]]:
+    """Of waiting records the first `limit`, or as many as have `size` bytes together; at least one."""
+    found: list[tuple[int, int, bytes]] = []
+    try:
+        for one in islice(records, limit):
+            found.append(one)
+            size -= len(one[2])
+            if size <= 0:
+                break
+    except FileNotFoundError:
+        pass  # of a live queue: what follows was delivered meanwhile
+    return found
 
 
 def dead_letters(directory: Path, fs: Fs = DISK) -> Iterator[bytes]:
@@ -118,9 +143,11 @@ def _books(state: State) -> dict[str, Any]:
     }
 
 
-def _chunks(directory: Path, fs: Fs) -> Iterator[tuple[Chunk, ChunkReader]]:
-    names = [name for name in fs.list_dir(directory) if is_chunk_name(name)]
-    starts = [int(name, 16) for name in names] + [1 << 62]
+def _chunks(directory: Path, fs: Fs, end: int | None = None) -> Iterator[tuple[Chunk, ChunkReader]]:
+    """The chunks, up to the place `end` of the stream."""
+    end = 1 << 62 if end is None else end
+    names = [name for name in fs.list_dir(directory) if is_chunk_name(name) and int(name, 16) < end]
+    starts = [int(name, 16) for name in names] + [end]
     for name, start, following in zip(names, starts, starts[1:], strict=False):
         path = directory / name
         chunk = Chunk(start, path, min(fs.size(path), following - start), 0, 0)

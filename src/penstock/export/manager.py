@@ -10,13 +10,15 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.config import Config
 from penstock.errors import ConfigError, Conflict, InvalidRequest, NotFound, PenstockError, StorageFailed
 from penstock.export.clock import Clock
+from penstock.export.inspect import examine, first_records, waiting_records
 from penstock.export.ports import QueuePort, TopicsPort
 from penstock.export.routes import STATE, Route, Surroundings
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
@@ -26,6 +28,7 @@ from penstock.storage.fs import DISK, Fs
 from penstock.storage.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
+T = TypeVar("T")
 SENDS_PER_CORE = 8
 START_AGAIN = 10.0  # seconds until routes that could not start are tried again
 
@@ -53,6 +56,7 @@ class Exports:
         self._metrics = ExportMetrics(metrics, lambda: list(self._routes.values()))
         self._configured = parse_routes(config)
         self._changing = asyncio.Lock()
+        self._inspecting = asyncio.Lock()
         self._starter: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -147,6 +151,27 @@ class Exports:
         return found + [
             {"name": name, "state": "failed", "lastError": why} for name, why in sorted(self.failed.items())
         ]
+
+    async def inspect(self, name: str) -> dict[str, Any]:
+        """Every block of a route's files read and checked; also of a route that could not start."""
+        found: dict[str, Any] = await self._look_into(name, examine)
+        del found["directory"]  # of no use elsewhere, and nobody's business
+        return found
+
+    async def waiting_records(self, name: str, limit: int, size: int) -> list[tuple[int, int, bytes]]:
+        """(sequence, index, record) of what waits to be delivered, oldest first; about `size` bytes at most."""
+        return await self._look_into(name, lambda *queue: first_records(waiting_records(*queue), limit, size))
+
+    async def _look_into(self, name: str, look: Callable[[Path, Fs, int | None], T]) -> T:
+        """In a thread of its own: it may take minutes, and the pool is for those who send."""
+        end = None
+        if name not in self.failed:
+            queue = self.get(name).queue
+            if queue.fast.store is None:
+                raise Conflict(f"route {name} keeps its queue in memory: there are no files to look into")
+            end = await queue.fast.write_out()
+        async with self._inspecting:
+            return await asyncio.to_thread(look, self.directory / name, self._around.fs, end)
 
     async def create(self, name: str, definition: dict[str, Any]) -> Route:
         async with self._changing:

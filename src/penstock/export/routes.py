@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,6 +273,10 @@ class Route:
     async def letters(self) -> list[DeadLetter]:
         letters: list[DeadLetter] = await self._in_pool(self.dead_letters.letters)
         return letters
+
+    async def letters_page(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
+        page: Sequence[DeadLetter | None] = await self._in_pool(self.dead_letters.page, offset, limit)
+        return page
 
     async def purge(self) -> int:
         """Drop what is queued, what waits for its next attempt too; how many records."""

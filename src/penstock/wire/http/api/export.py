@@ -10,11 +10,17 @@ POST   /api/v1/routes/{name}/resume
 POST   /api/v1/routes/{name}/drain          take nothing new, deliver what there is
 POST   /api/v1/routes/{name}/purge          drop what is queued
 POST   /api/v1/routes/{name}/replay         queue the dead letters again
-GET    /api/v1/routes/{name}/deadletters    ?limit=
+GET    /api/v1/routes/{name}/deadletters    ?limit=&offset=
+GET    /api/v1/routes/{name}/records        ?limit= what waits to be delivered, oldest first
+GET    /api/v1/routes/{name}/inspect        every block of its files is read and checked: that takes its time
+
+An answer with records ends at ANSWER_BYTES, however many were asked for; `next` is the `offset` of the following one.
 """
 
 import base64
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from itertools import accumulate
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
@@ -27,6 +33,7 @@ from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route
 
+ANSWER_BYTES = 8 << 20
 NDJSON, OCTETS = ("application/x-ndjson", "application/ndjson"), "application/octet-stream"
 
 
@@ -48,6 +55,11 @@ class DeleteQuery(Struct, frozen=True):
 
 
 class LettersQuery(Struct, frozen=True):
+    limit: Annotated[int, Meta(ge=0, le=10_000)] = 100
+    offset: Annotated[int, Meta(ge=0)] = 0
+
+
+class WaitingQuery(Struct, frozen=True):
     limit: Annotated[int, Meta(ge=0, le=10_000)] = 100
 
 
@@ -83,6 +95,18 @@ class DeadLetter(Struct):
 class Letters(Struct):
     total: int
     letters: list[DeadLetter]
+    next: int | None  # where to go on; null: these were the last
+
+
+class WaitingRecord(Struct):
+    sequence: int  # of its batch
+    index: int  # in its batch
+    record: str
+    encoding: str
+
+
+class Waiting(Struct):
+    records: list[WaitingRecord]
 
 
 _decode_records = Decoder(Records).decode
@@ -129,9 +153,21 @@ def routes(exports: Exports) -> list[Route]:
         return json_response(Count(await of(request).replay()))
 
     async def letters(request: Request) -> Response:
-        found = await of(request).letters()
-        shown = [DeadLetter(**_letter(letter)) for letter in found[: request.args.limit]]
-        return json_response(Letters(len(found), shown))
+        route, args = of(request), request.args
+        page = await route.letters_page(args.offset, args.limit)
+        sizes = accumulate(len(letter.record) if letter is not None else 0 for letter in page)
+        page = page[: max(1, bisect_right(list(sizes), ANSWER_BYTES))]
+        following = args.offset + len(page)
+        total = route.dead_letters.count
+        shown = [DeadLetter(**_letter(letter)) for letter in page if letter is not None]
+        return json_response(Letters(total, shown, following if following < total and page else None))
+
+    async def waiting(request: Request) -> Response:
+        found = await exports.waiting_records(request.params["name"], request.args.limit, ANSWER_BYTES)
+        return json_response(Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in found]))
+
+    async def inspect(request: Request) -> Response:
+        return json_response(await exports.inspect(request.params["name"]))
 
     status, path, tag = dict[str, Any], "/api/v1/routes/{name}", "export"
     admin: dict[str, Any] = {"tag": tag, "role": Role.ADMIN}
@@ -175,6 +211,10 @@ def routes(exports: Exports) -> list[Route]:
         Route(
             "GET", f"{path}/deadletters", letters, query=LettersQuery, answer=Letters, summary="Dead letters", tag=tag
         ),
+        Route(
+            "GET", f"{path}/records", waiting, query=WaitingQuery, answer=Waiting, summary="Waiting records", tag=tag
+        ),
+        Route("GET", f"{path}/inspect", inspect, answer=status, summary="Check a route's files", tag=tag),
     ]
 
 
@@ -195,7 +235,11 @@ def _letter(letter: Any) -> dict[str, Any]:
     fields = {
         name: getattr(letter, name) for name in DeadLetter.__struct_fields__ if name not in ("record", "encoding")
     }
+    return fields | _text(letter.record)
+
+
+def _text(record: bytes) -> dict[str, str]:
     try:
-        return {**fields, "record": letter.record.decode(), "encoding": "utf-8"}
+        return {"record": record.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:
-        return {**fields, "record": base64.b64encode(letter.record).decode(), "encoding": "base64"}
+        return {"record": base64.b64encode(record).decode(), "encoding": "base64"}
