@@ -136,3 +136,34 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
                 assert routes.get("out").status()["lag"] == 7
 
     asyncio.run(body())
+
+
+def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
+            queues: Any = buffer._queues
+            await queues.admin.configure("orders", {"leaseTime": 30})
+            await queues.push([Item("orders", record(number, 900)) for number in range(10)])
+            spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
+            out = spec | {"source": {"queue": "orders"}}
+            async with exports(tmp_path, {"out": out}, queues=QueuesAdapter(queues, buffer)) as routes:
+                route = routes.get("out")
+                await route.pause()
+                left = "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM leases"
+
+                async def renewed() -> bool:
+                    return [row["left"] > 40 for row in await buffer._database.fetch(left)] == [True]
+
+                await eventually(renewed)
+                assert route.queue.fast.count == 4
+                await route.resume()
+                await eventually(lambda: destination.ids == list(range(10)))
+
+                await route.pause()
+                await queues.push([Item("orders", record(number, 900)) for number in range(10, 20)])
+                await eventually(lambda: route.queue.fast.count == 4)
+                await route.drain()
+                popped = await queues.pop(PopRequest(queue="orders", group="out", batch=10))
+                assert popped.messages, "other consumers of the group need not wait for the lease"
+
+    asyncio.run(body())

@@ -164,6 +164,8 @@ class FakeQueues:
     async def ack(self, popped: Any) -> None:
         self.acked.append(popped.payloads)
 
+    async def renew(self, popped: Any, seconds: int) -> None: ...
+
     async def release(self, queue: str, group: str, holder: int) -> int:
         return 0
 

@@ -45,6 +45,9 @@ class QueuePort(Protocol):
 
     async def ack(self, popped: Any) -> None: ...
 
+    async def renew(self, popped: Any, seconds: int) -> None:
+        """Let the lease live for at least `seconds` from now."""
+
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases of `holder`, and of nobody else; how many there were."""
 

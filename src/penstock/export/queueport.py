@@ -44,6 +44,10 @@ class QueuesAdapter:
             ]
         )
 
+    async def renew(self, popped: PoppedMessages, seconds: int) -> None:
+        for lease in {message.lease_id for message in popped.messages}:
+            await self._queues.extend(lease, seconds)
+
     async def release(self, queue: str, group: str, holder: int) -> int:
         return await self._queues.release(queue, group, holder)
 

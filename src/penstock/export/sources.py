@@ -11,7 +11,8 @@ dropped{reason="source_gap"}. Both are booked together with the position behind 
 
 A queue is read through a consumer group: pop, put into the send queue as durably as the route promises, then ack. A
 crash in between gives the messages out again, and they may then be delivered twice. Nothing is popped before there is
-room for it, so an outage of the destination lets no lease run out. Leases are taken under the route's own number
+room for some of it, and while the rest waits for room the lease is renewed, so an outage of the destination or of the
+disk lets no lease run out. Leases are taken under the route's own number
 (`holder`). Between two pops a route holds no lease, so any lease of that number is one of a process that was killed, or
 of an answer that was lost: it is released at the start and after each error, and nobody waits until it expires.
 
@@ -41,6 +42,9 @@ POLL_SECONDS = 30.0
 LINGER_SECONDS = 5.0  # after which a pop of a process that was killed has ended in the database, one way or the other
 RELEASES = 2  # pops before which dead leases are released: at once, and when such a pop has ended
 RELEASE_TIMEOUT = 2.0
+RENEW_AFTER = 1.0  # seconds that a push may take before its lease is renewed, and then every
+RENEW_EVERY = 20.0
+RENEW_SECONDS = 60
 LAG_SECONDS = 15.0  # between two looks at a queue's lag
 GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
@@ -322,7 +326,11 @@ class QueueSource:
         loop = asyncio.get_running_loop()
         try:
             blocks = await loop.run_in_executor(self._pool, make_blocks, popped.payloads, self._encoding, self._batch)
-            await push_patiently(self._route, self._queue, blocks, self._clock)
+            renewing = asyncio.create_task(self._renew(popped))
+            try:
+                await push_patiently(self._route, self._queue, blocks, self._clock)
+            finally:
+                renewing.cancel()
         except asyncio.CancelledError:  # drained, stopped or deleted: other consumers of the group need not wait
             try:
                 async with asyncio.timeout(RELEASE_TIMEOUT):
@@ -339,6 +347,17 @@ class QueueSource:
             else:
                 self.problem = None
                 return
+
+    async def _renew(self, popped: Popped) -> None:
+        pause = RENEW_AFTER
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                await self._queues.renew(popped, RENEW_SECONDS)
+                pause = RENEW_EVERY
+            except PenstockError as error:
+                self._report(error)
+                pause = RETRY_SECONDS
 
     def _report(self, error: PenstockError) -> None:
         if self.problem != str(error):
