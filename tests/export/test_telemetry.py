@@ -55,6 +55,8 @@ def _expressions(dashboard: str) -> str:
 def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     samples = exposed(tmp_path)
     names = {name.partition("{")[0] for name in samples}
+    dropped = 'penstock_queue_dropped_total{reason="damaged",route="r"}'
+    assert samples[dropped] == 0, "an increase shows only from a value that was there before"
     assert {f"penstock_{name}" for name in SEED.split()} <= names
 
     def named(text: str) -> set[str]:

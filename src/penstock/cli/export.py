@@ -86,7 +86,7 @@ def _print_json(value: Any) -> None:
 
 def _table(found: list[dict[str, Any]]) -> Table:
     table = Table(
-        "route", "state", "to", "batches", "records", "size", "oldest", "in/s", "out/s", "ETA", "breaker", "dead"
+        "route", "state", "to", "lag", "batches", "records", "size", "oldest", "in/s", "out/s", "ETA", "breaker", "dead"
     )
     for route in found:
         queue = route.get("queue")
@@ -99,6 +99,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
             route["name"],
             f"[{colour}]{route['state']}[/{colour}]",
             escape(route["destination"]),
+            "" if route.get("lag") is None else f"{route['lag']:,}",
             f"{queue['batches']:,}",
             f"{queue['records']:,}",
             _size(queue["bytes"]),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from penstock.export.journal import REASONS
 from penstock.metrics import Metrics
 
 
@@ -149,6 +150,8 @@ class RouteMetrics:
         self._metrics, self._route = metrics, route
         for name in COUNTERS:
             metrics.add(name, 0, route)  # visible before the first event, so that rates can be taken
+        for reason in filter(None, REASONS):
+            metrics.add("queue_dropped_total", 0, route, reason)
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
         self._metrics.add(name, amount, self._route, *labels)
