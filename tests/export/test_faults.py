@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from penstock.errors import StorageFailed, StorageFull
+from penstock.export.journal import CRASH, DAMAGED
 from tests.export.making import balanced, block, number_of, opened, taken
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 
@@ -197,6 +198,40 @@ def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hol
             holes += position < 8
             await again.close()
         assert holes
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("passes", ["damage", "chunk"])
+def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(tmp_path: Path, passes: str):
+    """A position is written down without a block when damage is passed over, and when a chunk goes."""
+
+    async def body() -> None:
+        for seed in range(60):
+            fs = FaultyFs()
+            queue = await opened(tmp_path, fs=fs, fsync="interval", chunk_size=1000, write_buffer_size=100)
+            acked = set()
+            for number in range(12):
+                each = block(number)
+                each.position = number + 1
+                await queue.put([each])
+            while queue.store.chunks.chunks[0].stop > queue.state.first_unsettled():
+                leased = await queue.take()
+                queue.ack(leased)
+                acked.add(number_of(leased))
+            if passes == "chunk":
+                assert await queue.store.remove_settled_chunks()
+            else:
+                await queue.pass_over(5, DAMAGED, 17)
+                queue.store.flush()
+            queue.abandon()
+            again = await opened(tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval")
+            position = again.state.position
+            found = set(await taken(again))
+            assert set(range(min(position, 12))) <= found | acked, (seed, position)
+            assert again.state.dropped[CRASH] == 0
+            assert balanced(again)
+            await again.close()
 
     asyncio.run(body())
 

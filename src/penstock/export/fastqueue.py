@@ -226,8 +226,11 @@ class FastQueue:
         """Book records that were dropped before they got a sequence number."""
         self._book(Entry(Kind.REFUSED, reason, a=records))
 
-    def reached(self, position: int) -> None:
-        """Book how far the source was read, where no block says it."""
+    async def pass_over(self, records: int, reason: int, position: int) -> None:
+        """Book records of the source that cannot be had as dropped, and that it was read up to `position`."""
+        if self.store is not None:
+            await self.store.sync()  # or power loss might keep the position and forget blocks in front of it
+        self.refuse(records, reason)
         self._book(Entry(Kind.POSITION, value=position))
 
     def _book(self, entry: Entry) -> bool:

@@ -316,15 +316,16 @@ class SendQueue:
     def refuse(self, records: int, reason: int) -> None:
         """Book records that never get into the queue as dropped."""
         self.fast.refuse(records, reason)
-        self._metrics.add("queue_accepted_records_total", records)
-        self._metrics.add("queue_dropped_total", records, REASONS[reason])
+        self._count_refused(records, reason)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source that cannot be had as dropped, and that it was read up to `position`."""
-        if self.fast.store is not None:
-            await self.fast.store.sync()  # or power loss might keep the position and forget blocks in front of it
-        self.refuse(records, reason)
-        self.fast.reached(position)
+        await self.fast.pass_over(records, reason, position)
+        self._count_refused(records, reason)
+
+    def _count_refused(self, records: int, reason: int) -> None:
+        self._metrics.add("queue_accepted_records_total", records)
+        self._metrics.add("queue_dropped_total", records, REASONS[reason])
 
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
         """Drop everything that was accepted before this; the number of records.

@@ -320,6 +320,8 @@ class Store:
                 chunk = self._removable(whole)
                 if chunk is None:
                     break  # something was appended while we waited
+                if self._sync_wanted:  # or power loss might keep what is said here and forget the blocks it speaks of
+                    await self.in_pool(self.chunks.sync)
                 if self.state.position >= 0:
                     self._journal.add(Entry(Kind.POSITION, value=self.state.position))
                 self._journal.add(Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered))
@@ -338,7 +340,7 @@ class Store:
 
     def _remove(self, chunk: Chunk) -> None:
         if self._sync_wanted:
-            self._sync()  # a chunk whose settlement is not durable would come back as lost
+            self._journal.sync()  # a chunk whose settlement is not durable would come back as lost
         self.chunks.remove(chunk)
 
     async def close(self, *, reader_offset: int, count: int, size: int) -> None:
