@@ -14,6 +14,7 @@ from penstock.metrics import Metrics
 from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
+from penstock.wire.origins import Origins
 from penstock.wire.tls import Certificate
 
 
@@ -32,10 +33,14 @@ def run(
 
 @asynccontextmanager
 async def serving(
-    *routes: Route, metrics: Metrics | None = None, certificate: Certificate | None = None, **settings: Any
+    *routes: Route,
+    metrics: Metrics | None = None,
+    certificate: Certificate | None = None,
+    origins: Origins | None = None,
+    **settings: Any,
 ) -> AsyncIterator[HttpServer]:
-    settings = {"port": 0, **settings}
-    server = HttpServer(Router(routes), Settings(**settings), metrics=metrics, certificate=certificate)
+    settings = Settings(**{"port": 0, **settings})
+    server = HttpServer(Router(routes), settings, metrics=metrics, certificate=certificate, origins=origins)
     await server.start()
     try:
         yield server

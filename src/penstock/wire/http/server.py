@@ -18,6 +18,7 @@ from penstock.wire.http.protocol import Connection
 from penstock.wire.http.routes import Router
 from penstock.wire.http.shared import Shared
 from penstock.wire.listen import Server, listen
+from penstock.wire.origins import Origins
 from penstock.wire.tls import Certificate
 
 log = logging.getLogger("penstock.http")
@@ -43,7 +44,9 @@ class HttpServer:
         unix_path: Path | None = None,
         reuse_port: bool = False,
         certificate: Certificate | None = None,
+        origins: Origins | None = None,
     ) -> None:
+        """`origins`: which web pages may send requests; None: nobody looks where they come from."""
         self._settings = settings
         self._sock = sock
         self._unix_path = unix_path
@@ -51,7 +54,7 @@ class HttpServer:
         self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._certificate = certificate
-        self._shared = Shared(router, settings, metrics if metrics is not None else Metrics(), executor)
+        self._shared = Shared(router, settings, metrics if metrics is not None else Metrics(), executor, origins)
         self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._shared.limits))
 
     async def start(self) -> None:

@@ -14,6 +14,7 @@ from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer
 from penstock.wire.feed import Feeds
 from penstock.wire.keepalive import KeepAlive
+from penstock.wire.origins import Origins
 from penstock.wire.status import status_of
 from penstock.wire.websocket.session import Session
 
@@ -33,7 +34,9 @@ class WebsocketServer:
         keep_alive: KeepAlive | None = None,
         tls: ssl.SSLContext | None = None,
         verifier: Verifier | None = None,
+        origins: Origins | None = None,
     ) -> None:
+        """`origins`: which web pages may connect; None: nobody looks where connections come from."""
         self.topics = topics
         self.feeds = feeds
         self.max_message = settings.max_message
@@ -41,6 +44,7 @@ class WebsocketServer:
         self._settings = settings
         self._tls = tls
         self._verifier = verifier
+        self._origins = origins
         self._learning: set[asyncio.Task[Identity]] = set()
         self._keep_alive = keep_alive or KeepAlive()
         self._sessions: dict[Session, object] = {}
@@ -97,6 +101,11 @@ class WebsocketServer:
         if len(self._sessions) >= self._settings.max_connections:
             self._refused.add()
             return _refusal(503, "too many connections")
+        if self._origins is not None:
+            headers = request.headers
+            refusal = self._origins.refusal(headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"))
+            if refusal is not None:
+                return _refusal(403, refusal)
         if self._verifier is None:
             return Session(self)
         try:

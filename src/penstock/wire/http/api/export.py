@@ -150,6 +150,7 @@ def routes(exports: Exports) -> list[Route]:
             "POST",
             f"{path}/push",
             push,
+            media=(OCTETS, *NDJSON),
             answer=Pushed,
             status=201,
             summary="Queue records for the destination",
