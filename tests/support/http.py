@@ -11,6 +11,7 @@ import uvloop
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
+from penstock.wire.bodies import Bodies
 from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
@@ -37,10 +38,17 @@ async def serving(
     metrics: Metrics | None = None,
     certificate: Certificate | None = None,
     origins: Origins | None = None,
+    max_bodies: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[HttpServer]:
-    settings = Settings(**{"port": 0, **settings})
-    server = HttpServer(Router(routes), settings, metrics=metrics, certificate=certificate, origins=origins)
+    server = HttpServer(
+        Router(routes),
+        Settings(**{"port": 0, **settings}),
+        metrics=metrics,
+        certificate=certificate,
+        origins=origins,
+        bodies=Bodies(max_bodies) if max_bodies else None,
+    )
     await server.start()
     try:
         yield server

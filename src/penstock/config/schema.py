@@ -35,6 +35,10 @@ class TcpServer:
     port: int = key(12345, "port to listen on; 0 picks a free one")
     max_frame: Size = key(64 << 20, "largest payload of one frame")
     max_connections: int = key(10_000, "connections beyond this are closed at once")
+    auth_timeout: Seconds = key(10.0, "with tokens: time to send one, or another when it has expired; 0 = no limit")
+    frame_timeout: Seconds = key(
+        30.0, "longest silence within a frame; after it also the least rate, 1 KiB/s; 0 = no limit"
+    )
     idle_timeout: Seconds = key(0.0, "close connections that are silent this long; 0 = never")
     tls: bool = key(True, "speak TLS when tls.certificate is set; false = in clear also then")
 
@@ -49,9 +53,6 @@ class HttpServer:
     ssl_key_path: Path | None = key(None, "its private key (PEM)")
     max_header: Size = key(64 << 10, "largest request line and headers; above it 431")
     max_body: Size = key(64 << 20, "largest request body, also once unpacked; above it 413")
-    max_bodies: Size = key(
-        256 << 20, "all bodies that arrive or are worked on, per process; above it large ones get 503"
-    )
     max_connections: int = key(20_000, "connections beyond this get 503")
     header_timeout: Seconds = key(10.0, "time for a request's headers to arrive; above it 408; 0 = no limit")
     body_timeout: Seconds = key(30.0, "longest silence while a body arrives; above it 408; 0 = no limit")
@@ -272,6 +273,10 @@ class Config:
     data_directory: Path = key(Path("penstock-data"), "topics, buffers, send queues and the embedded database")
     thread_pool_size: int = key(0, "threads for blocking work (fsync, compression); 0 = number of cores")
     workers: int = key(1, "processes that share the HTTP port")
+    max_bodies: Size = key(
+        256 << 20,
+        "bytes of all requests that arrive or are worked on, per process; beyond it large ones are refused (HTTP 503)",
+    )
     shutdown_timeout: Seconds = key(10.0, "time to finish what is in flight when stopping")
     database: Database = section(Database, "PostgreSQL")
     tcp_server: TcpServer = section(TcpServer, "binary protocol")

@@ -13,8 +13,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.config import Config
 from penstock.server import Broker
 from penstock.wire.auth import Role, verifier_of
+from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
 from penstock.wire.http.api import buffers, export, pipelines, queues, system, topics
@@ -57,6 +59,12 @@ def spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def _most_bytes(config: Config) -> int:
+    """What all requests together may take: at least the largest one."""
+    largest = (config.http_server.max_body, config.tcp_server.max_frame, config.websocket_server.max_message)
+    return max(config.max_bodies, *largest)
+
+
 class Listeners:
     """Every listener of one process."""
 
@@ -76,6 +84,10 @@ class Listeners:
             (http.host, broker.config.websocket_server.host),
             any_host=self._verifier is not None,
             ports=lambda: (self.http_port,),
+        )
+        self._bodies = Bodies(_most_bytes(broker.config))
+        broker.metrics.gauge(
+            "penstock_request_bytes", "Bytes of large requests under way", read=lambda: self._bodies.total
         )
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
@@ -116,6 +128,7 @@ class Listeners:
                 reuse_port=config.workers > 1,
                 certificate=self.certificates.http,
                 origins=self._origins,
+                bodies=self._bodies,
             )
             await self._http.start()
         if self.rendezvous:
@@ -128,6 +141,7 @@ class Listeners:
                 broker.metrics,
                 verifier=self._verifier if config.auth.tcp == "token" else None,
                 certificate=self.certificates.tcp,
+                bodies=self._bodies,
             )
             await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:
@@ -140,6 +154,7 @@ class Listeners:
                 tls=self.certificates.websocket.context if self.certificates.websocket else None,
                 verifier=self._verifier,
                 origins=self._origins,
+                bodies=self._bodies,
             )
             await self._websocket.start()
         if self.certificates.all:
@@ -201,5 +216,7 @@ class Listeners:
             path, router = rendezvous.owner, self._router()
         settings = owner_settings(self._broker.config.http_server)
         origins = None if self._worker else self._origins
-        self._private = HttpServer(router, settings, unix_path=path, executor=self._broker.pool, origins=origins)
+        self._private = HttpServer(
+            router, settings, unix_path=path, executor=self._broker.pool, origins=origins, bodies=self._bodies
+        )
         await self._private.start()

@@ -23,17 +23,16 @@ import logging
 from io import BytesIO
 from typing import cast
 
+from penstock.wire.bodies import RETRY_SECONDS, SMALL, TOO_MANY
 from penstock.wire.http.answering import BODY, BUSY, CLOSED, HIGH_WATER, LINGER, READY, Answering
 from penstock.wire.http.chunked import ChunkedBody
 from penstock.wire.http.head import CHUNKED, Head, Partial, Refused
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.screen import RETRY_SECONDS, TOO_MANY
 from penstock.wire.http.shared import Shared, failure
 
 log = logging.getLogger("penstock.http")
 
 _MOST_WAITING = 64 << 10
-_SMALL_BODY = 64 << 10  # passes, whatever else is under way
 _LINGER_QUIET = 2.0  # seconds without a byte
 _LINGER_TIME = 10.0  # in all
 _LINGER_BYTES = 64 << 20
@@ -213,7 +212,7 @@ class Connection(Answering):
         self._flush()
         refusal = head.endpoint.admit(head) if head.endpoint.admit is not None else None
         self._head = head
-        if refusal is None and head.length > _SMALL_BODY and self._shared.bodies.full:
+        if refusal is None and head.length > SMALL and self._shared.bodies.full:
             refusal = _too_many_bodies()
         if refusal is not None:
             self._refuse(refusal)
@@ -234,7 +233,7 @@ class Connection(Answering):
         bodies = self._shared.bodies
         self._received += len(data)
         bodies.total += len(data)
-        if bodies.full and self._received > _SMALL_BODY:
+        if bodies.full and self._received > SMALL:
             self._refuse(_too_many_bodies())
             return None
         if isinstance(body, ChunkedBody):

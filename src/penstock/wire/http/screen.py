@@ -14,14 +14,13 @@ from collections.abc import Awaitable
 from concurrent.futures import Executor
 
 from penstock.errors import Unavailable
+from penstock.wire.bodies import RETRY_SECONDS, TOO_MANY, Bodies
 from penstock.wire.http.compress import CODINGS, unpack
 from penstock.wire.http.head import Head
 from penstock.wire.http.messages import Answer, Request
 from penstock.wire.http.routes import Endpoint, Route, refusing
 from penstock.wire.origins import Origins
 
-TOO_MANY = "Too many large requests are under way, try again"
-RETRY_SECONDS = 1.0
 _AS_JSON = frozenset(
     (
         "",
@@ -33,20 +32,6 @@ _AS_JSON = frozenset(
 )
 _IDENTITY = frozenset((b"", b"identity"))
 _ACCEPTED = (("Accept-Encoding", "gzip, zstd"),)
-
-
-class Bodies:
-    """The bytes of all bodies that are arriving or being worked on, and how many they may be."""
-
-    __slots__ = ("limit", "total")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.total = 0
-
-    @property
-    def full(self) -> bool:
-        return self.total > self.limit
 
 
 class Screen:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.config.schema import HttpServer as Settings
 from penstock.ids import uuid7
 from penstock.metrics import Metrics
+from penstock.wire.bodies import Bodies
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import Head, HeadCache, Refused
 from penstock.wire.http.messages import CHALLENGE, Headers, Request, Response, error_response
 from penstock.wire.http.routes import Endpoint, Router
-from penstock.wire.http.screen import Bodies, Screen
+from penstock.wire.http.screen import Screen
 from penstock.wire.origins import Origins
 from penstock.wire.status import is_expected, status_of
 
@@ -48,14 +49,15 @@ class Shared:
         settings: Settings,
         metrics: Metrics,
         executor: Executor | None,
-        origins: Origins | None = None,
+        origins: Origins | None,
+        bodies: Bodies,
     ) -> None:
         self.router = router
         self.settings = settings
         self.limits = Limits.of(settings)
         self.executor = executor
         self.cache = HeadCache(self._route)
-        self.bodies = Bodies(max(settings.max_bodies, settings.max_body))  # one alone always fits
+        self.bodies = bodies
         self._screen = Screen(origins, self.bodies, settings.max_body, executor)
         self.encoder = Encoder()
         self.simple_below = min(JOINED, settings.compress_from or JOINED)  # bytes of a body that needs no thought
@@ -68,7 +70,6 @@ class Shared:
         self.counts = self.requests.values  # added to directly: a call per request would cost more than the counting
         self.refused = metrics.counter("penstock_http_refused_total", "Requests refused as HTTP", "status")
         metrics.gauge("penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections))
-        metrics.gauge("penstock_http_body_bytes", "Bytes of large bodies under way", read=lambda: self.bodies.total)
 
     def _route(self, head: Head) -> None:
         if head.length > self.settings.max_body:

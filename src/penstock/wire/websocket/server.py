@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import sys
 
 from picows import WSListener, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener, ws_create_server
 
@@ -12,6 +13,7 @@ from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer
+from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.origins import Origins
@@ -35,11 +37,16 @@ class WebsocketServer:
         tls: ssl.SSLContext | None = None,
         verifier: Verifier | None = None,
         origins: Origins | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        """`origins`: which web pages may connect; None: nobody looks where connections come from."""
+        """`origins`: which web pages may connect; None: nobody looks where connections come from.
+
+        `bodies`: what all requests of the process may take; None: as much as they like.
+        """
         self.topics = topics
         self.feeds = feeds
         self.max_message = settings.max_message
+        self.bodies = bodies if bodies is not None else Bodies(sys.maxsize)
         self.received = 0
         self._settings = settings
         self._tls = tls
