@@ -22,6 +22,7 @@ from penstock.wire.http.head import Head, Refused
 from penstock.wire.http.messages import Answer, Handler, Headers, Request, Response, error_response
 
 ANY = "*"
+_LONGEST_SHOWN = 100  # characters of a wrong value in the text of an error
 Admit = Callable[[Head], Refused | None]  # a refusal, from the head alone
 
 
@@ -142,7 +143,9 @@ def _query_problem(text: str, values: dict[str, Any]) -> str:
     if place:
         name = place.rstrip("`").split("[")[0]
         problem = problem[:1].lower() + problem[1:].replace(", got `str`", "")
-        return f"Query parameter `{name}`: {problem}, got {values.get(name)!r}"
+        value = values.get(name)
+        shown = repr(value) if len(str(value)) <= _LONGEST_SHOWN else f"{str(value)[:_LONGEST_SHOWN]!r}..."
+        return f"Query parameter `{name}`: {problem}, got {shown}"
     return problem.replace("Object missing required field", "Missing query parameter")
 
 
