@@ -17,6 +17,7 @@ A decision is made once per distinct head of a request, never per request.
 """
 
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterable
@@ -27,6 +28,9 @@ from penstock.errors import ConfigError
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]]*)(?::(\d{0,5}))?")
 _MOST_REMEMBERED = 1024
+_MOST_REPORTED = 16
+
+log = logging.getLogger("penstock.http")
 
 
 class Origins:
@@ -65,6 +69,7 @@ class Origins:
         self._endings = tuple(name[1:] for name in names if name.startswith("*."))
         self._ports = ports
         self._known: set[str] = set()  # values of Host that passed
+        self._reported: set[str] = set()  # those that did not, once each
 
     def refusal(self, host: str | None, origin: str | None, site: str | None, *, is_link: bool = False) -> str | None:
         """Why a request with these headers is refused; None: it is not.
@@ -72,6 +77,7 @@ class Origins:
         `is_link`: a link, wherever it is, that leads to a page of ours.
         """
         if host is not None and not self.has_host(host):
+            self._report(host[:255])
             return (
                 f"The host name {host[:255]!r} is not one of this broker's. While it asks for no"
                 " tokens it answers to IP addresses, localhost and its own host name;"
@@ -102,6 +108,12 @@ class Origins:
             self._known.clear()
         self._known.add(host)
         return True
+
+    def _report(self, host: str) -> None:
+        """In the log, once per name: whoever set up the address of a client or a proxy should see why."""
+        if host not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(host)
+            log.warning("refused a request for the host name %r: list it in http_server.hosts if it is ours", host)
 
     def allows(self, origin: str) -> bool:
         """Whether the configuration names it."""
