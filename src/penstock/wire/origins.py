@@ -27,7 +27,6 @@ from penstock.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]]*)(?::(\d{0,5}))?")
-_MOST_REMEMBERED = 1024
 _MOST_REPORTED = 16
 
 log = logging.getLogger("penstock.http")
@@ -68,8 +67,7 @@ class Origins:
         self._names.discard("")
         self._endings = tuple(name[1:] for name in names if name.startswith("*."))
         self._ports = ports
-        self._known: set[str] = set()  # values of Host that passed
-        self._reported: set[str] = set()  # those that did not, once each
+        self._reported: set[str] = set()  # names that were refused
 
     def refusal(self, host: str | None, origin: str | None, site: str | None, *, is_link: bool = False) -> str | None:
         """Why a request with these headers is refused; None: it is not.
@@ -98,16 +96,9 @@ class Origins:
 
     def has_host(self, host: str) -> bool:
         """Whether the value of a Host header is an address, or a name of ours."""
-        if self._any_host or host in self._known:
-            return True
         name, _ = _host_and_port(host)
         is_ours = name in self._names or name.endswith((".localhost", *self._endings))
-        if not is_ours and not _is_address(name):
-            return False
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
-        self._known.add(host)
-        return True
+        return self._any_host or is_ours or _is_address(name)
 
     def _report(self, host: str) -> None:
         """In the log, once per name: whoever set up the address of a client or a proxy should see why."""

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 CHUNKED = -1
 _LARGEST_CACHED = 2048
 _GENERATION = 2048
+_READ = frozenset(  # the headers that are looked at here
+    b"accept-encoding content-encoding content-length content-type expect host origin sec-fetch-site"
+    b" transfer-encoding".split()
+)
 
 
 class Refused(Exception):
@@ -184,6 +188,8 @@ def parse(raw: bytes) -> Head:
 def _read_headers(head: Head) -> None:
     hosts = 0
     for name, value in head.headers:
+        if name not in _READ:
+            continue
         if name == b"content-length":
             head.length = int(value)
         elif name == b"transfer-encoding":

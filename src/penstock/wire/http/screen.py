@@ -30,6 +30,7 @@ _AS_JSON = frozenset(
         "application/x-www-form-urlencoded",  # what curl says
     )
 )
+_MOST_HOSTS = 1024
 _IDENTITY = frozenset((b"", b"identity"))
 _ACCEPTED = (("Accept-Encoding", "gzip, zstd"),)
 
@@ -41,13 +42,16 @@ class Screen:
         self._bodies = bodies
         self._max_body = max_body
         self._executor = executor
+        self._hosts: set[bytes | None] = set()  # values of Host that passed
 
     def apply(self, head: Head) -> None:
         """Set what the head's origin and body make of its endpoint."""
         route = head.endpoint.route
-        if self._origins is not None:
+        if self._origins is not None and (head.from_browser or head.host not in self._hosts):
             refusal = self._look_at_origin(self._origins, head, route)
-            if refusal is not None and not route.forwards:
+            if refusal is None:
+                self._remember(head.host)
+            elif not route.forwards:
                 head.endpoint = refusing(403, refusal)
                 return
         if head.length == 0 or route.forwards:
@@ -65,6 +69,11 @@ class Screen:
             elif coding not in _IDENTITY:
                 text = f"Content-Encoding {coding.decode('latin-1')[:255]!r} is not supported, gzip and zstd are"
                 head.endpoint = refusing(415, text, _ACCEPTED)
+
+    def _remember(self, host: bytes | None) -> None:
+        if len(self._hosts) >= _MOST_HOSTS:
+            self._hosts.clear()
+        self._hosts.add(host)
 
     def _look_at_origin(self, origins: Origins, head: Head, route: Route) -> str | None:
         host = head.host.decode("latin-1") if head.host is not None else None
