@@ -431,7 +431,7 @@ class Rounds:
 
 
 def _post(path: str, body: bytes) -> bytes:
-    return b"POST %s HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
         path.encode(),
         len(body),
         body,
@@ -444,7 +444,7 @@ def _ack(popped: bytes) -> bytes:
 
 
 def _get(path: str) -> bytes:
-    return b"GET %s HTTP/1.1\r\nHost: b\r\n\r\n" % path.encode()
+    return b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
 
 
 def _close(callers: list[Caller]) -> None:

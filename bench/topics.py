@@ -382,13 +382,13 @@ class Subscriber(asyncio.Protocol):
             self._latencies.append((now - int(pieces[place])) / 1e6)
 
 
-SSE_HELLO = b"GET /topics/bench/stream?offset=latest HTTP/1.1\r\nHost: x\r\n\r\n"
+SSE_HELLO = b"GET /topics/bench/stream?offset=latest HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def websocket_hello() -> bytes:
     subscribe = b'{"command":"subscribe_topic_request","topic":"bench","start_offset":"latest"}'
     return (
-        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     ) + (bytes((0x81, 0x80 | len(subscribe), 0, 0, 0, 0)) + subscribe)
 

@@ -1,6 +1,7 @@
 """Maintenance modes: shared through the database, remembered without it."""
 
 import asyncio
+import logging
 
 from penstock.buffer.maintenance import Modes
 from tests.support.buffers import Store, buffering, items, names
@@ -23,6 +24,19 @@ def test_pushes_stay_on_disk_until_it_is_switched_off_and_keep_their_order(tmp_p
             await eventually(lambda: store.payloads() == [b"0", b"1", b"2", b"3"])
 
     run(body)
+
+
+def test_only_switching_it_on_is_worth_a_warning(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+
+    async def body():
+        async with buffering(tmp_path, Store()) as buffer:
+            for push, pop in ((True, False), (True, True), (False, True), (False, False)):
+                await buffer.maintenance.switch(push=push, pop=pop)
+
+    run(body)
+    found = [record.levelname for record in caplog.records if record.getMessage().startswith("maintenance:")]
+    assert found == ["WARNING", "WARNING", "WARNING", "INFO"]
 
 
 def test_every_broker_on_the_database_follows(tmp_path):

@@ -77,7 +77,9 @@ def test_a_second_signal_stops_at_once(tmp_path, database_url):
     with BrokerProcess(tmp_path, database_url=database_url) as broker:
         address = ("127.0.0.1", int(broker.url.rpartition(":")[2]))
         with socket.create_connection(address) as slow:
-            slow.sendall(b"POST /api/v1/push HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n")
+            slow.sendall(
+                b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n"
+            )
             assert slow.recv(100).startswith(b"HTTP/1.1 ")  # it is being served, and its body never comes
             os.kill(broker.process.pid, signal.SIGTERM)
             until(lambda: "stopping" in broker.log)

@@ -11,9 +11,11 @@ import uvloop
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
+from penstock.wire.bodies import Bodies
 from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
+from penstock.wire.origins import Origins
 from penstock.wire.tls import Certificate
 
 
@@ -32,10 +34,21 @@ def run(
 
 @asynccontextmanager
 async def serving(
-    *routes: Route, metrics: Metrics | None = None, certificate: Certificate | None = None, **settings: Any
+    *routes: Route,
+    metrics: Metrics | None = None,
+    certificate: Certificate | None = None,
+    origins: Origins | None = None,
+    max_bodies: int | None = None,
+    **settings: Any,
 ) -> AsyncIterator[HttpServer]:
-    settings = {"port": 0, **settings}
-    server = HttpServer(Router(routes), Settings(**settings), metrics=metrics, certificate=certificate)
+    server = HttpServer(
+        Router(routes),
+        Settings(**{"port": 0, **settings}),
+        metrics=metrics,
+        certificate=certificate,
+        origins=origins,
+        bodies=Bodies(max_bodies) if max_bodies else None,
+    )
     await server.start()
     try:
         yield server

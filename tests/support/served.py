@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.config.schema import Auth as AuthSettings
 from penstock.config.schema import HttpServer as HttpSettings
 from penstock.config.schema import TcpServer as TcpSettings
 from penstock.config.schema import Topics as TopicSettings
@@ -18,6 +19,8 @@ from penstock.config.schema import WebsocketServer as WebsocketSettings
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from penstock.wire.auth import verifier_of
+from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.http.api import topics as api
 from penstock.wire.http.routes import Router
@@ -53,9 +56,11 @@ async def serving(
     websocket: dict[str, Any] | None = None,
     tls: Certificate | None = None,
     keep_alive: float = 1.0,
+    auth: dict[str, Any] | None = None,
+    max_bodies: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """All of topics on free ports. `keep_alive` is a fifteenth of the keep-alive period."""
+    """All of topics on free ports. `keep_alive` is a fifteenth of the keep-alive period; `auth` is asked over TCP."""
     metrics = Metrics()
     settings = {"fsync": "never", "free_space_reserve": 0, **settings}
     with ThreadPoolExecutor(2) as pool:
@@ -64,10 +69,19 @@ async def serving(
         groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
         await groups.start()
         feeds, alive = Feeds(), KeepAlive(keep_alive)
+        bodies = Bodies(max_bodies) if max_bodies else None
         served = Served(
             topics,
             groups,
-            TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), topics, groups, metrics, certificate=tls),
+            TcpServer(
+                TcpSettings(**{"port": 0, **(tcp or {})}),
+                topics,
+                groups,
+                metrics,
+                verifier=verifier_of(AuthSettings(enabled=True, **auth), metrics) if auth else None,
+                certificate=tls,
+                bodies=bodies,
+            ),
             HttpServer(
                 Router(api.routes(topics, groups, feeds, alive)),
                 HttpSettings(port=0, **(http or {})),
@@ -81,6 +95,7 @@ async def serving(
                 metrics,
                 keep_alive=alive,
                 tls=tls.context if tls else None,
+                bodies=bodies,
             ),
             feeds,
             metrics,

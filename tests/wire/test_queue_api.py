@@ -274,7 +274,7 @@ def test_a_waiting_pop_that_is_given_up_leases_nothing(broker, api, queue):
     for _ in range(3):
         with socket.create_connection((host, int(port))) as waiter:
             waiter.sendall(
-                f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=20000 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+                f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=20000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
             )
             until(lambda: waiting_pops(broker) == 1, what="the pop waits")
         until(lambda: waiting_pops(broker) == 0, what="the pop is given up")
@@ -638,3 +638,18 @@ def test_unknown_fields_of_a_later_version_are_ignored_and_unknown_options_refus
     assert "someFutureOption" in refused["error"]  # it would silently not be in force
     refused = api.post("configure", {"queue": queue, "leaseTime": 5}, 400)  # nor would an option beside `options`
     assert "leaseTime must be in options" in refused["error"]
+
+
+@pytest.mark.parametrize("number", ["9" * 100_000, "-" + "9" * 100_000, "1e400"])
+def test_an_option_with_an_absurd_number_is_named(api, queue, number):
+    body = f'{{"queue":"{queue}","options":{{"retryLimit":3,"leaseTime":{number}}}}}'.encode()
+    error = api.post("configure", body, 400)["error"]
+    assert ("leaseTime" in error, "out of range" in error, len(error) < 200) == (True, True, True)
+    assert api.post("configure", {"queue": queue, "options": 7}, 400)["error"] == "options must be an object"
+
+
+def test_an_absurdly_long_time_to_wait_is_just_long(api, queue):
+    api.push(queue, 1)
+    assert len(api.pop(queue, wait="true", timeout="9" * 400, autoAck="true")) == 1
+    error = api.get(f"pop/queue/{queue}", 400, batch="9" * 5000)["error"]
+    assert ("`batch`" in error, len(error) < 300) == (True, True)

@@ -10,11 +10,12 @@ import pytest
 
 from tests.support.http import run
 from tests.support.served import Served, Wire, consume_body, consumed, named, produce_body, serving
+from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
 
 PRODUCE, CONSUME, NEXT, CREATE, LIST, BATCH, FETCH, AT, INFO, DELETE = range(1, 11)
 OK, NO_TOPIC, BAD_OFFSET, SERIALIZATION, PRODUCE_FAILED, INTERNAL, INVALID, TOO_LARGE, UNKNOWN = range(9)
-ERROR = 0xFF
+ERROR, AUTH, UNAUTHORIZED = 0xFF, 0x10, 9
 
 Body = Callable[[Served, Wire], Awaitable[None]]
 
@@ -426,6 +427,89 @@ def test_silent_connections_are_closed_after_the_idle_time(tmp_path: Path) -> No
         assert await wire.ended()
 
     over_tcp(tmp_path, body, tcp={"idle_timeout": 0.1})
+
+
+def test_a_connection_that_does_not_authenticate_in_time_is_closed(tmp_path: Path) -> None:
+    async def body(served: Served, silent: Wire) -> None:
+        known, refused, busy = [await Wire.connect(served.tcp.port) for _ in range(3)]
+        admitted = await known.ask(AUTH, token().encode())
+        assert admitted[1] == OK
+        assert (await refused.ask(AUTH, b"nonsense"))[1] == UNAUTHORIZED
+
+        async def ask_on() -> None:  # asking does not extend its time
+            while (await busy.ask(LIST))[1] == UNAUTHORIZED:
+                pass
+
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await ask_on()
+        assert await silent.ended()
+        assert await refused.ended()
+        assert (await known.ask(LIST))[1] == OK
+        for wire in (known, refused, busy):
+            wire.close()
+
+    over_tcp(tmp_path, body, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 0.3})
+
+
+def test_a_connection_whose_token_expired_is_closed_unless_it_brings_another(tmp_path: Path) -> None:
+    async def body(served: Served, wire: Wire) -> None:
+        renewing = await Wire.connect(served.tcp.port)
+        for one in (wire, renewing):
+            assert (await one.ask(AUTH, token(lifetime=0.0).encode()))[1] == OK  # for up to a second
+        assert (await renewing.ask(AUTH, token().encode()))[1] == OK
+        assert await wire.ended()
+        assert (await renewing.ask(LIST))[1] == OK
+        renewing.close()
+
+    over_tcp(tmp_path, body, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 0.3})
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_a_frame_that_does_not_end_or_trickles_in_is_given_up(tmp_path: Path, size: int) -> None:
+    async def body(served: Served, stuck: Wire) -> None:
+        trickling, idle = await Wire.connect(served.tcp.port), await Wire.connect(served.tcp.port)
+        start = struct.pack(">BI", PRODUCE, size) + b"x" * 20
+        for wire in (stuck, trickling):
+            wire.writer.write(start)
+
+        async def trickle() -> None:
+            while True:
+                trickling.writer.write(b"x")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.ensure_future(trickle())
+        assert await stuck.ended()
+        assert await trickling.ended() or size == 100  # of which all bytes may have come
+        task.cancel()
+        assert (await idle.ask(LIST))[1] == OK  # between frames there is no limit
+        for wire in (trickling, idle):
+            wire.close()
+
+    over_tcp(tmp_path, body, tcp={"frame_timeout": 0.3})
+
+
+def test_all_frames_that_are_arriving_have_a_common_bound(tmp_path: Path) -> None:
+    async def body(served: Served, one: Wire) -> None:
+        two, small = await Wire.connect(served.tcp.port), await Wire.connect(served.tcp.port)
+        bodies = served.tcp.bodies
+        large = produce_body("a", b"x" * 700_000)
+        one.writer.write(struct.pack(">BI", PRODUCE, len(large)) + large[:-1])
+        await eventually(lambda: bodies.total > 700_000)
+        two.writer.write(struct.pack(">BI", PRODUCE, len(large)) + large[:1000])
+        _, status, text = await two.answer()
+        assert (status, b"try again" in text) == (INTERNAL, True)
+        assert await two.ended()
+        assert (await small.ask(PRODUCE, produce_body("a", b"x" * 60_000)))[1] == OK
+        one.writer.write(large[-1:])
+        assert (await one.answer())[1] == OK
+        assert bodies.total == 0
+        small.writer.write(struct.pack(">BI", PRODUCE, len(large)) + large[:1000])
+        await eventually(lambda: bodies.total > 700_000)
+        small.close()
+        await eventually(lambda: bodies.total == 0)
+        two.close()
+
+    over_tcp(tmp_path, body, max_bodies=1_000_000)
 
 
 def test_stopping_answers_what_is_under_way(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.wire.tls import Certificate
+from penstock.wire.websocket import session
 from tests.support.certificates import certificate
 from tests.support.http import run
 from tests.support.idle_clients import said, start
@@ -212,6 +213,36 @@ def test_a_message_may_come_in_pieces_but_not_without_end(tmp_path: Path) -> Non
         assert (await talk.ask("list_topics_request"))["success"]
 
     over_websocket(tmp_path, body, websocket={"max_message": 4000})
+
+
+def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) -> None:
+    async def body(served: Served, talk: Talk) -> None:
+        bodies = served.websocket.bodies
+        sent, release = asyncio.Event(), asyncio.Event()
+
+        async def parts(count: int) -> AsyncIterator[str]:
+            for _ in range(count):
+                yield "x" * 50_000
+            sent.set()
+            await release.wait()
+            yield "x"
+
+        holding = asyncio.ensure_future(talk.socket.send(parts(3)))
+        await eventually(lambda: bodies.total == 150_000)
+        async with talking(served) as other:
+            await other.ask("produce_request", topic="t", message_payload="small")
+            too_much = asyncio.ensure_future(other.socket.send(parts(2)))
+            await other.socket.wait_closed()
+            assert (other.socket.close_code, "try again" in (other.socket.close_reason or "")) == (1013, True)
+            too_much.cancel()
+        assert bodies.total == 150_000
+        await talk.socket.wait_closed()  # its message does not go on, though it answers to pings
+        assert bodies.total == 0
+        holding.cancel()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session, "PART_TIMEOUT", -300.0)
+        over_websocket(tmp_path, body, max_bodies=200_000, keep_alive=0.1)
 
 
 def test_pipelined_produces_are_answered_in_order_and_create_their_topic(tmp_path: Path) -> None:

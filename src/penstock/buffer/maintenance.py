@@ -155,7 +155,8 @@ class Maintenance:
             return
         self.modes = modes
         self.pops.switch(modes.pop)
-        log.warning(
+        log.log(
+            logging.WARNING if modes.push or modes.pop else logging.INFO,
             "maintenance: pushes go to %s, pops %s",
             "the buffer" if modes.push else "the database",
             "find nothing" if modes.pop else "work",

@@ -25,6 +25,7 @@ from penstock.metrics import Metrics
 from penstock.server import Broker
 from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
+from penstock.wire.origins import Origins
 from penstock.wire.tls import Certificates
 
 log = logging.getLogger("penstock.server")
@@ -129,6 +130,7 @@ async def _serve(config: Config) -> None:
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
     verifier_of(config.auth, Metrics())  # a key that cannot be used is told before anything is started
     Certificates(config)
+    Origins(config.http_server.cors_origin, config.http_server.hosts)
     broker = Broker(config)
     await broker.start()
     listeners = Listeners(broker)

@@ -35,6 +35,10 @@ class TcpServer:
     port: int = key(12345, "port to listen on; 0 picks a free one")
     max_frame: Size = key(64 << 20, "largest payload of one frame")
     max_connections: int = key(10_000, "connections beyond this are closed at once")
+    auth_timeout: Seconds = key(10.0, "with tokens: time to send one, or another when it has expired; 0 = no limit")
+    frame_timeout: Seconds = key(
+        30.0, "longest silence within a frame; after it also the least rate, 1 KiB/s; 0 = no limit"
+    )
     idle_timeout: Seconds = key(0.0, "close connections that are silent this long; 0 = never")
     tls: bool = key(True, "speak TLS when tls.certificate is set; false = in clear also then")
 
@@ -48,14 +52,20 @@ class HttpServer:
     ssl_cert_path: Path | None = key(None, "certificate chain (PEM) for HTTP alone, instead of tls.certificate")
     ssl_key_path: Path | None = key(None, "its private key (PEM)")
     max_header: Size = key(64 << 10, "largest request line and headers; above it 431")
-    max_body: Size = key(64 << 20, "largest request body; above it 413")
+    max_body: Size = key(64 << 20, "largest request body, also once unpacked; above it 413")
     max_connections: int = key(20_000, "connections beyond this get 503")
     header_timeout: Seconds = key(10.0, "time for a request's headers to arrive; above it 408; 0 = no limit")
     body_timeout: Seconds = key(30.0, "longest silence while a body arrives; above it 408; 0 = no limit")
+    body_min_rate: Size = key(1 << 10, "least bytes per second of a body, after body_timeout; below it 408; 0 = any")
     idle_timeout: Seconds = key(75.0, "keep-alive connections without a request are closed after this; 0 = never")
     send_timeout: Seconds = key(60.0, "a client that takes no byte of an answer for this long is cut off; 0 = never")
     compress_from: Size = key(64 << 10, "gzip JSON and text answers of at least this size on request; 0 = never")
-    cors_origin: str = key("*", "value of Access-Control-Allow-Origin; empty = no CORS headers")
+    cors_origin: str = key(
+        "", "origins of other web pages that may send requests, with commas (https://console.example); * = all"
+    )
+    hosts: str = key(
+        "", "further host names of ours (a proxy's), with commas; *.example = all below, * = any; see docs/security.md"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +276,10 @@ class Config:
     data_directory: Path = key(Path("penstock-data"), "topics, buffers, send queues and the embedded database")
     thread_pool_size: int = key(0, "threads for blocking work (fsync, compression); 0 = number of cores")
     workers: int = key(1, "processes that share the HTTP port")
+    max_bodies: Size = key(
+        256 << 20,
+        "bytes of all requests that arrive or are worked on, per process; beyond it large ones are refused (HTTP 503)",
+    )
     shutdown_timeout: Seconds = key(10.0, "time to finish what is in flight when stopping")
     database: Database = section(Database, "PostgreSQL")
     tcp_server: TcpServer = section(TcpServer, "binary protocol")

@@ -13,8 +13,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.config import Config
 from penstock.server import Broker
 from penstock.wire.auth import Role, verifier_of
+from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
 from penstock.wire.http.api import buffers, export, pipelines, queues, system, topics
@@ -23,6 +25,7 @@ from penstock.wire.http.guard import Guard
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
+from penstock.wire.origins import Origins
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
 from penstock.wire.websocket import WebsocketServer
@@ -56,6 +59,12 @@ def spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def _most_bytes(config: Config) -> int:
+    """What all requests together may take: at least the largest one."""
+    largest = (config.http_server.max_body, config.tcp_server.max_frame, config.websocket_server.max_message)
+    return max(config.max_bodies, *largest)
+
+
 class Listeners:
     """Every listener of one process."""
 
@@ -68,6 +77,18 @@ class Listeners:
         self._private: HttpServer | None = None  # for the other processes of this broker
         self._verifier = verifier_of(broker.config.auth, broker.metrics)  # None: authentication is off
         self.certificates = Certificates(broker.config)
+        http = broker.config.http_server
+        self._origins = Origins(
+            http.cors_origin,
+            http.hosts,
+            (http.host, broker.config.websocket_server.host),
+            any_host=self._verifier is not None,
+            ports=lambda: (self.http_port,),
+        )
+        self._bodies = Bodies(_most_bytes(broker.config))
+        broker.metrics.gauge(
+            "penstock_request_bytes", "Bytes of large requests under way", read=lambda: self._bodies.total
+        )
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
         self.rendezvous = rendezvous
@@ -106,6 +127,8 @@ class Listeners:
                 executor=broker.pool,
                 reuse_port=config.workers > 1,
                 certificate=self.certificates.http,
+                origins=self._origins,
+                bodies=self._bodies,
             )
             await self._http.start()
         if self.rendezvous:
@@ -118,6 +141,7 @@ class Listeners:
                 broker.metrics,
                 verifier=self._verifier if config.auth.tcp == "token" else None,
                 certificate=self.certificates.tcp,
+                bodies=self._bodies,
             )
             await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:
@@ -129,6 +153,8 @@ class Listeners:
                 keep_alive=self._keep_alive,
                 tls=self.certificates.websocket.context if self.certificates.websocket else None,
                 verifier=self._verifier,
+                origins=self._origins,
+                bodies=self._bodies,
             )
             await self._websocket.start()
         if self.certificates.all:
@@ -157,8 +183,9 @@ class Listeners:
         guard = Guard(self._verifier) if self._verifier else None
         if self._worker:
             assert self.rendezvous is not None
-            # The owner asks for the token itself: it comes along with the request.
-            rest = Route("*", "/{rest...}", forward_to(self.rendezvous.owner), hidden=True, role=Role.PUBLIC)
+            # The owner asks for the token, and where it comes from, itself: the headers come along with the request.
+            handler = forward_to(self.rendezvous.owner)
+            rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
             return Router([*self._queue_routes(), rest], guard)
         router = Router(self._owner_routes(), guard)
         router.extend(openapi.routes(router, guard=guard))
@@ -187,5 +214,9 @@ class Listeners:
             path, router = rendezvous.worker(self._worker), Router(system.worker_routes(self._broker))
         else:
             path, router = rendezvous.owner, self._router()
-        self._private = HttpServer(router, owner_settings(self._broker.config.http_server), unix_path=path)
+        settings = owner_settings(self._broker.config.http_server)
+        origins = None if self._worker else self._origins
+        self._private = HttpServer(
+            router, settings, unix_path=path, executor=self._broker.pool, origins=origins, bodies=self._bodies
+        )
         await self._private.start()

@@ -220,7 +220,18 @@ def test_a_stranger_cannot_make_the_broker_take_a_large_body(broker):
     for extra, status in (("", b"401"), (f"Authorization: Bearer {READ_ONLY}\r\n", b"403")):
         with socket.create_connection((host, int(port)), 10) as connection:
             connection.sendall(head.format(extra).encode() + b"{")
-            assert connection.recv(1000).split(b" ")[1] == status  # with nearly all of the body missing
+            answer = connection.recv(1000)
+            assert answer.split(b" ")[1] == status  # with nearly all of the body missing
+            assert (b"WWW-Authenticate: Bearer" in answer) == (status == b"401")
+
+
+def test_a_strangers_body_is_not_unpacked(broker):
+    nonsense, packed = b"not gzip", {"Content-Encoding": "gzip"}
+    for path in ("/api/v1/push", "/topics/t/produce"):
+        for value, status in ((None, 401), (READ_ONLY, 403), (READ_WRITE, 400)):
+            headers = {**packed, **(bearer(value) if value else {})}
+            for _ in range(4):  # to every process
+                assert httpx.post(f"{broker.url}{path}", content=nonsense, headers=headers).status_code == status
 
 
 def test_events_take_the_token_in_the_query_and_end_with_it(broker):

@@ -1,14 +1,17 @@
 """Connections: framing, limits, time limits, backpressure, the end."""
 
 import asyncio
+import gzip
 import json
 import socket
+import struct
 from pathlib import Path
 
 import pytest
 
 from penstock.config.schema import HttpServer as Settings
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http import protocol
+from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
 from penstock.wire.http.protocol import Connection
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
@@ -514,3 +517,176 @@ def test_it_also_runs_on_the_loop_of_the_standard_library() -> None:
             assert [len((await wire.reply()).body) for _ in range(3)] == [1, 1, 500_000]
 
     run(body, loop=asyncio.new_event_loop)
+
+
+def test_after_an_error_a_connection_lingers_for_a_limited_time_however_much_its_client_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_TIME", 0.5)
+
+    async def body() -> None:
+        async with talking(ECHO, header_timeout=0.4) as (server, wire):
+            wire.send(b"nonsense\r\n\r\n")
+            assert (await wire.reply()).status == 400
+
+            async def drip() -> None:
+                while True:
+                    wire.send(b"x")
+                    await asyncio.sleep(0.02)
+
+            dripping = asyncio.ensure_future(drip())
+            await eventually(lambda: server.connections == 0)
+            dripping.cancel()
+
+    run(body)
+
+
+def test_after_an_error_a_limited_number_of_bytes_is_read_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_BYTES", 1_000_000)
+    monkeypatch.setattr(protocol, "_LINGER_TIME", 600.0)
+
+    async def body() -> None:
+        async with talking(ECHO, max_body=1000) as (server, wire):
+            wire.send(HEAD + b"Content-Length: 9000000\r\n\r\n" + b"x" * 100_000)
+            assert (await wire.reply()).status == 413
+            assert server.connections == 1
+            sending = asyncio.ensure_future(_send_all(wire, b"x" * 100_000, 60))
+            await eventually(lambda: server.connections == 0)
+            with pytest.raises(ConnectionError):
+                await sending
+
+    run(body)
+
+
+@pytest.mark.parametrize("head", [HEAD + b"Content-Length: 5000\r\n\r\n", CHUNKED + b"1000\r\n"])
+def test_a_body_that_trickles_in_is_a_408(head: bytes) -> None:
+    async def body() -> None:
+        async with talking(ECHO, body_timeout=0.2, body_min_rate=1000) as (_, wire):
+
+            async def trickle() -> None:
+                wire.send(head)
+                while True:
+                    wire.send(b"x")
+                    await asyncio.sleep(0.02)
+
+            task = asyncio.ensure_future(trickle())
+            reply = await wire.reply()
+            assert (reply.status, b"1000 bytes per second" in reply.body) == (408, True)
+            task.cancel()
+
+    run(body)
+
+
+def test_a_body_that_arrives_in_pieces_fast_enough_is_served() -> None:
+    async def body() -> None:
+        async with talking(ECHO, body_timeout=0.2, body_min_rate=1000) as (_, wire):
+            wire.send(HEAD + b"Content-Length: 100000\r\n\r\n")
+            for _ in range(20):
+                wire.send(b"x" * 5000)
+                await asyncio.sleep(0.05)
+            assert len((await wire.reply()).body) == 100_000
+
+    run(body)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -> None:
+    async def body() -> None:
+        start = CHUNKED + b"7A120\r\n" if chunked else HEAD + b"Content-Length: 500000\r\n\r\n"
+        end = b"x\r\n0\r\n\r\n" if chunked else b"x"
+        async with serving(ECHO, max_body=600_000, max_bodies=1_010_000) as server:
+            bodies = server._shared.bodies
+            async with connected(server) as one, connected(server) as two, connected(server) as three:
+                for count, wire in enumerate((one, two), 1):
+                    wire.send(start + b"x" * 499_999)
+                    await eventually(lambda: bodies.total >= count * 499_999)  # noqa: B023
+                three.send(start + b"x" * 300_000)
+                reply = await three.reply()
+                assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+                async with connected(server) as small:
+                    assert (await small.ask(post("/echo", b"x" * 60_000))).status == 200
+                    small.send(post("/echo", b"x" * 60_000)[:-1])
+                    await eventually(lambda: bodies.total > 1_010_000)
+                    async with connected(server) as large:  # refused when it is announced
+                        large.send(HEAD + b"Content-Length: 70000\r\n\r\n")
+                        assert (await large.reply()).status == 503
+                    small.send(b"x")
+                    assert (await small.reply()).status == 200
+                for wire in (one, two):
+                    wire.send(end)
+                    assert len((await wire.reply()).body) == 500_000
+                async with connected(server) as again:
+                    assert (await again.ask(post("/echo", b"x" * 500_000))).status == 200
+                one.send(start + b"x" * 1000)
+            await eventually(lambda: server.connections == 0)
+            assert bodies.total == 0
+
+    run(body)
+
+
+@pytest.mark.parametrize("client_stays", [True, False])
+def test_a_large_body_counts_until_its_request_is_answered(client_stays: bool) -> None:
+    async def body() -> None:
+        release = asyncio.Event()
+
+        async def slow(_: Request) -> Response:
+            await release.wait()
+            return json_response("done")
+
+        async with serving(Route("POST", "/slow", slow)) as server:
+            bodies = server._shared.bodies
+            async with connected(server) as wire:
+                wire.send(post("/slow", b"x" * 3_000_000))
+                await eventually(lambda: bodies.total >= 3_000_000 and server._shared.running)
+                if client_stays:
+                    release.set()
+                    assert (await wire.reply()).status == 200
+                else:  # reset: a client that has closed may still wait for its answer
+                    never = struct.pack("ii", 1, 0)
+                    wire.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, never)
+                    wire.writer.transport.abort()
+            if not client_stays:
+                await eventually(lambda: server.connections == 0)
+                assert bodies.total >= 3_000_000
+                release.set()
+            await eventually(lambda: bodies.total == 0)
+
+    run(body)
+
+
+def test_a_stream_that_answers_a_large_body_gives_its_bytes_back() -> None:
+    async def body() -> None:
+        def stream(_: Request) -> StreamResponse:
+            async def write(stream: Stream) -> None:
+                await stream.write(b"piece")
+
+            return StreamResponse(write)
+
+        async with talking(Route("POST", "/stream", stream)) as (server, wire):
+            assert (await wire.ask(post("/stream", b"x" * 3_000_000))).body == b"piece"
+            assert server._shared.bodies.total == 0
+
+    run(body)
+
+
+def test_unpacked_bodies_count_as_well() -> None:
+    async def body() -> None:
+        release = asyncio.Event()
+
+        async def slow(_: Request) -> Response:
+            await release.wait()
+            return json_response("done")
+
+        packed = post("/slow", gzip.compress(b"x" * 600_000), "Content-Encoding: gzip")
+        async with serving(Route("POST", "/slow", slow), max_body=600_000, max_bodies=600_000) as server:
+            async with connected(server) as one, connected(server) as two, connected(server) as three:
+                for count, wire in enumerate((one, two), 1):
+                    wire.send(packed)
+                    await eventually(lambda: server._shared.bodies.total == count * 600_000)  # noqa: B023
+                reply = await three.ask(packed)
+                assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+                release.set()
+                assert [(await wire.reply()).status for wire in (one, two)] == [200, 200]
+            assert server._shared.bodies.total == 0
+
+    run(body)

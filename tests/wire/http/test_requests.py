@@ -12,6 +12,7 @@ from penstock.errors import Conflict, Full, InvalidOffset, NotFound, StorageFull
 from penstock.metrics import Metrics
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route, Router
+from penstock.wire.origins import Origins
 from tests.support.http import Reply, connected, get, post, request, run, serving, talking
 
 
@@ -147,16 +148,18 @@ def test_head_gives_the_head_of_get_without_its_body() -> None:
 
 def test_options_tells_a_browser_what_it_may_send() -> None:
     asked = request("OPTIONS", "/x", b"", "Origin: http://a", "Access-Control-Request-Headers: X-One, X-Two")
-    reply, plain = answers([Route("POST", "/x", shown)], asked, post("/x", b""))
+    reply, plain = answers(
+        [Route("POST", "/x", shown)],
+        asked,
+        post("/x", b"", "Origin: http://a"),
+        origins=Origins("http://a", any_host=True),
+    )
     assert reply.status == 204
     assert reply.headers["allow"] == "OPTIONS, POST"
     assert reply.headers["access-control-allow-methods"] == "OPTIONS, POST"
     assert reply.headers["access-control-allow-headers"] == "X-One, X-Two"
-    assert reply.headers["access-control-allow-origin"] == "*"
-    assert plain.headers["access-control-allow-origin"] == "*"
-    assert (
-        "access-control-allow-origin" not in answers([Route("POST", "/x", shown)], get("/x"), cors_origin="")[0].headers
-    )
+    assert reply.headers["access-control-allow-origin"] == "http://a"
+    assert (plain.headers["access-control-allow-origin"], plain.headers["vary"]) == ("http://a", "Origin")
 
 
 def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ignored() -> None:

@@ -27,8 +27,8 @@ HIGH_WATER = 256 << 10
 class Answering(asyncio.Protocol):
     __slots__ = (
         "_address", "_body", "_drained", "_eof", "_head", "_held", "_held_bytes", "_hold", "_live", "_partial",
-        "_paused", "_request", "_shared", "_state", "_stream", "_stuck_since", "_transport", "_unsent", "_watchers",
-        "_writable", "rest", "seen",
+        "_paused", "_received", "_request", "_shared", "_since", "_state", "_stream", "_stuck_since", "_transport",
+        "_unsent", "_watchers", "_writable", "rest", "seen",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -51,6 +51,8 @@ class Answering(asyncio.Protocol):
         self._watchers: list[Callable[[], None]] = []
         self._drained: asyncio.Future[None] | None = None  # a stream waits for the client to read
         self.seen = shared.now  # when bytes arrived last
+        self._since = 0.0  # when the head, the body or the lingering began
+        self._received = 0  # bytes of the body, until its request is answered
         self._unsent = 0
         self._stuck_since = 0.0
         self._address = ""
@@ -133,21 +135,27 @@ class Answering(asyncio.Protocol):
         """Answer an error of the protocol itself. Where the next request begins is unknown, so this is the last one."""
         if self._state >= LINGER:
             return
-        response = error_response(refused.status, str(refused))
+        response = error_response(refused.status, str(refused), refused.headers)
         self._flush()
-        self._transport.write(self._shared.encoder.head(None, response, close=True) + cast(bytes, response.body))
+        self._transport.write(self._shared.encoder.head(self._head, response, close=True) + cast(bytes, response.body))
         self._shared.refused.add(1, str(refused.status))
         self.rest = b""
         self._head = self._body = self._partial = None
+        self._release_body()
         if self._eof:
             self._close()
             return
         # Closing with unread bytes in the socket would reset the connection and might destroy the answer on its way.
         self._state = LINGER
-        self.seen = self._shared.now
+        self.seen = self._since = self._shared.now
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._resume_reading()
+
+    def _release_body(self) -> None:
+        """The body that arrived is needed no more."""
+        self._shared.bodies.total -= self._received
+        self._received = 0
 
     def _close(self) -> None:
         if self._state != CLOSED:
@@ -178,6 +186,8 @@ class Answering(asyncio.Protocol):
 
     def _answered(self, future: "asyncio.Future[Answer]") -> None:
         self._shared.running.discard(future)
+        if self._received:
+            self._release_body()
         request = self._request
         assert request is not None
         try:
@@ -200,6 +210,7 @@ class Answering(asyncio.Protocol):
 
     def _start_stream(self, request: Request, answer: StreamResponse) -> None:
         head = request.head
+        self._release_body()
         close = not head.keep_alive or head.http10 or self._shared.draining
         try:
             start = self._shared.encoder.stream_head(head, answer.status, answer.content_type, answer.headers, close)

@@ -1,4 +1,4 @@
-"""Answers as bytes. The lines that repeat (status, date, content type, CORS) are joined once per second and kind."""
+"""Answers as bytes. The lines that repeat (status, date, content type) are joined once per second and kind."""
 
 from email.utils import formatdate
 from typing import cast
@@ -14,10 +14,9 @@ _NAME = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJ
 
 
 class Encoder:
-    __slots__ = ("_cors", "_date", "_starts")
+    __slots__ = ("_date", "_starts")
 
-    def __init__(self, cors_origin: str) -> None:
-        self._cors = header_lines((("Access-Control-Allow-Origin", cors_origin),)) if cors_origin else b""
+    def __init__(self) -> None:
         self._date = b""
         self._starts: dict[tuple[int, str], bytes] = {}
         self.tick()
@@ -33,7 +32,7 @@ class Encoder:
         if start is None:
             line = f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n".encode()
             kind = header_lines((("Content-Type", content_type),)) if content_type and status not in _BODILESS else b""
-            start = self._starts[(status, content_type)] = b"".join((line, self._date, self._cors, kind))
+            start = self._starts[(status, content_type)] = b"".join((line, self._date, kind))
         return start
 
     def simple(self, response: Response) -> bytes:
@@ -52,11 +51,13 @@ class Encoder:
         parts = [self.start(response.status, response.content_type), header_lines(response.headers)]
         if response.status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % len(response.body))
+        if head is not None:
+            parts.append(head.cors)
         parts.append(_connection(head, close))
         return b"".join(parts)
 
     def stream_head(self, head: Head, status: int, content_type: str, headers: Headers, close: bool) -> bytes:
-        parts = [self.start(status, content_type), header_lines(headers)]
+        parts = [self.start(status, content_type), header_lines(headers), head.cors]
         if not head.http10:
             parts.append(b"Transfer-Encoding: chunked\r\n")
         parts.append(_connection(head, close))

@@ -39,7 +39,7 @@ def forward_to(path: Path) -> Handler:
 def forwarded(routes: list[Route], path: Path) -> list[Route]:
     """The same routes with the same documentation, answered by the server at `path`."""
     handler = forward_to(path)
-    return [replace(route, handler=handler, decode=False) for route in routes]
+    return [replace(route, handler=handler, decode=False, forwards=True) for route in routes]
 
 
 def owner_settings(settings: Settings) -> Settings:
@@ -48,7 +48,6 @@ def owner_settings(settings: Settings) -> Settings:
         settings,
         ssl_cert_path=None,
         ssl_key_path=None,
-        cors_origin="",
         max_header=2 * settings.max_header,
         max_connections=1 << 30,
         idle_timeout=0.0,
@@ -112,7 +111,7 @@ def _encoded(request: Request) -> bytes:
     lines = [f"{method} {head.target} HTTP/1.1\r\n".encode("ascii")]
     lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _HOP_BY_HOP]
     if head.http10 and head.header("host") is None:
-        lines.append(b"host: penstock\r\n")
+        lines.append(b"host: localhost\r\n")
     if request.body or head.length:
         lines.append(b"content-length: %d\r\n" % len(request.body))
     lines.append(b"x-forwarded-for: %b\r\n\r\n" % request.address.encode("latin-1"))

@@ -19,8 +19,8 @@ from collections.abc import Awaitable
 from penstock.errors import Forbidden, PenstockError
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer, seconds_left
-from penstock.wire.http.head import Head
-from penstock.wire.http.messages import Answer, Handler, Request, Stream, StreamResponse
+from penstock.wire.http.head import Head, Refused
+from penstock.wire.http.messages import CHALLENGE, Answer, Handler, Request, Stream, StreamResponse
 from penstock.wire.http.routes import Admit, Route
 from penstock.wire.status import status_of
 
@@ -56,14 +56,15 @@ class Guard:
             head.identity = identity
             return call(request)
 
-        def admit(head: Head) -> tuple[int, str] | None:
+        def admit(head: Head) -> Refused | None:
             try:
                 if self.needs_token(head.path):
                     verifier.identify(token_of(head, in_query=events)).require(role)
             except UnknownKey:
                 pass  # the whole request will find out
             except PenstockError as error:
-                return status_of(error).http, str(error)
+                status = status_of(error).http
+                return Refused(status, str(error), CHALLENGE if status == 401 else ())
             return None
 
         return (_ending(guarded) if events else guarded), admit

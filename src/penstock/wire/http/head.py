@@ -9,12 +9,17 @@ Framing is decided here, strictly, since a disagreement about it is request smug
 mode: Content-Length together with Transfer-Encoding, repeated Content-Length, signs and lists in it, bare CR or LF,
 folded lines, blanks before the colon, control characters. We add: exactly one Host in HTTP/1.1, versions 1.0 and 1.1
 only, Transfer-Encoding is `chunked` and nothing else, and no fragment in the target.
+
+What the head alone decides is decided with it and kept: the route, whether a web page may send this (`origins`), and
+whether its body is of a type and coding that the route takes.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import httptools
+
+from penstock.wire.http.messages import Headers
 
 if TYPE_CHECKING:
     from penstock.wire.auth import Identity
@@ -23,20 +28,26 @@ if TYPE_CHECKING:
 CHUNKED = -1
 _LARGEST_CACHED = 2048
 _GENERATION = 2048
+_READ = frozenset(  # the headers that are looked at here
+    b"accept-encoding content-encoding content-length content-type expect host origin sec-fetch-site"
+    b" transfer-encoding".split()
+)
 
 
 class Refused(Exception):
     """The request cannot be served as HTTP; it is answered with `status` and the connection is closed."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
         super().__init__(text)
         self.status = status
+        self.headers = headers
 
 
 class Head:
     __slots__ = (
-        "_by_name", "accepts_gzip", "args", "endpoint", "expects_continue", "headers", "http10", "identity",
-        "keep_alive", "length", "method", "params", "path", "plain", "query", "target", "token",
+        "_by_name", "accepts_gzip", "args", "coding", "cors", "endpoint", "expects_continue", "from_browser", "headers",
+        "host", "http10", "identity", "keep_alive", "length", "media", "method", "params", "path", "plain", "query",
+        "target", "token",
     )  # fmt: skip
 
     def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> None:
@@ -46,6 +57,11 @@ class Head:
         self.path, _, self.query = origin_form(target).partition("?")
         self.length = 0  # of the body; CHUNKED when only its end will tell
         self.keep_alive = self.http10 = self.expects_continue = self.accepts_gzip = False
+        self.host: bytes | None = None
+        self.media: bytes | None = None  # the type of the body
+        self.coding: bytes | None = None  # its Content-Encoding
+        self.from_browser = False  # it has a header by which browsers say where it comes from
+        self.cors = b""  # lines of the answer that let the page of another origin read it
         self.params: Mapping[str, str] = {}
         self.endpoint: Endpoint
         self.args: Any = None  # the decoded query, kept only when its type is frozen
@@ -172,6 +188,8 @@ def parse(raw: bytes) -> Head:
 def _read_headers(head: Head) -> None:
     hosts = 0
     for name, value in head.headers:
+        if name not in _READ:
+            continue
         if name == b"content-length":
             head.length = int(value)
         elif name == b"transfer-encoding":
@@ -182,6 +200,13 @@ def _read_headers(head: Head) -> None:
             head.length = CHUNKED
         elif name == b"host":
             hosts += 1
+            head.host = value
+        elif name == b"content-type":
+            head.media = value
+        elif name == b"content-encoding":
+            head.coding = value if head.coding is None else head.coding + b"," + value
+        elif name == b"origin" or name == b"sec-fetch-site":
+            head.from_browser = True
         elif name == b"expect":
             if value.lower() != b"100-continue":
                 raise Refused(417, f"Expectation {value.decode('latin-1')!r} is not supported, '100-continue' is")

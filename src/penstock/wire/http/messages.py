@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 Headers = Sequence[tuple[str, str]]
+CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)  # of a 401
 
 _encode = msgspec.json.Encoder().encode
 

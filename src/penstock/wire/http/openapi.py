@@ -157,6 +157,6 @@ def routes(router: Router, title: str = "Penstock", guard: Guard | None = None) 
         return make()["page"]
 
     return [
-        Route("GET", "/openapi.json", serve_document, hidden=True),
-        Route("GET", "/docs", serve_page, hidden=True),
+        Route("GET", "/openapi.json", serve_document, hidden=True, page=True),
+        Route("GET", "/docs", serve_page, hidden=True, page=True),
     ]

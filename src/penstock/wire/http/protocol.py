@@ -5,7 +5,7 @@ The states:
     READY   between requests, or with a part of a head in `rest`
     BODY    a head was read and its body is arriving
     BUSY    a handler is at work (a coroutine, a future or a stream); what else arrives waits in `rest`
-    LINGER  an error was answered; what arrives is dropped until the client has read it and closes
+    LINGER  an error was answered; what arrives is dropped until the client closes, for a limited time and size
     CLOSED
 
 A plain handler is called and answered inside `data_received`: no task, no callback, one write. Pipelined requests are
@@ -23,6 +23,7 @@ import logging
 from io import BytesIO
 from typing import cast
 
+from penstock.wire.bodies import RETRY_SECONDS, SMALL, TOO_MANY
 from penstock.wire.http.answering import BODY, BUSY, CLOSED, HIGH_WATER, LINGER, READY, Answering
 from penstock.wire.http.chunked import ChunkedBody
 from penstock.wire.http.head import CHUNKED, Head, Partial, Refused
@@ -32,17 +33,23 @@ from penstock.wire.http.shared import Shared, failure
 log = logging.getLogger("penstock.http")
 
 _MOST_WAITING = 64 << 10
-_LINGER_TIME = 2.0
+_LINGER_QUIET = 2.0  # seconds without a byte
+_LINGER_TIME = 10.0  # in all
+_LINGER_BYTES = 64 << 20
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+def _too_many_bodies() -> Refused:
+    return Refused(503, TOO_MANY, (("Retry-After", f"{RETRY_SECONDS:.0f}"),))
+
+
 class Connection(Answering):
-    __slots__ = ("_fed", "_since")
+    __slots__ = ("_dropped", "_fed")
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
+        self._dropped = 0  # bytes, while lingering
         self._fed = 0  # how much of `rest` the head that is arriving has seen
-        self._since = 0.0  # when it began
 
     # From the transport
 
@@ -71,6 +78,10 @@ class Connection(Answering):
             if rest is not None:
                 self._serve(rest)
                 self._flush()
+        elif state == LINGER:
+            self._dropped += len(data)
+            if self._dropped > _LINGER_BYTES:
+                self._transport.abort()
         elif state <= BUSY:
             self.rest += data
             if len(self.rest) > _MOST_WAITING and not self._paused:
@@ -95,6 +106,8 @@ class Connection(Answering):
         self._state = CLOSED
         self.rest = b""
         self._head = self._body = self._partial = None
+        if self._request is None:  # else its handler still has the body
+            self._release_body()
         shared = self._shared
         shared.connections.discard(self)
         self._tell_watchers()
@@ -198,10 +211,13 @@ class Connection(Answering):
     def _begin_body(self, head: Head, data: bytes) -> bytes | None:
         self._flush()
         refusal = head.endpoint.admit(head) if head.endpoint.admit is not None else None
+        self._head = head
+        if refusal is None and head.length > SMALL and self._shared.bodies.full:
+            refusal = _too_many_bodies()
         if refusal is not None:
-            self._refuse(Refused(*refusal))
+            self._refuse(refusal)
             return None
-        self._state, self._head = BODY, head
+        self._state, self._since = BODY, self.seen
         self._body = ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
         if head.expects_continue and not data:
             self._transport.write(_CONTINUE)
@@ -214,6 +230,12 @@ class Connection(Answering):
         """Add to the body; once it is whole and its request answered, what follows it and can be served now."""
         head, body = self._head, self._body
         assert head is not None
+        bodies = self._shared.bodies
+        self._received += len(data)
+        bodies.total += len(data)
+        if bodies.full and self._received > SMALL:
+            self._refuse(_too_many_bodies())
+            return None
         if isinstance(body, ChunkedBody):
             try:
                 whole = body.feed(data)
@@ -231,7 +253,10 @@ class Connection(Answering):
                 return None
             whole, rest = body.getvalue(), data[missing:]
         self._state, self._head, self._body = READY, None, None
-        if self._call(head, whole):
+        more = self._call(head, whole)
+        if self._request is None:
+            self._release_body()
+        if more:
             return rest
         self.rest = rest if self._state != CLOSED else b""
         return None
@@ -251,7 +276,9 @@ class Connection(Answering):
         """Enforce the time limits; `slack` is how late `seen` and `since` may have been written down."""
         limits = self._shared.limits
         quiet = now - self.seen - slack
-        if not self._writable or self._state == CLOSED:
+        if self._state == LINGER and (quiet > _LINGER_QUIET or now - self._since - slack > _LINGER_TIME):
+            self._transport.abort()
+        elif not self._writable or self._state == CLOSED:
             self._check_progress(now, limits.send)
         elif self._state == READY:
             if self.rest:
@@ -262,8 +289,9 @@ class Connection(Answering):
         elif self._state == BODY:
             if quiet > limits.body:
                 self._refuse(Refused(408, f"Nothing of the body arrived for {limits.body:g} s"))
-        elif self._state == LINGER and quiet > _LINGER_TIME:
-            self._transport.abort()
+            elif self._received < (now - self._since - slack - limits.body) * self._shared.settings.body_min_rate:
+                least = self._shared.settings.body_min_rate
+                self._refuse(Refused(408, f"The body arrives too slowly, below {least} bytes per second"))
 
     def _check_progress(self, now: float, limit: float) -> None:
         unsent = self._transport.get_write_buffer_size()

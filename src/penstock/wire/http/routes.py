@@ -18,11 +18,12 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
-from penstock.wire.http.head import Head
-from penstock.wire.http.messages import Answer, Handler, Request, Response, error_response
+from penstock.wire.http.head import Head, Refused
+from penstock.wire.http.messages import Answer, Handler, Headers, Request, Response, error_response
 
 ANY = "*"
-Admit = Callable[[Head], tuple[int, str] | None]  # the status and text of a refusal, from the head alone
+_LONGEST_SHOWN = 100  # characters of a wrong value in the text of an error
+Admit = Callable[[Head], Refused | None]  # a refusal, from the head alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,14 @@ class Route:
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
     hidden: bool = False  # not in the OpenAPI document
+    media: tuple[str, ...] = ()  # types of the body that it takes besides JSON
+    page: bool = False  # shown in a browser: links on other sites may lead here
+    forwards: bool = False  # another process serves it, and looks itself where a request comes from and what it brings
     role: Role | None = None  # what a token must allow; None: read-only for GET, read-write for the rest
+
+    @property
+    def takes_json(self) -> bool:
+        return bool(self.media) or (self.body is not None and self.body is not bytes)
 
     @property
     def segments(self) -> list[str]:
@@ -135,7 +143,9 @@ def _query_problem(text: str, values: dict[str, Any]) -> str:
     if place:
         name = place.rstrip("`").split("[")[0]
         problem = problem[:1].lower() + problem[1:].replace(", got `str`", "")
-        return f"Query parameter `{name}`: {problem}, got {values.get(name)!r}"
+        value = values.get(name)
+        shown = repr(value) if len(str(value)) <= _LONGEST_SHOWN else f"{str(value)[:_LONGEST_SHOWN]!r}..."
+        return f"Query parameter `{name}`: {problem}, got {shown}"
     return problem.replace("Object missing required field", "Missing query parameter")
 
 
@@ -304,6 +314,13 @@ def _percent_decoded(segment: str) -> str:
 
 def _is_hex(text: str) -> bool:
     return len(text) == 2 and all(letter in "0123456789abcdefABCDEF" for letter in text)
+
+
+def refusing(status: int, text: str, headers: Headers = ()) -> Endpoint:
+    """An endpoint that refuses, if it can before the body is received."""
+    endpoint = Endpoint(Route(ANY, f"({status})", _constant(error_response(status, text, headers))))
+    endpoint.admit = lambda _: Refused(status, text, headers)
+    return endpoint
 
 
 def _constant(response: Response) -> Handler:

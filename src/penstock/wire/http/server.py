@@ -9,15 +9,18 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
+from penstock.wire.bodies import Bodies
 from penstock.wire.http.protocol import Connection
 from penstock.wire.http.routes import Router
 from penstock.wire.http.shared import Shared
 from penstock.wire.listen import Server, listen
+from penstock.wire.origins import Origins
 from penstock.wire.tls import Certificate
 
 log = logging.getLogger("penstock.http")
@@ -43,7 +46,13 @@ class HttpServer:
         unix_path: Path | None = None,
         reuse_port: bool = False,
         certificate: Certificate | None = None,
+        origins: Origins | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
+        """`origins`: which web pages may send requests; None: nobody looks where they come from.
+
+        `bodies`: what all requests of the process may take; None: as much as they like.
+        """
         self._settings = settings
         self._sock = sock
         self._unix_path = unix_path
@@ -51,7 +60,14 @@ class HttpServer:
         self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._certificate = certificate
-        self._shared = Shared(router, settings, metrics if metrics is not None else Metrics(), executor)
+        self._shared = Shared(
+            router,
+            settings,
+            metrics if metrics is not None else Metrics(),
+            executor,
+            origins,
+            bodies if bodies is not None else Bodies(sys.maxsize),
+        )
         self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._shared.limits))
 
     async def start(self) -> None:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.config.schema import HttpServer as Settings
 from penstock.ids import uuid7
 from penstock.metrics import Metrics
+from penstock.wire.bodies import Bodies
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import Head, HeadCache, Refused
-from penstock.wire.http.messages import Request, Response, error_response
+from penstock.wire.http.messages import CHALLENGE, Headers, Request, Response, error_response
 from penstock.wire.http.routes import Endpoint, Router
+from penstock.wire.http.screen import Screen
+from penstock.wire.origins import Origins
 from penstock.wire.status import is_expected, status_of
 
 if TYPE_CHECKING:
@@ -40,13 +43,23 @@ class Limits(NamedTuple):
 class Shared:
     """What the connections of one server have in common."""
 
-    def __init__(self, router: Router, settings: Settings, metrics: Metrics, executor: Executor | None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        settings: Settings,
+        metrics: Metrics,
+        executor: Executor | None,
+        origins: Origins | None,
+        bodies: Bodies,
+    ) -> None:
         self.router = router
         self.settings = settings
         self.limits = Limits.of(settings)
         self.executor = executor
         self.cache = HeadCache(self._route)
-        self.encoder = Encoder(settings.cors_origin)
+        self.bodies = bodies
+        self._screen = Screen(origins, self.bodies, settings.max_body, executor)
+        self.encoder = Encoder()
         self.simple_below = min(JOINED, settings.compress_from or JOINED)  # bytes of a body that needs no thought
         self.connections: set[Connection] = set()
         self.running: set[asyncio.Future[Any]] = set()
@@ -62,6 +75,7 @@ class Shared:
         if head.length > self.settings.max_body:
             raise Refused(413, f"The body is larger than the limit of {self.settings.max_body} bytes")
         self.router.find(head)
+        self._screen.apply(head)
 
     def labels(self, endpoint: Endpoint, status: int) -> tuple[str, ...]:
         labels = endpoint.labels[status] = (endpoint.route.method, endpoint.name, str(status))
@@ -73,9 +87,9 @@ def failure(error: BaseException, request: Request | None) -> Response:
     status = status_of(error).http
     if is_expected(error):
         wait = getattr(error, "retry_after", None)
-        headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        headers: Headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
         if status == 401:
-            headers = (("WWW-Authenticate", "Bearer"),)
+            headers = CHALLENGE
         return error_response(status, str(error), headers)
     number = str(uuid7())
     what = f"{request.method} {request.path}" if request is not None else "an answer"

@@ -118,8 +118,8 @@ def static_routes(prefix: str, directory: Path, cache_control: str = _REVALIDATE
     def below(request: Request) -> Response:
         return files.answer(request, request.params["name"])
 
-    routes = [Route("GET", prefix + "/{name...}", below, hidden=True)]
-    return [Route("GET", prefix, index, hidden=True), *routes] if prefix else routes
+    routes = [Route("GET", prefix + "/{name...}", below, hidden=True, page=True)]
+    return [Route("GET", prefix, index, hidden=True, page=True), *routes] if prefix else routes
 
 
 def file_route(url: str, path: Path, cache_control: str = _REVALIDATE) -> Route:

@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidRequest, TooLarge
+from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.wire import frames
+from penstock.wire.bodies import MIN_RATE, RETRY_SECONDS, TOO_MANY
 from penstock.wire.frames import REQUEST, Command
 from penstock.wire.status import TcpStatus, is_expected, status_of
 
@@ -93,12 +94,14 @@ class Connection(asyncio.Protocol):
         self._ending = False  # close once everything that came is answered
         self._closing = False  # look at no further request
         self.seen = 0.0  # when something last came or went, by the loop's clock
+        self.opened = 0.0
+        self._frame_since = 0.0  # when the incomplete frame began
 
     # -- what asyncio calls -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self.seen = self._loop.time()
+        self.seen = self.opened = self._loop.time()
         if not self._server.opened(self):
             transport.close()
             self._closing = True
@@ -107,7 +110,8 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._backlog.clear()
         self._slots.clear()
-        self._large, self._partial = None, b""
+        self._take_large()
+        self._partial = b""
         if self._work is not None:
             self._work.cancel()
         self._server.lost(self)
@@ -171,6 +175,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         """Join what came with what was incomplete, and run every whole request in it."""
+        began = 0.0
         if self._large is not None:
             missing = len(self._large) - self._large_filled
             got = min(missing, len(data))
@@ -178,8 +183,7 @@ class Connection(asyncio.Protocol):
             self._large_filled += got
             if got < missing:
                 return
-            whole, self._large = self._large, None
-            self._run(whole)
+            self._run(self._take_large())
             if len(data) == missing:
                 return
             data = data[missing:]
@@ -189,10 +193,12 @@ class Connection(asyncio.Protocol):
                 return
         elif self._partial:
             data, self._partial = self._partial + data, b""
+            began = self._frame_since
         done = self._run(data)
         if done == len(data) or self._closing:
             return
         rest = data[done:] if done else data
+        self._frame_since = began if began and not done else self.seen
         if self._held():
             self._backlog.appendleft(rest)
             self._backlog_bytes += len(rest)
@@ -201,11 +207,22 @@ class Connection(asyncio.Protocol):
                 self.answer(failure(InvalidRequest("there is no TLS on this port")))
                 self.finish()
                 return
+            bodies = self._server.bodies
+            if bodies.total + total > bodies.limit:
+                self.answer(failure(Unavailable(TOO_MANY, RETRY_SECONDS)))
+                self.finish()
+                return
+            bodies.total += total
             self._large = bytearray(total)
             self._large[: len(rest)] = rest
             self._large_filled = len(rest)
         else:
             self._partial = rest
+
+    def _take_large(self) -> bytearray:
+        whole, self._large = self._large or bytearray(), None
+        self._server.bodies.total -= len(whole)
+        return whole
 
     def _run(self, data: bytes | bytearray) -> int:
         """Run the whole requests at the beginning of `data`, until held; how many bytes that took."""
@@ -338,6 +355,23 @@ class Connection(asyncio.Protocol):
     def _close_if_done(self) -> None:
         if self._ending and not self._slots and not self._backlog and self._work is None:
             self._transport.close()
+
+    def finish_or_abort(self) -> None:
+        """Close after what is under way is answered; when that was asked for before, the client does not read: cut."""
+        if self._closing:
+            self._transport.abort()
+        else:
+            self.finish()
+
+    def is_stalled(self, now: float, limit: float) -> bool:
+        """A frame has begun to arrive and does not go on, or arrives too slowly to ever end."""
+        received = self._large_filled if self._large is not None else len(self._partial)
+        if not received:
+            return False
+        if self._reading_paused or self._held():  # we hold it back, not the client
+            self._frame_since = self.seen = now
+            return False
+        return now - self.seen > limit or received < (now - self._frame_since - limit) * MIN_RATE
 
     def abort(self) -> None:
         self._transport.abort()

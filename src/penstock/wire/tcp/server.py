@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sys
+import time
 
 from penstock.config.schema import TcpServer as Settings
 from penstock.metrics import Metrics
@@ -9,6 +11,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire import frames
 from penstock.wire.auth import Verifier
+from penstock.wire.bodies import Bodies
 from penstock.wire.listen import Server, listen
 from penstock.wire.status import TcpStatus
 from penstock.wire.tcp.auth import GuardedCommands
@@ -20,6 +23,7 @@ from penstock.wire.tls import Certificate
 log = logging.getLogger("penstock.tcp")
 
 HANDSHAKE = 10.0
+LONGEST_SWEEP = 5.0
 SPEAKS_TLS = frames.failure(TcpStatus.INVALID_REQUEST, "this port speaks TLS: use tls:// in the address")
 
 
@@ -32,10 +36,16 @@ class TcpServer:
         metrics: Metrics,
         verifier: Verifier | None = None,
         certificate: Certificate | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        """`verifier`: connections must begin with AUTH and a token it accepts; None: they need not."""
+        """`verifier`: connections must begin with AUTH and a token it accepts; None: they need not.
+
+        `bodies`: what all requests of the process may take; None: as much as they like.
+        """
         self._settings = settings
         self._certificate = certificate
+        self._asks_for_tokens = verifier is not None
+        self.bodies = bodies if bodies is not None else Bodies(sys.maxsize)
         self._commands = (
             GuardedCommands(verifier, topics, groups, metrics, settings.max_frame)
             if verifier
@@ -72,8 +82,7 @@ class TcpServer:
             patience=HANDSHAKE,
             backlog=1024,
         )
-        if self._settings.idle_timeout:
-            self._sweep()
+        self._sweep()
         log.info("TCP on %s:%d%s", self._settings.host, self.port, " with TLS" if self._certificate else "")
 
     async def stop(self, timeout: float = 10.0) -> None:
@@ -109,10 +118,24 @@ class TcpServer:
         self._ended.set()
 
     def _sweep(self) -> None:
-        """Close connections that were silent too long; one timer for all of them."""
+        """Close connections that are silent, slow or strangers for too long; one timer for all of them."""
         loop = asyncio.get_running_loop()
-        limit = self._settings.idle_timeout
-        oldest = loop.time() - limit
-        for connection in [each for each in self._connections if each.seen < oldest and each.idle]:
-            connection.finish()
-        self._sweeper = loop.call_later(max(limit / 4, 0.05), self._sweep)
+        settings = self._settings
+        now = loop.time()
+        for connection in list(self._connections):
+            if settings.idle_timeout and now - connection.seen > settings.idle_timeout and connection.idle:
+                connection.finish()
+            elif settings.frame_timeout and connection.is_stalled(now, settings.frame_timeout):
+                connection.abort()
+            elif self._asks_for_tokens and settings.auth_timeout and self._is_stranger(connection, now):
+                connection.finish_or_abort()
+        limits = (settings.idle_timeout, settings.frame_timeout, settings.auth_timeout)
+        interval = min((LONGEST_SWEEP, *(limit / 4 for limit in limits if limit)))
+        self._sweeper = loop.call_later(max(interval, 0.05), self._sweep)
+
+    def _is_stranger(self, connection: Connection, now: float) -> bool:
+        """Whether it has had time enough to show a token that is valid."""
+        identity, limit = connection.identity, self._settings.auth_timeout
+        if identity is None:
+            return now - connection.opened > limit
+        return time.time() - identity.expires > limit

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import sys
 
 from picows import WSListener, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener, ws_create_server
 
@@ -12,8 +13,10 @@ from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer
+from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.keepalive import KeepAlive
+from penstock.wire.origins import Origins
 from penstock.wire.status import status_of
 from penstock.wire.websocket.session import Session
 
@@ -33,14 +36,22 @@ class WebsocketServer:
         keep_alive: KeepAlive | None = None,
         tls: ssl.SSLContext | None = None,
         verifier: Verifier | None = None,
+        origins: Origins | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
+        """`origins`: which web pages may connect; None: nobody looks where connections come from.
+
+        `bodies`: what all requests of the process may take; None: as much as they like.
+        """
         self.topics = topics
         self.feeds = feeds
         self.max_message = settings.max_message
+        self.bodies = bodies if bodies is not None else Bodies(sys.maxsize)
         self.received = 0
         self._settings = settings
         self._tls = tls
         self._verifier = verifier
+        self._origins = origins
         self._learning: set[asyncio.Task[Identity]] = set()
         self._keep_alive = keep_alive or KeepAlive()
         self._sessions: dict[Session, object] = {}
@@ -97,6 +108,11 @@ class WebsocketServer:
         if len(self._sessions) >= self._settings.max_connections:
             self._refused.add()
             return _refusal(503, "too many connections")
+        if self._origins is not None:
+            headers = request.headers
+            refusal = self._origins.refusal(headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"))
+            if refusal is not None:
+                return _refusal(403, refusal)
         if self._verifier is None:
             return Session(self)
         try:

@@ -20,6 +20,7 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
+from penstock.wire.bodies import MIN_RATE, SMALL, TOO_MANY
 from penstock.wire.feed import Chunk, Subscription
 from penstock.wire.records import payload_bytes
 from penstock.wire.status import is_expected
@@ -49,6 +50,7 @@ log = logging.getLogger("penstock.websocket")
 
 IN_FLIGHT = 8 << 20
 SILENT_PERIODS = 4  # keep-alive periods without a sign of life until a client counts as gone
+PART_TIMEOUT = 30.0  # after it a message in several frames must have arrived at the least rate
 TEXT = WSMsgType.TEXT
 
 
@@ -77,6 +79,7 @@ class Session(WSListener):
         self._watches: dict[str, _Watch] = {}
         self._parts: list[bytes] = []  # a message that comes in several frames
         self._parts_size = 0
+        self._parts_since = 0.0
         self._inbox: deque[bytes] = deque()  # messages behind one that waits
         self._inbox_size = 0
         self._work: asyncio.Future[None] | None = None
@@ -102,6 +105,7 @@ class Session(WSListener):
                 watch.subscription.close()
         self._watches.clear()
         self._inbox.clear()
+        self._take_parts()
         self._server.lost(self)
 
     def pause_writing(self) -> None:
@@ -126,17 +130,24 @@ class Session(WSListener):
             return  # pings are answered by picows, pongs were noted above
         if kind == WSMsgType.CONTINUATION or not frame.fin:
             part = frame.get_payload_as_bytes()
+            if not self._parts:
+                self._parts_since = self._loop.time()
             self._parts.append(part)
             self._parts_size += len(part)
-            if self._parts_size > self._server.max_message:
-                self._parts.clear()
-                transport.send_close(WSCloseCode.MESSAGE_TOO_BIG, b"the message is too large")
+            bodies = self._server.bodies
+            bodies.total += len(part)
+            too_large = self._parts_size > self._server.max_message
+            if too_large or (bodies.full and self._parts_size > SMALL):
+                self._take_parts()
+                if too_large:
+                    transport.send_close(WSCloseCode.MESSAGE_TOO_BIG, b"the message is too large")
+                else:
+                    transport.send_close(WSCloseCode.TRY_AGAIN_LATER, TOO_MANY.encode())
                 transport.disconnect()
                 return
             if not frame.fin:
                 return
-            data = b"".join(self._parts)
-            self._parts, self._parts_size = [], 0
+            data = self._take_parts()
         else:
             data = frame.get_payload_as_bytes()
         self._server.received += 1
@@ -148,6 +159,12 @@ class Session(WSListener):
         else:
             self._run(data)
         self._adjust_reading()
+
+    def _take_parts(self) -> bytes:
+        data = b"".join(self._parts)
+        self._server.bodies.total -= self._parts_size
+        self._parts, self._parts_size = [], 0
+        return data
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -320,10 +337,15 @@ class Session(WSListener):
         if self._transport is None or not self._writable:
             return
         self._silent += 1
-        if self._silent > SILENT_PERIODS:
+        if self._silent > SILENT_PERIODS or self._is_trickling():
             self._transport.disconnect(graceful=False)
         else:
             self._transport.send_ping()
+
+    def _is_trickling(self) -> bool:
+        """A message in many frames arrives too slowly to ever end."""
+        elapsed = self._loop.time() - self._parts_since - PART_TIMEOUT
+        return bool(self._parts) and self._parts_size < elapsed * MIN_RATE
 
     def finish(self) -> None:
         """Look at no further request; when what is under way is answered, say goodbye and close."""

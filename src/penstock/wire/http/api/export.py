@@ -189,6 +189,7 @@ def routes(exports: Exports) -> list[Route]:
             "POST",
             f"{path}/push",
             push,
+            media=(OCTETS, *NDJSON),
             answer=Pushed,
             status=201,
             summary="Queue records for the destination",

@@ -94,6 +94,7 @@ class ExtendBody(msgspec.Struct):
     seconds: int | None = None
 
 
+LONGEST_WAIT_MS = 1 << 31
 _ITEM_TEXTS = {
     "queue": "Queue must be a string",
     "partition": "Partition must be a string",
@@ -117,6 +118,11 @@ read_acks = decoder(
     },
 )
 read_extend = decoder(ExtendBody, {"seconds": "seconds must be a whole number"}, empty=ExtendBody())
+
+
+def _seconds(milliseconds: int) -> float:
+    """How long to wait: not less than not at all, and a number of any length is just long."""
+    return min(max(0, milliseconds), LONGEST_WAIT_MS) / 1000
 
 
 # -- what goes out ----------------------------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
             partitions=None if args.partitions is None else max(1, args.partitions),
             autopilot=args.autopilot,
             wait=args.wait,
-            timeout=None if args.timeout is None else max(0, args.timeout) / 1000,
+            timeout=None if args.timeout is None else _seconds(args.timeout),
             auto_ack=args.auto_ack,
             subscription_mode=args.subscription_mode or None,
             subscription_from=args.subscription_from or None,
@@ -260,7 +266,7 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
         return pop_answer(popped, info.options["leaseTime"] if info else None)
 
     def patience(args: PopQuery) -> float:
-        return (queues.settings.default_timeout_ms if args.timeout is None else max(0, args.timeout)) / 1000
+        return _seconds(queues.settings.default_timeout_ms if args.timeout is None else args.timeout)
 
     def ack(request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)

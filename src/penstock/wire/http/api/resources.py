@@ -28,7 +28,7 @@ class ConfigureBody(msgspec.Struct):
     queue: str
     namespace: str | None = None
     task: str | None = None
-    options: dict[str, Any] | None = None
+    options: dict[str, msgspec.Raw] | None = None  # decoded one by one: an error names the option
 
 
 class QueuesQuery(msgspec.Struct, frozen=True):
@@ -88,7 +88,8 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         misplaced = [name for name in msgspec.json.decode(request.body, type=dict[str, msgspec.Raw]) if name in BY_NAME]
         if misplaced:  # it would silently not be in force
             raise InvalidRequest(f"{', '.join(misplaced)} must be in options")
-        return answer(await admin.configure(body.queue, body.options, body.namespace, body.task))
+        options = None if body.options is None else {name: _option(name, raw) for name, raw in body.options.items()}
+        return answer(await admin.configure(body.queue, options, body.namespace, body.task))
 
     async def list_queues(request: Request) -> Response:
         args = request.args
@@ -272,6 +273,13 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         route("GET", "status/analytics", analytics, "Messages pushed over time", query=RangeQuery),
         route("POST", "stats/refresh", refresh, "Fold the counters now (they are exact without it)", role=Role.ADMIN),
     ]
+
+
+def _option(name: str, raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"option {name[:60]} is not understood: {error}") from None
 
 
 def _summary(queue: dict[str, Any]) -> dict[str, Any]:

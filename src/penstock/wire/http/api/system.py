@@ -100,7 +100,7 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
         return json_response(found)
 
     return [
-        Route("GET", "/", welcome, answer=Welcome, summary="What this is", tag="system"),
+        Route("GET", "/", welcome, answer=Welcome, summary="What this is", tag="system", page=True),
         Route(
             "GET", "/health", health, answer=Health, summary="200 while the database answers, else 503", tag="system"
         ),

@@ -1,0 +1,115 @@
+"""What is decided about a request from its head alone, before a handler is called: once per distinct head.
+
+- Where it comes from: pages of other sites, and names that are not ours, get 403 (`penstock.wire.origins`).
+- The type of its body: a route that takes JSON answers 415 to what is plainly something else. A body without a type, or
+  with the one curl gives to whatever it sends (a form's), is taken as JSON; browsers were judged by their origin.
+- Its coding: gzip and zstd are unpacked by a thread before the handler sees the body, others get 415.
+
+The result is the endpoint that is kept with the head, so a request that repeats costs nothing here.
+"""
+
+import asyncio
+import copy
+from collections.abc import Awaitable
+from concurrent.futures import Executor
+
+from penstock.errors import Unavailable
+from penstock.wire.bodies import RETRY_SECONDS, TOO_MANY, Bodies
+from penstock.wire.http.compress import CODINGS, unpack
+from penstock.wire.http.head import Head
+from penstock.wire.http.messages import Answer, Request
+from penstock.wire.http.routes import Endpoint, Route, refusing
+from penstock.wire.origins import Origins
+
+_AS_JSON = frozenset(
+    (
+        "",
+        "application/json",
+        "text/json",
+        "application/octet-stream",
+        "application/x-www-form-urlencoded",  # what curl says
+    )
+)
+_MOST_HOSTS = 1024
+_IDENTITY = frozenset((b"", b"identity"))
+_ACCEPTED = (("Accept-Encoding", "gzip, zstd"),)
+
+
+class Screen:
+    def __init__(self, origins: Origins | None, bodies: Bodies, max_body: int, executor: Executor | None) -> None:
+        """`origins` None: whoever reaches us may be anyone (a socket between processes)."""
+        self._origins = origins
+        self._bodies = bodies
+        self._max_body = max_body
+        self._executor = executor
+        self._hosts: set[bytes | None] = set()  # values of Host that passed
+
+    def apply(self, head: Head) -> None:
+        """Set what the head's origin and body make of its endpoint."""
+        route = head.endpoint.route
+        if self._origins is not None and (head.from_browser or head.host not in self._hosts):
+            refusal = self._look_at_origin(self._origins, head, route)
+            if refusal is None:
+                self._remember(head.host)
+            elif not route.forwards:
+                head.endpoint = refusing(403, refusal)
+                return
+        if head.length == 0 or route.forwards:
+            return
+        if head.media is not None and route.takes_json:
+            media = head.media.decode("latin-1").partition(";")[0].strip().lower()
+            if media not in _AS_JSON and not media.endswith("+json") and media not in route.media:
+                takes = ", ".join(("application/json", *route.media))
+                head.endpoint = refusing(415, f"The body is {media[:255]!r}; this takes: {takes}")
+                return
+        if head.coding is not None:
+            coding = head.coding.strip().lower()
+            if coding in CODINGS:
+                head.endpoint = self._unpacking(head.endpoint, CODINGS[coding])
+            elif coding not in _IDENTITY:
+                text = f"Content-Encoding {coding.decode('latin-1')[:255]!r} is not supported, gzip and zstd are"
+                head.endpoint = refusing(415, text, _ACCEPTED)
+
+    def _remember(self, host: bytes | None) -> None:
+        if len(self._hosts) >= _MOST_HOSTS:
+            self._hosts.clear()
+        self._hosts.add(host)
+
+    def _look_at_origin(self, origins: Origins, head: Head, route: Route) -> str | None:
+        host = head.host.decode("latin-1") if head.host is not None else None
+        if not head.from_browser:
+            return origins.refusal(host, None, None)
+        origin = head.header("origin")
+        if origin is not None and origins.allows(origin):
+            head.cors = f"Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n".encode("latin-1")
+            head.plain = False
+        is_link = (
+            route.page
+            and head.method in ("GET", "HEAD")
+            and head.header("sec-fetch-mode") == "navigate"
+            and head.header("sec-fetch-dest") == "document"
+        )
+        return origins.refusal(host, origin, head.header("sec-fetch-site"), is_link=is_link)
+
+    def _unpacking(self, endpoint: Endpoint, coding: str) -> Endpoint:
+        async def unpack_and_call(request: Request) -> Answer:
+            if endpoint.admit is not None and endpoint.admit(request.head) is not None:
+                return await _finished(endpoint.call(request))  # which refuses it
+            bodies = self._bodies
+            if bodies.full:
+                raise Unavailable(TOO_MANY, RETRY_SECONDS)
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(self._executor, unpack, request.body, coding, self._max_body)
+            bodies.total += len(body)
+            try:
+                return await _finished(endpoint.call(Request(request.head, body, request.peer)))
+            finally:
+                bodies.total -= len(body)
+
+        unpacking = copy.copy(endpoint)
+        unpacking.call = unpack_and_call
+        return unpacking
+
+
+async def _finished(answer: Answer | Awaitable[Answer]) -> Answer:
+    return answer if isinstance(answer, Answer) else await answer

@@ -1,0 +1,147 @@
+"""Which web pages may talk to us, and under which names we may be addressed.
+
+A broker on 127.0.0.1 is within reach of every web page its user opens: browsers send simple
+requests, WebSocket upgrades and plain GETs to any address. They say where a request comes from, in
+headers that pages cannot change:
+
+- `Origin`: scheme, host and port of the page. Ours has the host and port of the `Host` header.
+- `Sec-Fetch-Site`: the browser's own judgement (same-origin, same-site, cross-site; none: its user
+  typed the address). It is right behind a proxy that changes `Host` too, and it also comes with
+  requests that have no `Origin`, such as images.
+
+A request with neither is no browser's (curl, clients) and passes. A page can still have its own name
+point at our address (DNS rebinding): then it is of "our" origin, but `Host` has its name. So while
+nobody is asked for a token, names that are not ours are refused too.
+
+A decision is made once per distinct head of a request, never per request.
+"""
+
+import ipaddress
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError
+
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+_HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]]*)(?::(\d{0,5}))?")
+_MOST_REPORTED = 16
+
+log = logging.getLogger("penstock.http")
+
+
+class Origins:
+    def __init__(
+        self,
+        allowed: str = "",
+        hosts: str = "",
+        bound: Iterable[str] = (),
+        *,
+        any_host: bool = False,
+        ports: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        """`allowed`: further origins, or *, with commas. `hosts`: further names of ours, with commas.
+
+        `bound`: names we listen on. `any_host`: names are not looked at. `ports`: pages from these
+        ports of our host count as ours.
+        """
+        origins = [word.strip().lower().rstrip("/") for word in allowed.split(",") if word.strip()]
+        for origin in origins:
+            if origin != "*" and not _is_origin(origin):
+                raise ConfigError(
+                    f"http_server.cors_origin: {origin!r} is no origin;"
+                    " write it as https://console.example or http://localhost:3000"
+                )
+        self._everyone = "*" in origins
+        self._allowed = frozenset(origins)
+        names = [word.strip().lower().rstrip(".") for word in hosts.split(",") if word.strip()]
+        for name in names:
+            if "/" in name or (":" in name and not _is_address(name)):
+                raise ConfigError(f"http_server.hosts: {name!r} is no host name; leave out scheme and port")
+        self._any_host = any_host or "*" in names
+        own = socket.gethostname().lower().rstrip(".")
+        self._names = {"localhost", own, own.split(".")[0], f"{own.split('.')[0]}.local", *names}
+        self._names.update(name.lower().rstrip(".") for name in bound)
+        self._names.discard("")
+        self._endings = tuple(name[1:] for name in names if name.startswith("*."))
+        self._ports = ports
+        self._reported: set[str] = set()  # names that were refused
+
+    def refusal(self, host: str | None, origin: str | None, site: str | None, *, is_link: bool = False) -> str | None:
+        """Why a request with these headers is refused; None: it is not.
+
+        `is_link`: a link, wherever it is, that leads to a page of ours.
+        """
+        if host is not None and not self.has_host(host):
+            self._report(host[:255])
+            return (
+                f"The host name {host[:255]!r} is not one of this broker's. While it asks for no"
+                " tokens it answers to IP addresses, localhost and its own host name;"
+                " list further names in http_server.hosts"
+            )
+        if site == "same-origin":
+            return None
+        if origin is not None:
+            if self.allows(origin) or self._is_ours(origin, host):
+                return None
+        elif site in (None, "none") or self._everyone or is_link:
+            return None
+        page = f"from pages of {origin[:255]!r}" if origin is not None else "from pages of other sites"
+        return (
+            f"Requests {page} are refused: only pages of this broker may send them."
+            " List the page's origin in http_server.cors_origin to allow it"
+        )
+
+    def has_host(self, host: str) -> bool:
+        """Whether the value of a Host header is an address, or a name of ours."""
+        name, _ = _host_and_port(host)
+        is_ours = name in self._names or name.endswith((".localhost", *self._endings))
+        return self._any_host or is_ours or _is_address(name)
+
+    def _report(self, host: str) -> None:
+        """In the log, once per name: whoever set up the address of a client or a proxy should see why."""
+        if host not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(host)
+            log.warning("refused a request for the host name %r: list it in http_server.hosts if it is ours", host)
+
+    def allows(self, origin: str) -> bool:
+        """Whether the configuration names it."""
+        return self._everyone or origin.lower() in self._allowed
+
+    def _is_ours(self, origin: str, host: str | None) -> bool:
+        try:
+            page = urlsplit(origin.lower())
+            page_port = page.port or _PORTS[page.scheme]
+        except (ValueError, KeyError):
+            return False  # null, an extension's, or nonsense
+        name, port = _host_and_port(host or "")
+        if not name or (page.hostname or "") != name:
+            return False
+        return page_port == (port or _PORTS[page.scheme]) or page_port in self._ports()
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - raises when it is none
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.hostname) and not (parts.path or parts.query)
+
+
+def _host_and_port(host: str) -> tuple[str, int | None]:
+    """The name in lower case, without brackets and a last dot; ("", None) when it is malformed."""
+    match = _HOST.fullmatch(host.strip().lower())
+    if match is None:
+        return "", None
+    return match[1].strip("[]").rstrip("."), int(match[2]) if match[2] else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
