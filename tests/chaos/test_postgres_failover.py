@@ -17,6 +17,7 @@ import pytest
 from penstock import Client
 from penstock.errors import PenstockError
 from tests.chaos.test_failover_broker import drained, pusher, stored
+from tests.conftest import SOAK
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers
 from tests.support.http import run
@@ -40,9 +41,9 @@ def servers() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def pair(servers: Pair) -> Iterator[Pair]:
-    yield servers
-    servers.rejoin()
+def pair(servers: Pair) -> Pair:
+    servers.restore()
+    return servers
 
 
 class Consumer:
@@ -193,7 +194,7 @@ def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
             async with Client(broker.url, patience=60) as client:
                 producers = Producers(pusher(client), count=4, queue="two")
                 await producers.more(60)
-                pair.primary.synchronous("")  # or its commits would wait
+                await asyncio.to_thread(pair.primary.synchronous, "")  # or its commits would wait
                 await asyncio.to_thread(pair.promote)
                 old, new = pair.standby, pair.primary
                 await eventually(lambda: health(broker).get("database_host") == new.address, timeout=10)
@@ -221,10 +222,8 @@ def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
     run(body, limit=110)
 
 
-def test_twenty_failovers_under_load(pair, scratch, soak):
-    if not soak:
-        pytest.skip("long form: make soak")
-
+@pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")
+def test_twenty_failovers_under_load(pair, scratch):
     async def body():
         async with loaded(pair.url(), scratch, "twenty") as load:
             for turn in range(20):

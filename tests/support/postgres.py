@@ -87,7 +87,9 @@ class Postgres:
             cwd="/",
             **({"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}),
         )
-        with (self.server.data / "postgresql.auto.conf").open("a") as file:  # or nobody would answer once it is promoted
+        with (self.server.data / "postgresql.auto.conf").open(
+            "a"
+        ) as file:  # or nobody would answer once it is promoted
             file.write("synchronous_standby_names = ''\n")
         self.server.start()
 
@@ -150,6 +152,16 @@ class Pair:
         """Make the other one a synchronous standby of the primary (again)."""
         self.standby.follow(self.primary)
         self.primary.synchronous("*")
+
+    def restore(self) -> None:
+        """What a test before may have left frozen, stopped or apart is a pair again."""
+        self.primary.thaw()
+        self.standby.thaw()
+        if self.primary.server.pid() is None:
+            self.primary.start()
+        state = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        if self.primary.sql(state) != 1:
+            self.rejoin()
 
     def remove(self) -> None:
         self.primary.remove()

@@ -36,9 +36,7 @@ class Connector:
         self._open: set[asyncpg.Connection] = set()
         self._kept: dict[Host, asyncpg.Connection] = {}  # for surveys
 
-    async def connect(
-        self, _: None = None, *, statement_timeout: float | None = None, **driver: Any
-    ) -> Any:
+    async def connect(self, _: None = None, *, statement_timeout: float | None = None, **driver: Any) -> Any:
         """A connection to the server in use; `statement_timeout` instead of the configured one.
 
         asyncpg's pool calls it with a URL, which is None here, and with options of the driver.
@@ -58,9 +56,7 @@ class Connector:
         connection.add_termination_listener(lambda _: self._open.discard(connection))
         return connection
 
-    async def dial(
-        self, host: Host, statement_timeout: float | None = None, **driver: Any
-    ) -> Any:
+    async def dial(self, host: Host, statement_timeout: float | None = None, **driver: Any) -> Any:
         """A connection to this host, whoever it is."""
         options: dict[str, Any] = {"host": host.host} if host.host else {}
         if host.port:
@@ -87,9 +83,7 @@ class Connector:
         try:
             while waiting:
                 timeout = None if deadline is None else max(0.0, deadline - loop.time())
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
                 servers = [task.result().server for task in done]

@@ -159,6 +159,10 @@ class Database:
         """Call `callback(healthy)` each time the database goes down or comes back."""
         self._callbacks.append(callback)
 
+    async def recovered(self) -> None:
+        """Return when the database is up; at once if it is."""
+        await self._recovered.wait()
+
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run one statement and return its rows; again when it lost a deadlock, for then nothing of it was done."""
         for turn in range(TRIES):

@@ -148,8 +148,7 @@ def choose(sightings: Sequence[Sighting], bound: Server | None) -> Choice:
     if rivals:
         names = ", ".join(map(str, rivals))
         warnings.append(
-            f"{names} takes writes beside {first}, which is in use: the old primary must be fenced "
-            f"({FENCE})"
+            f"{names} takes writes beside {first}, which is in use: the old primary must be fenced ({FENCE})"
         )
     warnings += [f"{server.host.name} is another PostgreSQL cluster" for server in foreign]
     return Choice(first, warning="; ".join(warnings))
