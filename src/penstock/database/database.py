@@ -415,6 +415,9 @@ class Database:
                 continue
             if choice.server == self._connector.server:
                 self._report(choice.warning)
+            elif choice.server:  # not one more statement on the old one
+                self._report(f"{choice.server} took over from {self._connector.server}")
+                self._went_down()
             elif not await self.probe():
                 self._went_down()
 
