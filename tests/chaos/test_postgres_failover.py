@@ -107,6 +107,7 @@ class Load:
         self.producers.check(await stored(url, scratch, self.producers.queue))
         self.consumer.check(self.producers)
         slowest = max(took for _, took in self.producers.latencies)
+        print(f"longest push {slowest:.2f} s, longest time without a pop {self.consumer.longest:.2f} s")
         assert slowest < PUSHES_WITHIN, f"a push took {slowest:.1f} s"
         assert self.consumer.longest < POPS_WITHIN, f"no pop for {self.consumer.longest:.1f} s"
 
@@ -236,5 +237,11 @@ def test_twenty_failovers_under_load(pair, scratch):
                     await load.more()
                 await asyncio.to_thread(pair.rejoin)
                 await load.more(200)
+                if turn % 4 == 3:
+                    await asyncio.to_thread(pair.standby.freeze)
+                    await eventually(lambda: health(load.broker)["status"] == "unhealthy", timeout=20)
+                    await load.more(200)
+                    pair.standby.thaw()
+                    await load.on(pair.primary.address)
 
     run(body, limit=900)

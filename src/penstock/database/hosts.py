@@ -24,6 +24,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 
+from penstock.errors import ConfigError
+
 IDENTITY = """
 SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
        CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal,
@@ -97,20 +99,21 @@ def hosts_of(url: str) -> list[Host]:
     hosts = []
     for place, name in enumerate(names.split(",") if names else []):
         host, port = _address(name)
-        given = ports[place] if len(ports) > place else ports[0]
-        host = unquote(host) if listed else host
-        hosts.append(Host(host, port or (int(given) if given else None)))
+        port = port or (ports[place] if len(ports) > place else ports[0])
+        if port and not port.isdecimal():
+            raise ConfigError(f"the database URL names the port '{port}', which is no number")
+        hosts.append(Host(unquote(host) if listed else host, int(port) if port else None))
     return hosts or [Host(None, None)]
 
 
-def _address(name: str) -> tuple[str, int | None]:
+def _address(name: str) -> tuple[str, str]:
     if name.startswith("["):  # IPv6
         host, _, port = name[1:].partition("]")
-        return host, int(port[1:]) if port[1:] else None
+        return host, port[1:]
     if name.startswith("/"):
-        return name, None
+        return name, ""
     host, _, port = name.partition(":")
-    return host, int(port) if port else None
+    return host, port
 
 
 async def identify(connection: Any, host: Host, limit: float) -> Server:
