@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.database.hosts import Host, Server, Sighting, choose, hosts_of
-from penstock.errors import ConfigError
 
 A, B, C = Host("a", 5432), Host("b", 5432), Host("c", 5432)
 
@@ -36,12 +35,6 @@ def sights(*seen: Server | Host) -> list[Sighting]:
 def test_hosts_are_read_in_every_form_of_a_url(url, hosts, monkeypatch):
     monkeypatch.delenv("PGHOST", raising=False)
     assert hosts_of(url) == [Host(*host) for host in hosts]
-
-
-def test_a_port_that_is_no_number_is_refused_without_the_password():
-    with pytest.raises(ConfigError, match="port 'five'") as refused:
-        hosts_of("postgresql://me:secret@db:five/app")
-    assert "secret" not in str(refused.value)
 
 
 def test_the_server_that_takes_writes_is_used_wherever_it_is_named():

@@ -24,8 +24,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 
-from penstock.errors import ConfigError
-
 IDENTITY = """
 SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
        CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal,
@@ -99,21 +97,20 @@ def hosts_of(url: str) -> list[Host]:
     hosts = []
     for place, name in enumerate(names.split(",") if names else []):
         host, port = _address(name)
-        port = port or (ports[place] if len(ports) > place else ports[0])
-        if port and not port.isdecimal():
-            raise ConfigError(f"the database URL names the port '{port}', which is no number")
-        hosts.append(Host(unquote(host) if listed else host, int(port) if port else None))
+        given = ports[place] if len(ports) > place else ports[0]
+        host = unquote(host) if listed else host
+        hosts.append(Host(host, port or (int(given) if given else None)))
     return hosts or [Host(None, None)]
 
 
-def _address(name: str) -> tuple[str, str]:
+def _address(name: str) -> tuple[str, int | None]:
     if name.startswith("["):  # IPv6
         host, _, port = name[1:].partition("]")
-        return host, port[1:]
+        return host, int(port[1:]) if port[1:] else None
     if name.startswith("/"):
-        return name, ""
+        return name, None
     host, _, port = name.partition(":")
-    return host, port
+    return host, int(port) if port else None
 
 
 async def identify(connection: Any, host: Host, limit: float) -> Server:
