@@ -5,12 +5,13 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from penstock.config import schema
 from penstock.database import Database
 from penstock.database.database import url_of
-from penstock.errors import ConnectionLost, Unavailable
+from penstock.errors import Busy, ConnectionLost, InvalidRequest, Unavailable
 from penstock.metrics import Metrics
 from tests.support.wait import eventually
 
@@ -157,3 +158,51 @@ def test_the_url_is_made_from_the_seeds_names_when_none_is_given():
 def processes_of(postmaster: int) -> list[int]:
     children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
     return [postmaster, *map(int, children)]
+
+
+def test_those_who_look_are_limited_and_keep_nobody_from_a_connection(database_url):
+    async def body():
+        async with started(database_url, pool_size=2, browse_pool_size=2, browse_timeout=4) as database:
+            looking = [asyncio.create_task(database.browse("SELECT pg_sleep(60)")) for _ in range(8)]
+            await asyncio.sleep(0)
+            done = 0
+            while not all(task.done() for task in looking):
+                await database.fetch("SELECT pg_sleep(0.001)")
+                done += 1
+            texts = sorted(str(task.exception()) for task in looking)
+            assert all(isinstance(task.exception(), Busy) for task in looking)
+            assert [text.startswith("2 other requests are reading") for text in texts].count(True) == 6
+            assert sum("database.browse_timeout" in text for text in texts) == 2
+            assert done > 100
+            assert database.healthy
+            assert (await database.browse("SELECT 1 AS one"))[0]["one"] == 1
+
+    asyncio.run(body())
+
+
+def test_a_look_whose_connection_is_lost_is_asked_again_on_another(database_url):
+    async def body():
+        async with started(database_url) as database:
+            pid = (await database.browse("SELECT pg_backend_pid()"))[0][0]
+            suicide = "SELECT CASE WHEN pg_backend_pid() = $1 THEN pg_terminate_backend($1) END, 1 AS answer"
+            assert (await database.browse(suicide, pid))[0]["answer"] == 1
+            with pytest.raises(InvalidRequest):
+                await database.browse("SELECT $1::text", "\0")
+
+    asyncio.run(body())
+
+
+def test_a_plain_role_may_ask_who_the_server_is_and_commit_a_probe(database_url):
+    async def body():
+        role = f"plain{os.getpid()}"
+        connection = await asyncpg.connect(database_url)
+        await connection.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA penstock AUTHORIZATION {role}")
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f'GRANT CREATE ON DATABASE "{name}" TO {role}')
+        await connection.close()
+        async with started(database_url.replace("postgres@", f"{role}@")) as database:
+            assert database.healthy
+            assert database._connector.server.timeline >= 1
+            assert database._connector.server.system > 0
+
+    asyncio.run(body())

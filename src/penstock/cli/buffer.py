@@ -350,7 +350,7 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
         await database.start()
         try:
             if not database.healthy:
-                raise Unavailable("the database does not answer")
+                raise Unavailable(f"the database cannot be used: {database.problem}")
             await queues.start()
             try:
                 starting = asyncio.create_task(buffer.start())

@@ -131,8 +131,12 @@ class Database:
     password: Secret = key("", "instead of url: password", "PG_PASSWORD")
     db_schema: str = key("penstock", "schema that holds our tables and functions")
     pool_size: int = key(8, "connections per broker process", "DB_POOL_SIZE")
-    acquire_timeout: Seconds = key(2.0, "a connection not had within this counts as the database being down")
+    acquire_timeout: Seconds = key(
+        2.0, "a connection or a commit not had within this counts as the database being down"
+    )
     statement_timeout: Seconds = key(30.0, "limit for one statement; 0 = none")
+    browse_pool_size: int = key(2, "further connections, for listings, status and analytics")
+    browse_timeout: Seconds = key(10.0, "limit for one statement of those; 0 = none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

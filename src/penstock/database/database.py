@@ -2,15 +2,19 @@
 
 Everything that wants the database asks here, so that "down" is decided once and acted on at once:
 
-- A connection error or an acquire that takes too long makes us *suspect* the server. One probe on a connection of its
-  own (shared by all who suspect at that moment) settles it: it answers, and the error was that connection's alone
-  (somebody ran `pg_terminate_backend`), or it does not, and the database is down.
-- A server that is frozen rather than gone closes nothing. While calls are in flight and none has finished for
-  `acquire_timeout`, a watchdog probes; when the probe fails the calls are cut off.
-- A server that takes no writes (a standby, `default_transaction_read_only`) is of no use to a queue: it counts as down.
-  One whose disk is full does answer; its calls fail with `Busy`, and nobody concludes anything from it.
+- A connection error or an acquire that takes too long makes us *suspect* the server. One probe (shared by all who
+  suspect at that moment) decides: it succeeds, and the error was that connection's alone (somebody ran
+  `pg_terminate_backend`), or it does not, and the database is down.
+- A probe asks all hosts of the URL who they are, chooses one (see `hosts`) and *commits* there. A server that answers
+  but cannot commit, because its synchronous standby hangs, is of no use to a queue.
+- A server that is frozen rather than gone closes nothing, and a commit that waits looks like any other call. When a
+  call is in flight for longer than half of `acquire_timeout`, a watchdog probes; if that fails, all calls are cut off.
+- A server that takes no writes (a standby, `default_transaction_read_only`) counts as down. One whose disk is full does
+  answer; its calls fail with `Busy`, and nobody concludes anything from it.
 - While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with growing pauses (0.1 s to
-  1 s). The first probe that succeeds migrates the schema if that is still to be done, and tells those who asked.
+  1 s). The first probe that succeeds migrates the schema if that is still to be done, and notifies those who asked.
+- All connections are on one server (see `connector`). Where several hosts are configured they are surveyed every
+  second; when another one was promoted, everything is cut off as if the database had gone down, and opened there.
 
 A call cut off in the middle may have been committed. Callers treat `Unavailable` as "unknown", never as "not done".
 """
@@ -27,7 +31,10 @@ from urllib.parse import quote
 import asyncpg
 
 from penstock.config import schema
+from penstock.database.browse import BrowsePool, keep_session
+from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.hosts import Server, choose
 from penstock.database.migrate import migrate
 from penstock.errors import Busy, ConnectionLost, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
@@ -51,11 +58,18 @@ NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)  # its disk is fu
 UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
 PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_INTERVAL = 0.25
+SURVEY_SECONDS = 1.0
+# Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
+COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
 LISTEN_CHECK = 15.0
 UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)  # rolled back as a whole: safe to run again
 TRIES = 6  # how often that is done
 READS = 4  # how often a read is tried when its connection is lost
 KEPT = 8  # connections kept at hand between calls
+
+
+class CannotCommit(PenstockError):
+    """The server answers and does not commit."""
 
 
 class Database:
@@ -68,24 +82,39 @@ class Database:
         if self.embedded:
             self.url = self.embedded.url
         self.healthy = False
+        self.problem = ""  # why the database is down; while it is up, what is wrong with its other hosts
+        self._connector = Connector(settings, self.url)
         self._pool: asyncpg.Pool | None = None
-        self._migrated = False
+        self._browsing = BrowsePool(settings, self._connector.connect)
+        self._migrated: Server | None = None  # the server whose schema was brought up to date
         self._callbacks: list[Callable[[bool], None]] = []
         self._kept: list[Any] = []  # connections of calls that have just ended, for the next ones
         self._queueing = 0  # calls that wait for the pool: they come before `_kept`
-        self._in_flight: set[asyncpg.Connection] = set()
-        self._last_progress = time.monotonic()
+        self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
         self._probing: asyncio.Task[bool] | None = None
+        self._recovered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._down_since: float | None = None
         metrics.gauge("penstock_database_up", "1 while PostgreSQL answers", read=lambda: int(self.healthy), merge="max")
         metrics.gauge("penstock_database_pool_size", "Open connections", read=lambda: self.pool_size)
         metrics.gauge("penstock_database_in_flight", "Calls being executed", read=lambda: len(self._in_flight))
+        metrics.gauge(
+            "penstock_database_warnings",
+            "1 while a host that is not in use takes writes too, or is of another cluster",
+            read=lambda: int(self.healthy and bool(self.problem)),
+            merge="max",
+        )
         self._outages = metrics.counter("penstock_database_outages_total", "Times PostgreSQL was found down")
 
     @property
     def pool_size(self) -> int:
         return self._pool.get_size() if self._pool else 0
+
+    @property
+    def host(self) -> str:
+        """The host in use; empty while the database is down."""
+        server = self._connector.server
+        return server.host.name if server and self.healthy else ""
 
     @property
     def pool_idle(self) -> int:
@@ -100,27 +129,28 @@ class Database:
                 "embedded PostgreSQL %s in %.1f s (process %s)", done, time.monotonic() - began, self.embedded.pid()
             )
         self._pool = await asyncpg.create_pool(
-            self.url,
-            min_size=0,
-            max_size=self.settings.pool_size,
-            reset=_keep_session,
-            **self._connection_options(),
+            min_size=0, max_size=self.settings.pool_size, reset=keep_session, connect=self._connector.connect
         )
+        await self._browsing.start()
         if not await self._probe():
-            log.warning("PostgreSQL does not answer; starting without it")
+            log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
             self._went_down()
         self._keep(self._watch())
+        if len(self._connector.hosts) > 1:
+            self._keep(self._survey())
 
     async def stop(self) -> None:
         for task in (*self._tasks, *([self._probing] if self._probing else [])):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._browsing.stop()
         if self._pool:
             await self._release_kept()
             try:
                 await asyncio.wait_for(self._pool.close(), timeout=5)
             except (*GONE, asyncio.CancelledError):
                 self._pool.terminate()
+        self._connector.close()
         if self.embedded:
             await asyncio.to_thread(self.embedded.stop)
         self.healthy = False
@@ -128,6 +158,10 @@ class Database:
     def on_change(self, callback: Callable[[bool], None]) -> None:
         """Call `callback(healthy)` each time the database goes down or comes back."""
         self._callbacks.append(callback)
+
+    async def recovered(self) -> None:
+        """Return when the database is up; at once if it is."""
+        await self._recovered.wait()
 
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run one statement and return its rows; again when it lost a deadlock, for then nothing of it was done."""
@@ -166,9 +200,26 @@ class Database:
                 if turn == READS - 1:
                     raise
             except asyncpg.DataError as error:
-                log.info("the database refused a value: %s", error)
-                raise InvalidRequest("a value of this request cannot be stored or looked for") from error
+                raise _unusable(error) from error
         raise AssertionError("unreachable")
+
+    async def browse(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        """`read` for those who look (listings, status, analytics), on connections of their own.
+
+        However slow that is and however many do it, the connections of pushes and pops stay free.
+        """
+        for turn in range(READS):
+            if not self.healthy:
+                break
+            try:
+                return await self._browsing.fetch(sql, *args)
+            except asyncpg.DataError as error:
+                raise _unusable(error) from error
+            except GONE as error:
+                lost = await self._suspect(error)
+                if turn == READS - 1 or not isinstance(lost, ConnectionLost):
+                    raise lost from error
+        raise Unavailable("the database is down")
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
@@ -181,9 +232,7 @@ class Database:
             proxy = await self._acquire()
         connection = proxy._con
         whole = False
-        if not self._in_flight:
-            self._last_progress = time.monotonic()
-        self._in_flight.add(connection)
+        self._in_flight[connection] = time.monotonic()
         try:
             yield proxy
             whole = True
@@ -197,8 +246,7 @@ class Database:
             log.error("PostgreSQL: %s", error)
             raise Busy("the database cannot write") from error
         finally:
-            self._in_flight.discard(connection)
-            self._last_progress = time.monotonic()
+            self._in_flight.pop(connection, None)
             if whole and self.healthy and not self._queueing and len(self._kept) < KEPT:
                 self._kept.append(proxy)  # handing it to the pool and back costs more than a small call
             else:
@@ -246,33 +294,67 @@ class Database:
         return Unavailable("the database is down")
 
     async def _probe(self) -> bool:
-        limit = self.settings.acquire_timeout
-        try:
-            connection = await asyncpg.connect(self.url, timeout=limit, **self._connection_options())
-        except UNREACHABLE:
+        """Ask all hosts, choose one and commit there; whether that is the server in use, ready for calls."""
+        choice = choose(await self._connector.survey(), self._connector.server)
+        if choice.server is None:
+            self._report(choice.reason)
             return False
-        except asyncpg.PostgresError as error:
-            log.warning("PostgreSQL refuses us: %s", error)
+        if self.healthy and choice.server != self._connector.server:
+            self._report(f"{choice.server} took over from {self._connector.server}")
+            return False  # what is open has to be cut off first; the next probe finds us down
+        try:
+            connection = await self._connector.dial(choice.server.host)
+        except (*UNREACHABLE, asyncpg.PostgresError) as error:
+            self._report(f"{choice.server.host.name}: {error or type(error).__name__}")
             return False
         try:
-            if not self._migrated:
-                await migrate(connection, self.settings.db_schema)
-                self._migrated = True
-            if await connection.fetchval("SHOW transaction_read_only", timeout=limit) == "on":
-                if self._down_since is None:
-                    log.warning("PostgreSQL takes no writes (a standby, or set to read only): that counts as down")
-                return False
-        except GONE:
+            await self._prepare(connection, choice.server)
+        except GONE as error:
+            self._report(f"{choice.server.host.name}: {error or type(error).__name__}")
+            return False
+        except CannotCommit as error:
+            self._report(f"{choice.server.host.name}: {error}")
             return False
         finally:
             connection.terminate()
+        if not self.healthy:
+            self._connector.use(choice.server)
+        self._report(choice.warning)
         self._came_up()
         return True
+
+    async def _prepare(self, connection: Any, server: Server) -> None:
+        limit = self.settings.acquire_timeout
+        try:
+            await connection.execute(COMMIT, timeout=limit)
+        except TimeoutError:
+            # asyncpg asks the server to end the wait, which it only does for a session that is closed in peace. Left
+            # behind, the session of every probe would wait there, until the server has no room for more.
+            try:
+                await connection.close(timeout=limit)
+            except UNREACHABLE:
+                pass  # it is cut off by the caller
+            raise CannotCommit(
+                f"answers, but a commit takes longer than {limit:g} s (does its synchronous standby answer?)"
+            ) from None
+        except GONE:
+            raise
+        except asyncpg.PostgresError as error:
+            raise CannotCommit(f"answers, but cannot commit: {error}") from error
+        if server != self._migrated:
+            await migrate(connection, self.settings.db_schema)
+            self._migrated = server
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.error("PostgreSQL: %s", problem)
+        self.problem = problem
 
     def _came_up(self) -> None:
         if self.healthy:
             return
         self.healthy = True
+        self._recovered.set()
         if self._down_since is not None:
             log.info("PostgreSQL recovery detected after %.1f s", time.monotonic() - self._down_since)
             self._down_since = None
@@ -283,11 +365,11 @@ class Database:
         if self._down_since is not None:
             return
         self.healthy = False
+        self._recovered.clear()
         self._down_since = time.monotonic()
         self._outages.add()
         log.warning("Database connection failed: PostgreSQL is down; %d calls in flight", len(self._in_flight))
-        for connection in list(self._in_flight):
-            connection.terminate()
+        self._connector.cut()
         for callback in self._callbacks:
             callback(False)
         self._keep(self._wait_for_recovery())
@@ -309,25 +391,41 @@ class Database:
                 log.error("the database answers but its schema cannot be prepared: %s", error)
 
     async def _watch(self) -> None:
-        """Find the server that is frozen: calls in flight, and none of them finishes."""
+        """Find the server that is frozen or does not commit: a call in flight does not finish."""
+        next_probe = 0.0
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
             await self._release_kept()
-            stuck_for = time.monotonic() - self._last_progress
-            if (
-                self.healthy
-                and self._in_flight
-                and stuck_for > self.settings.acquire_timeout
-                and not await self.probe()
-            ):
+            now = time.monotonic()
+            oldest = min(self._in_flight.values(), default=now)
+            # Half, so that a push waits for little more than one limit until it is buffered.
+            if self.healthy and now - oldest > self.settings.acquire_timeout / 2 and now >= next_probe:
+                next_probe = now + self.settings.acquire_timeout  # a long statement is no reason to commit all the time
+                if not await self.probe():
+                    self._went_down()
+
+    async def _survey(self) -> None:
+        """Find out, without a call that fails, that another host was promoted or that ours takes no writes."""
+        while True:
+            await asyncio.sleep(SURVEY_SECONDS)
+            if not self.healthy:
+                continue
+            choice = choose(await self._connector.survey(), self._connector.server)
+            if not self.healthy:
+                continue
+            if choice.server == self._connector.server:
+                self._report(choice.warning)
+            elif choice.server:  # not one more statement on the old one
+                self._report(f"{choice.server} took over from {self._connector.server}")
+                self._went_down()
+            elif not await self.probe():
                 self._went_down()
 
     async def _listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
         while True:
+            await self._recovered.wait()
             try:
-                connection = await asyncpg.connect(
-                    self.url, timeout=self.settings.acquire_timeout, **self._connection_options()
-                )
+                connection = await self._connector.connect()
             except (*UNREACHABLE, asyncpg.PostgresError):
                 await asyncio.sleep(PROBE_PAUSES[-1])
                 continue
@@ -346,30 +444,15 @@ class Database:
             finally:
                 connection.terminate()
 
-    def _connection_options(self) -> dict[str, Any]:
-        server_settings = {
-            "search_path": self.settings.db_schema,
-            "application_name": "penstock",
-            "timezone": "UTC",
-            "jit": "off",
-            # Every hot statement has its index; statistics of a table that grows by the second must not talk the
-            # planner into reading all of it.
-            "enable_seqscan": "off",
-            "enable_bitmapscan": "off",
-            "max_parallel_workers_per_gather": "0",
-        }
-        if self.settings.statement_timeout:
-            server_settings["statement_timeout"] = str(int(self.settings.statement_timeout * 1000))
-        return {"server_settings": server_settings}
-
     def _keep(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _keep_session(connection: Any) -> None:
-    """Instead of asyncpg's reset on release, a round trip per call: our sessions have no state to reset."""
+def _unusable(error: asyncpg.DataError) -> InvalidRequest:
+    log.info("the database refused a value: %s", error)
+    return InvalidRequest("a value of this request cannot be stored or looked for")
 
 
 def url_of(settings: schema.Database) -> str:

@@ -110,7 +110,7 @@ class Admin:
                 return deleted
 
     async def partitions(self, queue: str | None = None, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """WITH page AS MATERIALIZED (  -- in the order of the index on (queue, id): a page is cut, not sorted
                  SELECT p.*, q.name AS queue FROM queues q
                   CROSS JOIN LATERAL (SELECT * FROM partitions p WHERE p.queue_id = q.id ORDER BY p.queue_id, p.id

@@ -42,7 +42,7 @@ class Analytics:
         if topic and queue:
             raise InvalidRequest("give `topic` or `queue`, and a `group` of it")
         kinds = ["topic"] if topic else ["queue", "group"] if queue else _ALL  # a topic's groups are of its kind
-        rows = await self._database.read(
+        rows = await self._database.browse(
             SQL, since, until, interval.total_seconds(), kinds, topic or queue, group, limit + 1
         )
         following: datetime | None = None

@@ -141,7 +141,7 @@ class Catalog:
         now = time.monotonic()
         wanted = set(queues)
         found = {queue: self._counts[queue][1] for queue in wanted if self._counts.get(queue, (0.0, 0))[0] > now}
-        rows = await self._database.read(
+        rows = await self._database.browse(
             "SELECT q AS id, (SELECT count(*) FROM partitions p WHERE p.queue_id = q) AS n FROM unnest($1::int[]) q",
             sorted(wanted - found.keys()),
         )

@@ -51,7 +51,7 @@ class DeadLetters:
     async def listing(self, which: Which, limit: int = 100, offset: int = 0) -> dict[str, Any]:
         """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to MOST_BYTES of them."""
         await self._catalog.load_installation()
-        rows = await self._database.read(
+        rows = await self._database.browse(
             f"""WITH page AS MATERIALIZED (
                   SELECT d.id, octet_length(d.payload) AS size, q.name AS queue, p.name AS partition, g.name AS group_name
                          {SOURCE} ORDER BY d.id DESC LIMIT $7 OFFSET $8)
@@ -65,7 +65,7 @@ class DeadLetters:
             offset,
             MOST_BYTES,
         )
-        total = await self._database.read(
+        total = await self._database.browse(
             f"SELECT count(*) FROM (SELECT 1 {SOURCE} LIMIT {MOST_COUNTED}) x", *which.args()
         )
         return {
@@ -76,7 +76,7 @@ class DeadLetters:
 
     async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
         """What the newest letters died of, the most frequent first, and in how many partitions; of LOOKED_AT letters."""
-        rows = await self._database.read(
+        rows = await self._database.browse(
             f"""WITH newest AS MATERIALIZED (SELECT d.partition_id, left(d.error, 500) AS error, d.failed_at {SOURCE}
                                              ORDER BY d.id DESC LIMIT {LOOKED_AT})
                 SELECT error, count(*) AS n, max(failed_at) AS last,

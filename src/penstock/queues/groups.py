@@ -112,13 +112,13 @@ class Groups:
 
     async def listing(self, group: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
         """One entry per (group, queue) in the contract's shape, with the exact `totalLag`."""
-        rows = await self._database.read(LISTING, group, queue)
+        rows = await self._database.browse(LISTING, group, queue)
         members = await self._catalog.partition_counts([row["queue_id"] for row in rows])
         return [_entry(row, members[row["queue_id"]]) for row in rows]
 
     async def lag(self, queue: str, group: str) -> int:
         """Messages of the queue that the group has not settled."""
-        rows = await self._database.read(LAG, group, queue)
+        rows = await self._database.browse(LAG, group, queue)
         if not rows:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return int(rows[0]["lag"])
@@ -126,7 +126,7 @@ class Groups:
     async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[dict[str, Any]]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
         await self._catalog.load_installation()
-        rows = await self._database.read(LAGGING, float(min_lag_seconds), limit)
+        rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
         found = []
         for row in rows:
             seconds = (row["now"] - row["oldest"]).total_seconds()
@@ -148,7 +148,7 @@ class Groups:
 
     async def describe(self, group: str, limit: int = 10_000, offset: int = 0) -> dict[str, Any]:
         """Per queue, its partitions as the group sees them."""
-        rows = await self._database.read(DESCRIBE, group, limit, offset)
+        rows = await self._database.browse(DESCRIBE, group, limit, offset)
         found: dict[str, Any] = {}
         for row in rows:
             found.setdefault(row["queue"], {"partitions": []})["partitions"].append(
@@ -235,9 +235,9 @@ class Groups:
         group_id, queue_id = await self._find(group, queue)
         partitions = again = skipped = 0
         async for numbers in self._walk(queue_id):
-            row = (await self._database.read(PREVIEW, group_id, numbers, "time" if moment is not None else to, moment))[
-                0
-            ]
+            row = (
+                await self._database.browse(PREVIEW, group_id, numbers, "time" if moment is not None else to, moment)
+            )[0]
             partitions += row["partitions"]
             again += int(row["again"])
             skipped += int(row["skipped"])

@@ -71,13 +71,13 @@ class Messages:
         number = None
         if partition is not None and queue is not None:
             number = await self._catalog.partition(queue, partition) or 0
-        now = (await self._database.read("SELECT clock_timestamp()"))[0][0]
+        now = (await self._database.browse("SELECT clock_timestamp()"))[0][0]
         until = until or now + timedelta(minutes=1)
         since = since or now - timedelta(hours=1)
         entries: list[dict[str, Any]] = []
         most = offset + (10_000 if status else limit)
         chosen: tuple[str, Any] = (IN_QUEUES, queue) if number is None else (IN_PARTITION, number)
-        rows = await self._database.read(*chosen, namespace, task, since, until, most, QUEUE_MODE)
+        rows = await self._database.browse(*chosen, namespace, task, since, until, most, QUEUE_MODE)
         for row in rows:
             if partition is not None and row["partition"] != partition:
                 continue
@@ -90,7 +90,7 @@ class Messages:
 
     async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
         row = await self._find(partition_id, transaction_id)
-        stored = await self._database.read(
+        stored = await self._database.browse(
             """SELECT m.*, p.name AS partition, q.name AS queue, q.id AS qid FROM messages m
                  JOIN partitions p ON p.id = m.partition_id JOIN queues q ON q.id = m.queue_id
                 WHERE m.partition_id = $1 AND m.seq = $2""",
@@ -100,8 +100,8 @@ class Messages:
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
-        info = (await self._database.read("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
-        groups = await self._database.read(
+        info = (await self._database.browse("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
+        groups = await self._database.browse(
             """SELECT g.name, c.position >= $2 OR c.settled @> $2 AS consumed, c.leased @> $2 AND c.next_expiry > clock_timestamp() AS leased,
                       c.next_expiry, a.attempts, a.error AS attempt_error, d.error, d.attempts AS dead_attempts
                  FROM groups g

@@ -9,7 +9,6 @@ after its commit nobody would know which messages went missing; the outcome of e
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from uuid import UUID
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.ids import uuid7
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_group, check_name
@@ -29,14 +28,13 @@ from penstock.queues.merge import Merger
 from penstock.queues.signals import Signals, Waiter
 from penstock.queues.types import QUEUE_MODE, Message, Popped, PopRequest
 
-log = logging.getLogger("penstock.queues")
-
 SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8)"
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 SOON = 0.005  # another call holds what we want: look again after this
 SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
 LOOK_BACK = timedelta(seconds=2)  # and how much further before a pop says "empty"
+RETRY_SECONDS = 1.0  # between tries to return leases
 LINGERING = 5.0  # seconds after which a call cut off in the middle has ended one way or the other
 FULL_LOOK = 1.0  # seconds between looks without that shortcut, at least
 FULL_LOOK_SHARE, FULL_LOOK_MOST = 20, 10.0  # and 20 times what the last one took, but at most 10 s
@@ -209,23 +207,31 @@ class Popper:
             lost = [take.lease for take in takes]
             for take in takes:
                 take.lease = _new_lease(take.holder)
-            self._keep(self._release_later(lost))
             await self._database.fetch("SELECT queue_release($1, false)", lost)
         takes_in_order = sorted(range(len(takes)), key=lambda index: takes[index].target.group_id)
         now = time.monotonic()
         since = [self._since(takes[index].target.group_id, now) for index in takes_in_order]
         ordered = [takes[index] for index in takes_in_order]
-        rows = await self._database.fetch(
-            SQL,
-            [take.target.group_id for take in ordered],
-            [take.target.partition for take in ordered],
-            [take.batch for take in ordered],
-            [take.partitions for take in ordered],
-            [take.lease for take in ordered],
-            since,
-            [start and start - LOOK_BACK for start in since],
-            self._settings.max_batch_bytes,
-        )
+        leases = [take.lease for take in ordered]
+        sent = self._database.healthy
+        try:
+            rows = await self._database.fetch(
+                SQL,
+                [take.target.group_id for take in ordered],
+                [take.target.partition for take in ordered],
+                [take.batch for take in ordered],
+                [take.partitions for take in ordered],
+                leases,
+                since,
+                [start and start - LOOK_BACK for start in since],
+                self._settings.max_batch_bytes,
+            )
+        except Busy:
+            raise  # rolled back
+        except Unavailable:
+            if sent:  # cut off: it may be committed, now or later, and nobody has its leases
+                self._keep(self._release_later(leases))
+            raise
         if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK:
             for take, start in zip(ordered, since, strict=True):
                 if start is None:
@@ -309,14 +315,21 @@ class Popper:
         task.add_done_callback(self._tasks.discard)
 
     async def _release_later(self, leases: list[UUID]) -> None:
-        """A call whose connection broke may still be running in the database; end its leases when it surely is not."""
-        for _ in range(3):
-            await asyncio.sleep(LINGERING)
+        """End the leases of calls that were cut off, once the database is back. Such a call may still be running there:
+        end them again when it surely is not."""
+        await self._release(leases)
+        await asyncio.sleep(LINGERING)
+        await self._release(leases)
+
+    async def _release(self, leases: list[UUID]) -> None:
+        while True:
+            await self._database.recovered()
             try:
                 await self._database.fetch("SELECT queue_release($1, false)", leases)
             except Unavailable:
-                continue
-            return
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
 
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases of a holder that has none in use (its process died): what it held is free again at once."""
@@ -330,12 +343,8 @@ class Popper:
         return len(rows)
 
     async def _return(self, take: Take) -> None:
-        try:
-            await self._database.fetch("SELECT queue_release($1, false)", [take.lease])
-        except Unavailable:
-            log.warning("a lease of a client that went away could not be returned and stays until it expires")
-        else:
-            self._signals.available(take.target.queue, 1, take.target.group)
+        await self._release([take.lease])
+        self._signals.available(take.target.queue, 1, take.target.group)
 
 
 def _one(_: object) -> int:

@@ -146,7 +146,7 @@ class Presence:
 
     async def members(self) -> list[dict[str, Any]]:
         """Every process that is alive, with its figures."""
-        rows = await self._database.read(MEMBERS, ALIVE)
+        rows = await self._database.browse(MEMBERS, ALIVE)
         return [
             {
                 "id": row["member"],
@@ -165,7 +165,7 @@ class Presence:
         self, since: datetime, until: datetime, bucket: timedelta, hostname: str | None, worker: int | None
     ) -> list[dict[str, Any]]:
         """Processor and memory of each process over time."""
-        rows = await self._database.read(SERIES, since, until, bucket.total_seconds(), hostname, worker)
+        rows = await self._database.browse(SERIES, since, until, bucket.total_seconds(), hostname, worker)
         return [
             {
                 "bucket": row["bucket"],
@@ -182,7 +182,7 @@ class Presence:
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None
     ) -> list[dict[str, Any]]:
         """Waiting pops of each queue in each process over time."""
-        rows = await self._database.read(PARKED, since, until, bucket.total_seconds(), queue)
+        rows = await self._database.browse(PARKED, since, until, bucket.total_seconds(), queue)
         return [
             {
                 "bucket": row["bucket"],

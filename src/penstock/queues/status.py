@@ -47,7 +47,7 @@ class Status:
         self, namespace: str | None = None, task: str | None = None, queue: str | None = None
     ) -> list[dict[str, Any]]:
         """Every queue with its message counts; pending is what queue mode (else the slowest group) has not settled."""
-        rows = await self._database.read(QUEUES, QUEUE_MODE, queue, namespace, task)
+        rows = await self._database.browse(QUEUES, QUEUE_MODE, queue, namespace, task)
         partitions = await self._catalog.partition_counts([row["id"] for row in rows])
         return [
             {
@@ -69,7 +69,7 @@ class Status:
         if not found:
             raise NotFound("Queue not found")
         await self._catalog.load_installation()
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """WITH page AS MATERIALIZED (
                  SELECT p.* FROM partitions p WHERE p.queue_id = (SELECT id FROM queues WHERE name = $1 AND deleted_at IS NULL)
                   ORDER BY p.queue_id, p.id LIMIT $2 OFFSET $3)
@@ -124,7 +124,7 @@ class Status:
         """Sums over all queues."""
         queues = await self.queues()
         messages = {name: sum(queue["messages"][name] for queue in queues) for name in counts_names()}
-        rates = await self._database.read(
+        rates = await self._database.browse(
             """SELECT coalesce(sum(pushed), 0)::float8 / 300 AS pushed, coalesce(sum(done), 0)::float8 / 300 AS done FROM (
                  SELECT pushed, done FROM history WHERE minute > clock_timestamp() - interval '5 minutes'
                  UNION ALL SELECT pushed, done FROM tally_log) x"""
@@ -148,7 +148,7 @@ class Status:
         task: str | None = None,
     ) -> list[dict[str, Any]]:
         """Messages pushed, settled, failed and given up per time bucket."""
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """SELECT to_timestamp(floor(extract(epoch FROM minute) / $3) * $3) AS bucket, sum(pushed)::bigint AS pushed,
                       sum(done)::bigint AS done, sum(failed)::bigint AS failed, sum(dead)::bigint AS dead
                  FROM (SELECT minute, queue_id, pushed, done, failed, dead FROM history WHERE minute BETWEEN $1 AND $2
@@ -170,7 +170,7 @@ class Status:
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
     ) -> list[dict[str, Any]]:
         """Messages deleted by upkeep per time bucket, queue and reason; the name is None when the queue is gone."""
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """SELECT to_timestamp(floor(extract(epoch FROM r.minute) / $3) * $3) AS bucket, r.reason, q.name, q.namespace, q.task,
                       sum(r.messages)::bigint AS messages, sum(r.steps)::bigint AS steps
                  FROM removals r LEFT JOIN queues q ON q.id = r.queue_id AND q.deleted_at IS NULL
@@ -184,7 +184,7 @@ class Status:
         return [dict(row) for row in rows]
 
     async def leases(self) -> dict[str, Any]:
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """SELECT count(DISTINCT lease_id) AS active, count(*) AS partitions,
                       coalesce(sum((SELECT sum(upper(r) - lower(r)) FROM unnest(taken) r)), 0)::bigint AS taken,
                       coalesce(sum((SELECT sum(upper(r) - lower(r)) FROM unnest(taken - open) r)), 0)::bigint AS acked
@@ -200,18 +200,18 @@ class Status:
 
     async def postgres(self) -> dict[str, Any]:
         """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
-        database = await self._database.read(
+        database = await self._database.browse(
             """SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS size,
                       d.numbackends AS sessions, d.xact_commit AS commits, d.xact_rollback AS rollbacks, d.deadlocks
                  FROM pg_stat_database d WHERE d.datname = current_database()"""
         )
-        holder = await self._database.read(
+        holder = await self._database.browse(
             """SELECT pid, application_name AS application, state, age(backend_xmin)::bigint AS xmin_age,
                       extract(epoch FROM clock_timestamp() - xact_start)::float8 AS transaction_seconds
                  FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
                 ORDER BY age(backend_xmin) DESC LIMIT 1"""
         )
-        tables = await self._database.read(
+        tables = await self._database.browse(
             """SELECT relname AS table, n_live_tup AS live, n_dead_tup AS dead, last_autovacuum AS "lastAutovacuum",
                       pg_total_relation_size(relid) AS bytes
                  FROM pg_stat_user_tables WHERE schemaname = current_schema() ORDER BY relname"""

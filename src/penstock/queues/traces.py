@@ -58,7 +58,7 @@ class Traces:
     async def of_message(self, partition_id: str, transaction_id: str) -> list[dict[str, Any]]:
         """The oldest first."""
         await self._catalog.load_installation()
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """SELECT t.*, (SELECT array_agg(n.name ORDER BY n.name) FROM trace_names n WHERE n.trace_id = t.id) AS names
                  FROM traces t JOIN messages m ON m.partition_id = t.partition_id AND m.seq = t.seq
                 WHERE m.partition_id = $1 AND m.transaction_id = $2
@@ -70,7 +70,7 @@ class Traces:
 
     async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> dict[str, Any]:
         await self._catalog.load_installation()
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """WITH page AS MATERIALIZED (
                  SELECT n.at AS named_at, t.*, q.name AS queue, p.name AS partition
                    FROM trace_names n JOIN traces t ON t.id = n.trace_id
@@ -86,7 +86,7 @@ class Traces:
             offset,
             MOST_BYTES,
         )
-        total = await self._database.read("SELECT count(*) FROM trace_names WHERE name = $1", name)
+        total = await self._database.browse("SELECT count(*) FROM trace_names WHERE name = $1", name)
         found = []
         for row in rows:
             payload = row["payload"]
@@ -105,7 +105,7 @@ class Traces:
         return {"traces": found, "total": total[0][0], "pagination": {"limit": limit, "offset": offset}}
 
     async def names(self, limit: int = 50, offset: int = 0) -> dict[str, Any]:
-        rows = await self._database.read(
+        rows = await self._database.browse(
             """SELECT n.name AS trace_name, count(*) AS trace_count, count(DISTINCT (t.partition_id, t.seq)) AS message_count,
                       max(n.at) AS last_seen, count(*) OVER () AS total
                  FROM trace_names n JOIN traces t ON t.id = n.trace_id GROUP BY n.name

@@ -26,6 +26,8 @@ WORKER_STATE = "/internal/metrics"
 class Health(msgspec.Struct):
     status: str
     database: str
+    database_host: str  # the one in use; "" while there is none
+    database_problem: str  # why it is down, or that another host takes writes too; "" when all is well
     server: str
     worker_id: int
     version: str
@@ -51,6 +53,8 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
         found = Health(
             status="healthy" if up else "unhealthy",
             database="connected" if up else "disconnected",
+            database_host=broker.database.host,
+            database_problem=broker.database.problem,
             server=broker.config.server_name,
             worker_id=broker.presence.worker,
             version=__version__,

@@ -1,0 +1,167 @@
+"""Opens every connection of a broker, all of them to one server.
+
+`survey` asks all hosts who they are; `use` decides for one of them; from then on `connect` opens
+connections to that server only and refuses another one that answers at its address. `cut` drops all
+that were opened. Where several hosts are configured, the connection that a survey asks a host on is
+kept for the next survey: a survey every second must not cost a backend process each.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import asyncpg
+
+from penstock.config import schema
+from penstock.database.hosts import Host, Server, Sighting, hosts_of, identify
+
+log = logging.getLogger("penstock.database")
+
+REFUSED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+GRACE_SECONDS = 0.25  # what other hosts get to answer once one that takes writes has answered
+
+
+class WrongServer(ConnectionError):
+    """The server that answers is not the one that the broker works on."""
+
+
+class Connector:
+    """Where connections come from. Everything here may raise what `UNREACHABLE` lists."""
+
+    def __init__(self, settings: schema.Database, url: str) -> None:
+        self._settings = settings
+        self._url = url
+        self.hosts = hosts_of(url)
+        self.server: Server | None = None  # every connection in `_open` is on this one
+        self._open: set[asyncpg.Connection] = set()
+        self._kept: dict[Host, asyncpg.Connection] = {}  # for surveys
+
+    async def connect(self, _: None = None, *, statement_timeout: float | None = None, **driver: Any) -> Any:
+        """A connection to the server in use; `statement_timeout` instead of the configured one.
+
+        asyncpg's pool calls it with a URL, which is None here, and with options of the driver.
+        """
+        server = self.server
+        if server is None:
+            raise WrongServer("no database server is in use")
+        connection = await self.dial(server.host, statement_timeout, **driver)
+        try:
+            answering = await identify(connection, server.host, self._settings.acquire_timeout)
+            if answering != server or self.server != server:
+                raise WrongServer(f"{answering} answers instead of {server}")
+        except BaseException:
+            connection.terminate()
+            raise
+        self._open.add(connection)
+        connection.add_termination_listener(lambda _: self._open.discard(connection))
+        return connection
+
+    async def dial(self, host: Host, statement_timeout: float | None = None, **driver: Any) -> Any:
+        """A connection to this host, whoever it is."""
+        options: dict[str, Any] = {"host": host.host} if host.host else {}
+        if host.port:
+            options["port"] = host.port
+        return await asyncpg.connect(
+            self._url,
+            timeout=self._settings.acquire_timeout,
+            target_session_attrs="any",  # we ask ourselves
+            server_settings=self._session_settings(statement_timeout),
+            **options,
+            **driver,
+        )
+
+    async def survey(self) -> list[Sighting]:
+        """Ask all hosts at once, in the order of the URL.
+
+        Over when all have answered or failed; a little after the first that takes writes, the others are
+        left out.
+        """
+        loop = asyncio.get_running_loop()
+        asked = [asyncio.create_task(self._look(host)) for host in self.hosts]
+        waiting: set[asyncio.Task[Sighting]] = set(asked)
+        deadline: float | None = None
+        try:
+            while waiting:
+                timeout = None if deadline is None else max(0.0, deadline - loop.time())
+                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                servers = [task.result().server for task in done]
+                if deadline is None and any(server and server.writable for server in servers):
+                    deadline = loop.time() + GRACE_SECONDS
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return [
+            task.result() if task not in waiting else Sighting(host, None, "does not answer")
+            for host, task in zip(self.hosts, asked, strict=True)
+        ]
+
+    def use(self, server: Server) -> None:
+        """Work on this one from now on. What is open must have been cut if it was another before."""
+        self.server = server
+
+    def cut(self) -> None:
+        """Drop every connection without a word to the server, which may hang."""
+        for connection in list(self._open):
+            connection.terminate()
+
+    def close(self) -> None:
+        self.cut()
+        for connection in self._kept.values():
+            connection.terminate()
+        self._kept.clear()
+
+    async def _look(self, host: Host) -> Sighting:
+        limit = self._settings.acquire_timeout
+        try:
+            async with asyncio.timeout(limit):
+                return Sighting(host, await self._identify(host))
+        except TimeoutError:
+            return Sighting(host, None, f"does not answer within {limit:g} s")
+        except (*REFUSED, OSError) as error:
+            return Sighting(host, None, str(error) or type(error).__name__)
+
+    async def _identify(self, host: Host) -> Server:
+        limit = self._settings.acquire_timeout
+        connection = self._kept.pop(host, None)
+        try:
+            if connection is not None and not connection.is_closed():
+                try:
+                    server = await identify(connection, host, limit)
+                    self._keep(host, connection)
+                    return server
+                except (*REFUSED, ConnectionError):
+                    connection.terminate()  # the server may have been restarted: ask again
+            connection = await self.dial(host)
+            server = await identify(connection, host, limit)
+            self._keep(host, connection)
+            return server
+        except BaseException:
+            if connection is not None:
+                connection.terminate()
+            raise
+
+    def _keep(self, host: Host, connection: Any) -> None:
+        if len(self.hosts) > 1 and host not in self._kept:
+            self._kept[host] = connection
+        else:  # another survey at the same time was first
+            connection.terminate()
+
+    def _session_settings(self, statement_timeout: float | None) -> dict[str, str]:
+        settings = {
+            "search_path": self._settings.db_schema,
+            "application_name": "penstock",
+            "timezone": "UTC",
+            "jit": "off",
+            # Every hot statement has its index; statistics of a table that grows by the second must not
+            # talk the planner into reading all of it.
+            "enable_seqscan": "off",
+            "enable_bitmapscan": "off",
+            "max_parallel_workers_per_gather": "0",
+        }
+        limit = self._settings.statement_timeout if statement_timeout is None else statement_timeout
+        if limit:
+            settings["statement_timeout"] = str(int(limit * 1000))
+        return settings
