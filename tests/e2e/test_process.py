@@ -42,14 +42,17 @@ def test_a_second_broker_on_the_directory_is_refused_with_a_code_of_its_own(tmp_
         until(lambda: f"is in use by process {first.process.pid}" in second.log)
 
 
-def test_a_port_in_use_is_said_with_its_own_exit_code(tmp_path, database_url):
+def test_a_port_in_use_is_said_before_anything_is_started_with_what_sets_it(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        arguments = ["--http-port", str(taken.getsockname()[1]), "--data-dir", str(tmp_path)]
-        done = run("serve", *arguments, "--database-url", database_url)
+        port = taken.getsockname()[1]
+        others = ("--tcp-port", "0", "--ws-port", "0", "--data-dir", str(tmp_path))
+        done = run("serve", "--http-port", str(port), *others)
     assert done.returncode == 5
-    assert "address already in use" in done.stderr
+    assert f"HTTP cannot listen on 127.0.0.1:{port}: another program listens there" in done.stderr
+    assert "--http-port, by PENSTOCK_HTTP_SERVER_PORT, or by http_server.port" in done.stderr
+    assert not (tmp_path / ".penstock" / "postgres").exists()
 
 
 def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):

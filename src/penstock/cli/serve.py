@@ -20,9 +20,11 @@ from penstock import __version__, logs
 from penstock.cli import app
 from penstock.cli.workers import Workers
 from penstock.config import Config, Loaded, load
+from penstock.config.load import default_file
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
 from penstock.metrics import Metrics
 from penstock.server import Broker
+from penstock.wire.addresses import AddressUnavailable, check_addresses
 from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
 from penstock.wire.tls import Certificates
@@ -30,7 +32,6 @@ from penstock.wire.tls import Certificates
 log = logging.getLogger("penstock.server")
 
 USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
-DEFAULT_FILES = ("penstock.yaml", "config.yaml")
 
 
 @app.command()
@@ -90,13 +91,6 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     return found
 
 
-def default_file() -> Path | None:
-    named = os.environ.get("PENSTOCK_CONFIG")
-    if named:
-        return Path(named)
-    return next((Path(name) for name in DEFAULT_FILES if Path(name).is_file()), None)
-
-
 def run(loaded: Loaded) -> int:
     """Serve until a signal says stop; the exit code."""
     config = loaded.config
@@ -111,9 +105,9 @@ def run(loaded: Loaded) -> int:
         return _failed(IN_USE, error)
     except Unavailable as error:
         return _failed(NO_DATABASE, error)
-    except OSError as error:
+    except AddressUnavailable as error:
         return _failed(NO_ADDRESS, error)
-    except PenstockError as error:
+    except (PenstockError, OSError) as error:
         return _failed(1, error)
     return 0
 
@@ -130,7 +124,7 @@ async def _serve(config: Config) -> None:
     verifier_of(config.auth, Metrics())  # a key that cannot be used is told before anything is started
     Certificates(config)
     broker = Broker(config)
-    await broker.start()
+    await broker.start(check=lambda: check_addresses(config))
     listeners = Listeners(broker)
     workers = Workers(config, broker, listeners)
     try:

@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 
 # Read by the command line, the client and the tests.
 NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_BROKER", "PENSTOCK_TOKEN", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")
+DEFAULT_FILES = ("penstock.yaml", "config.yaml")
 Section = TypeVar("Section")
 _EXPECTED = {
     "size": "a size such as 4096, 256Ki or 1Gi",
@@ -70,6 +71,14 @@ def load(
     if problems:
         raise ConfigError("\n".join(problems))
     return Loaded(config, {name: value.origin for name, value in given.items()}, warnings)
+
+
+def default_file() -> Path | None:
+    """The configuration file when none is named."""
+    named = os.environ.get("PENSTOCK_CONFIG")
+    if named:
+        return Path(named)
+    return next((Path(name) for name in DEFAULT_FILES if Path(name).is_file()), None)
 
 
 def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -26,11 +26,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import asyncpg
 
 from penstock.config import schema
+from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.browse import BrowsePool, keep_session
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
@@ -78,7 +78,7 @@ class Database:
     def __init__(self, settings: schema.Database, private_directory: Path, metrics: Metrics) -> None:
         self.settings = settings
         self.url = url_of(settings)
-        self.embedded = None if self.url else EmbeddedPostgres(private_directory / "postgres")
+        self.embedded = None if self.url else EmbeddedPostgres(private_directory / EMBEDDED, home=private_directory)
         if self.embedded:
             self.url = self.embedded.url
         self.healthy = False
@@ -453,16 +453,3 @@ class Database:
 def _unusable(error: asyncpg.DataError) -> InvalidRequest:
     log.info("the database refused a value: %s", error)
     return InvalidRequest("a value of this request cannot be stored or looked for")
-
-
-def url_of(settings: schema.Database) -> str:
-    """The configured URL, or one made from host, port, name, user and password; empty when none is configured."""
-    if settings.url or not settings.host:
-        return settings.url
-    account = quote(settings.user, safe="")
-    if settings.password:
-        account += ":" + quote(settings.password, safe="")
-    hosts = ",".join(
-        host if ":" in host else f"{host}:{settings.port}" for host in map(str.strip, settings.host.split(","))
-    )
-    return f"postgresql://{account}@{hosts}/{quote(settings.name, safe='')}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.server import Broker
+from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
@@ -107,7 +108,8 @@ class Listeners:
                 reuse_port=config.workers > 1,
                 certificate=self.certificates.http,
             )
-            await self._http.start()
+            with listening("http_server", config.http_server):
+                await self._http.start()
         if self.rendezvous:
             await self._meet(self.rendezvous)
         if broker.logs and config.tcp_server.enabled:
@@ -119,7 +121,8 @@ class Listeners:
                 verifier=self._verifier if config.auth.tcp == "token" else None,
                 certificate=self.certificates.tcp,
             )
-            await self._tcp.start()
+            with listening("tcp_server", config.tcp_server):
+                await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:
             self._websocket = WebsocketServer(
                 config.websocket_server,
@@ -130,7 +133,8 @@ class Listeners:
                 tls=self.certificates.websocket.context if self.certificates.websocket else None,
                 verifier=self._verifier,
             )
-            await self._websocket.start()
+            with listening("websocket_server", config.websocket_server):
+                await self._websocket.start()
         if self.certificates.all:
             self.certificates.start()
             broker.metrics.gauge(
