@@ -23,7 +23,7 @@ app = typer.Typer(
 Token = Annotated[
     str, typer.Option("--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one.")
 ]
-GROUPS = ("serve", "config", "queue", "topic", "buffer", "export", "pipeline")
+GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline")
 
 
 def _print_version(asked: bool) -> None:

@@ -51,7 +51,10 @@ Master = Annotated[
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")]
 Broker = Annotated[str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")]
 Database = Annotated[
-    str | None, typer.Option("--database", envvar="DATABASE_URL", help="postgresql://... of the queues.")
+    str | None,
+    typer.Option(
+        "--database", envvar="DATABASE_URL", help="postgresql://... of the queues; default: of the broker here."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of text for people.")]
 LOCAL, LOCAL_URL, LOCAL_BROKER = "local[*]", "http://127.0.0.1:6632", "127.0.0.1:12345"

@@ -20,7 +20,7 @@ from penstock import __version__, logs
 from penstock.cli import app
 from penstock.cli.workers import Workers
 from penstock.config import Config, Loaded, load
-from penstock.config.load import default_file
+from penstock.config.load import default_file, parse_settings
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
 from penstock.metrics import Metrics
 from penstock.server import Broker
@@ -79,16 +79,6 @@ def serve(
         typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
         raise typer.Exit(USAGE) from None
     raise typer.Exit(run(loaded))
-
-
-def parse_settings(pairs: list[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always")
-        found[name.strip()] = value
-    return found
 
 
 def run(loaded: Loaded) -> int:

@@ -35,9 +35,10 @@ def socket_url(directory: Path) -> str:
 def listening_directory(cluster: Path) -> Path | None:
     """Where the server of a cluster listens, by the cluster's own notes; None when it does not run."""
     try:
-        return Path((cluster / "postmaster.pid").read_text().splitlines()[4])
-    except (FileNotFoundError, NotADirectoryError, IndexError):
+        lines = (cluster / "postmaster.pid").read_text().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    return Path(lines[4]) if len(lines) > 4 and Path("/proc", lines[0]).exists() else None
 
 
 def url_here(config: Config) -> str:
@@ -59,9 +60,10 @@ def url_here(config: Config) -> str:
     return socket_url(sockets)
 
 
-def url_of_this_machine() -> str:
-    """The same for a program that has no configuration of its own: the one a broker started here would have."""
+def database_here() -> tuple[str, str]:
+    """URL and schema, for a program that has no configuration: those of a broker that would be started here."""
     try:
-        return url_here(load(default_file()).config)
+        config = load(default_file()).config
     except ConfigError as error:
         raise NotFound(f"the configuration here is wrong: {error}") from error
+    return url_here(config), config.database.db_schema

@@ -81,6 +81,17 @@ def default_file() -> Path | None:
     return next((Path(name) for name in DEFAULT_FILES if Path(name).is_file()), None)
 
 
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """The flags of `--set KEY=VALUE`."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always")
+        found[name.strip()] = value
+    return found
+
+
 def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Every key as (dotted name, type, field), in order."""
     hints = get_type_hints(kind, include_extras=True)
