@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidRequest
+from penstock.pipeline.columns import QUEUE_COLUMNS
+from penstock.pipeline.jobs.rollup import rollup
 from penstock.pipeline.options import Options
 from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.queue_source import QueueOptions, QueueReader
 from tests.support.broker import BrokerProcess
 
 ENV = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "PENSTOCK_DATABASE_URL")}
@@ -29,27 +33,32 @@ def directory(scratch: Path) -> Iterator[Path]:
         yield scratch
 
 
-def penstock(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def penstock(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=300, check=False, **options
+        command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=300, check=False
     )
 
 
 @pytest.mark.spark
-def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(directory: Path, monkeypatch) -> None:
+def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(
+    directory: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, soak: bool
+) -> None:
     done = penstock("database", "url", cwd=directory)
     assert done.returncode == 0, done.stderr
     assert asyncio.run(_count(done.stdout.strip())) == 20  # for psql and whoever takes a URL
 
-    monkeypatch.chdir(directory)  # rollup, its report and dlq-report ask like this
+    monkeypatch.chdir(directory)
     monkeypatch.delenv("DATABASE_URL", raising=False)
-    assert Postgres(Options({})).rows("SELECT name FROM queues") == [("orders",)]
-
-    done = penstock("pipeline", "run", "archive", "lake", "--queue", "orders", "--master", "local[2]", cwd=directory)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "20" in done.stdout + done.stderr
-    assert list((directory / "lake").rglob("*.parquet"))
+    reader = QueueReader(QueueOptions(Options({"queue": "orders"}), QUEUE_COLUMNS.names, streaming=False))
+    assert len([row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]) == 20
+    done_now = rollup(spark, since=datetime.now(UTC) - timedelta(minutes=5), until=datetime.now(UTC))
+    assert done_now.queues == 1
+    if soak:  # a JVM of its own
+        job = ("pipeline", "run", "archive", "lake", "--queue", "orders", "--master", "local[2]")
+        done = penstock(*job, cwd=directory)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert list((directory / "lake").rglob("*.parquet"))
 
 
 def test_who_cannot_find_the_database_is_told_the_ways_to_it(tmp_path: Path, monkeypatch) -> None:
