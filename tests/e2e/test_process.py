@@ -20,7 +20,9 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
         assert (found["status"], found["database"]) == ("healthy", "connected")
         assert found["listeners"]["HTTP"] == broker.url
         assert found["uptime"] > 0
-        assert "Try this in another terminal" in broker.log
+        until(lambda: "Try this in another terminal" in broker.log)
+        assert "is ready.\n" in broker.log
+        assert "  database   embedded PostgreSQL\n" in broker.log
         assert broker.stop() == 0
     assert "stopped in" in broker.log
     assert not (scratch / "data/.penstock/postgres/data/postmaster.pid").exists()
@@ -67,13 +69,22 @@ def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
     assert "log_level = 'loud'" in checked.stderr
 
 
-def test_a_database_that_is_down_does_not_keep_the_broker_from_starting(tmp_path):
+def test_a_database_that_is_down_does_not_keep_the_broker_from_starting_and_the_banner_says_why(tmp_path):
     with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         health = httpx.get(f"{broker.url}/health")
         assert health.status_code == 503
         assert health.json()["database"] == "disconnected"
         assert httpx.get(f"{broker.url}/health/live").status_code == 200
+        until(lambda: "pops get 503" in broker.log)
+        assert "is ready, in part." in broker.log
+        assert "  database   NOT AVAILABLE: 127.0.0.1:1: connection refused (does PostgreSQL run there?)" in broker.log
         assert broker.stop() == 0
+
+
+def test_what_is_no_postgresql_url_is_refused_at_the_start(tmp_path):
+    done = run("serve", "--data-dir", str(tmp_path), "--database-url", "mysql://x")
+    assert done.returncode == 2
+    assert "database.url = ***: expected postgresql://user:password@host:5432/database, not mysql://" in done.stderr
 
 
 def test_a_second_signal_stops_at_once(tmp_path, database_url):

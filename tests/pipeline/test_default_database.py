@@ -35,9 +35,7 @@ def directory(scratch: Path) -> Iterator[Path]:
 
 def penstock(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.spark

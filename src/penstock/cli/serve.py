@@ -128,7 +128,7 @@ async def _serve(config: Config) -> None:
 
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew)
         log.info("ready in %.1f s", time.monotonic() - began)
-        _welcome(config, listeners.addresses)
+        _welcome(broker, listeners.addresses)
         await stop.wait()
         log.info("stopping: up to %.0f s for what is in flight", config.shutdown_timeout)
     finally:
@@ -153,10 +153,19 @@ def _on_signals() -> asyncio.Event:
     return asked
 
 
-def _welcome(config: Config, addresses: dict[str, str]) -> None:
-    lines = [f"Penstock {__version__} is ready."]
+def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
+    database = broker.database
+    lines = [f"Penstock {__version__} is ready." if database.healthy else f"Penstock {__version__} is ready, in part."]
     lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
-    lines.append(f"  {'data':<10} {config.data_directory.absolute()}")
+    lines.append(f"  {'data':<10} {broker.config.data_directory.absolute()}")
+    if database.healthy:
+        where = "embedded PostgreSQL" if database.embedded else f"PostgreSQL at {database.host}"
+        lines.append(f"  {'database':<10} {where}")
+    else:
+        lines += [
+            f"  {'database':<10} NOT AVAILABLE: {database.problem}",
+            f"  {'':<10} Topics work. Pushes to queues are kept in files until the database answers; pops get 503.",
+        ]
     http = addresses.get("HTTP")
     if http:
         lines += [

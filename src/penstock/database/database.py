@@ -34,9 +34,10 @@ from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.browse import BrowsePool, keep_session
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.failure import explain
 from penstock.database.hosts import Server, choose
 from penstock.database.migrate import migrate
-from penstock.errors import Busy, ConnectionLost, InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Busy, ConfigError, ConnectionLost, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -133,6 +134,8 @@ class Database:
         )
         await self._browsing.start()
         if not await self._probe():
+            if self._connector.pooled:
+                raise ConfigError(f"this database cannot be used: {self.problem}")
             log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
             self._went_down()
         self._keep(self._watch())
@@ -305,12 +308,12 @@ class Database:
         try:
             connection = await self._connector.dial(choice.server.host)
         except (*UNREACHABLE, asyncpg.PostgresError) as error:
-            self._report(f"{choice.server.host.name}: {error or type(error).__name__}")
+            self._report(f"{choice.server.host.name}: {explain(error)}")
             return False
         try:
             await self._prepare(connection, choice.server)
         except GONE as error:
-            self._report(f"{choice.server.host.name}: {error or type(error).__name__}")
+            self._report(f"{choice.server.host.name}: {explain(error)}")
             return False
         except CannotCommit as error:
             self._report(f"{choice.server.host.name}: {error}")

@@ -67,13 +67,22 @@ class EmbeddedPostgres:
     """The server in `directory`: initialised, started or taken over by `start`, stopped by `stop`. All calls block.
 
     `home` is a directory of ours above `directory`: its group may be changed so that the server's user can pass.
+    `access` is the text of pg_hba.conf, for servers of tests that others must reach.
     """
 
-    def __init__(self, directory: Path, settings: dict[str, str] | None = None, home: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: dict[str, str] | None = None,
+        *,
+        home: Path | None = None,
+        access: str = ACCESS,
+    ) -> None:
         self.directory = directory.absolute()
         self.data = self.directory / "data"
         self._log = self.directory / "log"
         self._home = home
+        self._access = access
         self.settings = SETTINGS | (settings or {})
         self._account: pwd.struct_passwd | None = None  # who runs the server, when that is not us
 
@@ -99,7 +108,7 @@ class EmbeddedPostgres:
     def _access_files(self) -> dict[Path, str]:
         names = sorted({pwd.getpwuid(0).pw_name, pwd.getpwuid(self.data.stat().st_uid).pw_name})
         users = "".join(f'{MAP} "{name}" {SUPERUSER}\n' for name in names)
-        return {self.data / "pg_hba.conf": ACCESS, self.data / "pg_ident.conf": users}
+        return {self.data / "pg_hba.conf": self._access, self.data / "pg_ident.conf": users}
 
     def _is_closed(self) -> bool:
         return all(file.exists() and file.read_text() == text for file, text in self._access_files().items())
