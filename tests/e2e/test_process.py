@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 
@@ -26,10 +27,12 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
         assert broker.stop() == 0
     assert "stopped in" in broker.log
     assert not (scratch / "data/.penstock/postgres/data/postmaster.pid").exists()
+    assert not stat.S_IMODE((scratch / "data/.penstock").stat().st_mode) & stat.S_IRWXO  # payloads are in there
+    assert stat.S_IMODE(scratch.stat().st_mode) == 0o711
 
 
-def test_kill_9_leaves_a_database_that_the_next_start_takes_over(scratch):
-    broker = BrokerProcess(scratch / "data")
+def test_kill_9_leaves_a_database_that_the_next_start_takes_over_with_all_its_processes(scratch):
+    broker = BrokerProcess(scratch / "data", workers=2)
     with broker:
         broker.kill()
         broker.start()
