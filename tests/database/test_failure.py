@@ -15,6 +15,7 @@ import pytest
 from penstock.config import schema
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.failure import explain
 from penstock.errors import ConfigError
 from penstock.metrics import Metrics
 from tests.support import guard
@@ -44,6 +45,8 @@ def test_the_host_and_the_reason_are_named(database_url):
     assert "does not exist (create it, or name another one in the URL)" in problem(other)
     stranger = database_url.replace("postgres@", "stranger@")
     assert "(check the user and the password of the URL)" in problem(stranger)
+    wrong = asyncpg.InvalidPasswordError('password authentication failed for user "me"')
+    assert explain(wrong) == f"{wrong} (check the user and the password of the URL)"
 
 
 def test_what_answers_and_is_no_postgresql_is_named():

@@ -199,8 +199,8 @@ class EmbeddedPostgres:
             if self._home and _first_closed(self._home, self._account) == self._home:
                 os.chown(self._home, -1, self._account.pw_gid)
                 self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
-            _require_reach(self.data if self.data.exists() else self.directory, self._account)
-            _require_reach(BINARIES, self._account)
+            _require_reach(self.directory, self._account, "another data directory (--data-dir /var/lib/penstock)")
+            _require_reach(BINARIES, self._account, "an installation elsewhere (a virtual environment in /opt)")
 
     def _take(self, directory: Path) -> None:
         """The directory is the server's user's alone. Under /tmp somebody else may have made it before us."""
@@ -277,14 +277,13 @@ def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
     return Path(os.fsdecode(done.stdout)) if done.stdout else None
 
 
-def _require_reach(path: Path, account: pwd.struct_passwd) -> None:
+def _require_reach(path: Path, account: pwd.struct_passwd, other: str) -> None:
     closed = _first_closed(path, account)
     if closed is None:
         return
     mode = stat.S_IMODE(closed.stat().st_mode)
     raise Unavailable(
         f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, who may not enter {closed} "
-        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), or use a place which "
-        f"that user can reach (--data-dir /var/lib/penstock), or let everybody pass (chmod o+x {closed}), or use "
-        "another PostgreSQL (--database-url)"
+        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), or use {other}, "
+        f"or let everybody pass (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
     )

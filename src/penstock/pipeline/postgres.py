@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.config.database_url import database_here
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline.options import Options
 
@@ -25,6 +24,8 @@ class Postgres:
         self.url = options.text("database") or ""
         if self.url:
             return
+        from penstock.config.database_url import database_here  # executors are given a URL and need no configuration
+
         try:
             self.url, schema = database_here()
         except NotFound as error:

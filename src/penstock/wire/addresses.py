@@ -62,12 +62,24 @@ def check_addresses(config: Config) -> None:
             with listening(section, settings):
                 if settings.port > 65535:  # the resolver would take the rest of a division
                     raise OverflowError
-                for family, _, _, _, address in socket.getaddrinfo(
-                    settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-                ):
-                    one = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    if family == socket.AF_INET6:
-                        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    one.bind(address)
-                    one.listen(1)  # two of ours on one port would both be able to bind
+                _open(settings, opened)
+
+
+def _open(settings: Settings, opened: ExitStack) -> None:
+    """Listen on every address of the host; those that this machine does not have count only when it has none."""
+    found = socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    missing: list[OSError] = []
+    for family, _, _, _, address in found:
+        try:
+            one = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+            one.listen(1)  # two of ours on one port would both be able to bind
+        except OSError as error:
+            if error.errno in HERE:
+                raise
+            missing.append(error)
+    if missing and len(missing) == len(found):
+        raise missing[0]
