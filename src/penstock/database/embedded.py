@@ -41,8 +41,8 @@ LONGEST_SOCKET_PATH = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
 LEFTOVERS_TIMEOUT = 10
 SUPERUSER = "postgres"
-MAP = "penstock"  # pg_ident's name for "these users of the system are the superuser"
-ACCESS = f"# Written by Penstock at each start.\nlocal all {SUPERUSER} peer map={MAP}\n"
+MAP = "penstock"  # pg_ident's name for "these users of the system may be any role"
+ACCESS = f"# Written by Penstock at each start.\nlocal all all peer map={MAP}\n"
 
 SETTINGS = {
     "listen_addresses": "",
@@ -107,7 +107,8 @@ class EmbeddedPostgres:
 
     def _access_files(self) -> dict[Path, str]:
         names = sorted({pwd.getpwuid(0).pw_name, pwd.getpwuid(self.data.stat().st_uid).pw_name})
-        users = "".join(f'{MAP} "{name}" {SUPERUSER}\n' for name in names)
+        # `all` is any role since PostgreSQL 16; tests also run on older ones.
+        users = "".join(f'{MAP} "{name}" {role}\n' for name in names for role in (SUPERUSER, "all"))
         return {self.data / "pg_hba.conf": self._access, self.data / "pg_ident.conf": users}
 
     def _is_closed(self) -> bool:
