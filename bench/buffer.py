@@ -38,6 +38,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+        self.directory.chmod(0o711)  # PostgreSQL's user passes through when we are root
         self.postgres = EmbeddedPostgres(self.directory / "pg")
         self.postgres.start()
         guard.watch_postgres(self.postgres.directory)

@@ -41,6 +41,7 @@ def scratch() -> Iterator[Path]:
     pytest's own `tmp_path` is closed to others, and each pytest that starts closes it again.
     """
     directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+    directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
 

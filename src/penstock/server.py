@@ -10,9 +10,12 @@ same backwards. A part that fails to start stops those before it again.
 
 import logging
 import os
+import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Protocol
 
 from penstock import __version__
@@ -90,10 +93,13 @@ class Broker:
     def uptime(self) -> float:
         return time.monotonic() - self._began
 
-    async def start(self) -> None:
+    async def start(self, check: Callable[[], None] = lambda: None) -> None:
+        """Start every part; `check` is called when the data directory is ours and nothing has been started yet."""
         async with AsyncExitStack() as starting:
             if self.owner:
+                _close_to_others(self.config.private_directory)
                 starting.enter_context(DirectoryLock(self.config.private_directory, "data directory"))
+            check()
             starting.callback(self.pool.shutdown)
             for part in self._parts():
                 await part.start()
@@ -113,3 +119,14 @@ class Broker:
     async def stop(self) -> None:
         """Stop every part, the last started first."""
         await self._running.aclose()
+
+
+def _close_to_others(directory: Path) -> None:
+    """Buffers, send queues and the embedded database hold payloads: other users of the machine have no business here.
+
+    What its group may do is the operator's choice.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & stat.S_IRWXO and directory.stat().st_uid == os.geteuid():
+        directory.chmod(mode & ~stat.S_IRWXO)

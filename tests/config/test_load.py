@@ -182,3 +182,34 @@ def test_what_config_show_prints_reads_back_as_the_same_configuration():
 
 def test_every_key_has_a_help_text():
     assert [name for name, _, item in leaves() if not item.metadata["help"]] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"DATABASE_URL": "mysql://x"}, "postgresql://user:password@host:5432/database, not mysql://..."),
+        ({"DATABASE_URL": "host=db dbname=app"}, "not a URL without postgresql:// in front"),
+        ({"DATABASE_URL": "postgresql://db:port/app"}, "a port from 1 to 65535 after host:"),
+        ({"DATABASE_URL": "postgresql://me:s3/cret@db/app"}, "in a password / : @ are written %2F %3A %40"),
+        ({"DATABASE_URL": "postgresql:///app?host=/run&port=70000"}, "a port from 1 to 65535"),
+        ({"PG_HOST": "one,two:five"}, "host or host:port, several with commas"),
+    ],
+)
+def test_what_cannot_be_the_address_of_a_postgresql_is_refused_without_showing_its_password(given, expected):
+    with pytest.raises(ConfigError) as refused:
+        load(environ=given)
+    assert expected in str(refused.value)
+    assert "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://db",
+        "postgresql://me:p%40s:s@one:5433,[::1]:5432,three/app?sslmode=disable",
+        "postgresql:///app?host=/run/a,/run/b&port=5432,5433",
+        "postgresql://",
+    ],
+)
+def test_every_form_of_a_postgresql_url_is_taken(url):
+    assert load(environ={"DATABASE_URL": url}).config.database.url == url

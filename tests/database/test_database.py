@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from penstock.config import schema
+from penstock.config.database_url import url_of
 from penstock.database import Database
-from penstock.database.database import url_of
 from penstock.errors import Busy, ConnectionLost, InvalidRequest, Unavailable
 from penstock.metrics import Metrics
 from tests.support.wait import eventually

@@ -1,9 +1,19 @@
+import asyncio
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from penstock.database.embedded import EmbeddedPostgres
+import asyncpg
+import pytest
+
+from penstock.database.embedded import BINARIES, EmbeddedPostgres
+from penstock.errors import Unavailable
 from tests.support.wait import until
 
 
@@ -51,3 +61,124 @@ def test_a_server_killed_with_its_pid_file_left_behind_starts_again(scratch):
     until(lambda: server.pid() is None)
     assert server.start() == "started"
     server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
+def test_other_users_of_the_machine_get_in_by_no_way(scratch):
+    server = EmbeddedPostgres(scratch / "postgres")
+    server.start()
+    try:
+        assert rows(server, "SHOW listen_addresses") == [("",)]
+        assert mode(server.directory) == 0o700
+        assert mode(server.directory / ".s.PGSQL.5432") == 0o700
+        assert "Permission denied" in psql_as_nobody(server)
+        server.directory.chmod(0o755)  # even if somebody opens the doors, the kernel says who is there
+        (server.directory / ".s.PGSQL.5432").chmod(0o777)
+        assert "Peer authentication failed" in psql_as_nobody(server)
+        assert server.start() == "taken over"
+        assert mode(server.directory) == 0o700
+    finally:
+        server.stop("immediate")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws_out_who_was_in(scratch):
+    server = EmbeddedPostgres(scratch / "postgres")
+    server.start()
+    server.stop()
+    trusting = {"pg_hba.conf": "local all all trust\n", "pg_ident.conf": ""}
+
+    def open_to_all():  # as the versions before left it
+        for name, text in trusting.items():
+            (server.data / name).write_text(text)
+        server._start_server()
+        server.directory.chmod(0o755)
+        (server.directory / ".s.PGSQL.5432").chmod(0o777)
+
+    open_to_all()
+    assert psql_as_nobody(server, "CREATE TABLE kept AS SELECT 7 AS answer") == "SELECT 1\n"
+    with intruder(server) as inside:
+        assert server.start() == "restarted"
+        assert inside.wait(20) != 0
+    assert "Permission denied" in psql_as_nobody(server)
+    assert rows(server, "SELECT answer FROM kept") == [(7,)]
+    assert (server.data / "pg_hba.conf.before").read_text() == trusting["pg_hba.conf"]
+    server.stop()
+    open_to_all()
+    server.stop()
+    assert server.start() == "started"  # the same when it was stopped
+    assert "Permission denied" in psql_as_nobody(server)
+    server.stop("immediate")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_closed_is_named(scratch):
+    closed = scratch / "closed"
+    closed.mkdir(mode=0o700)
+    modes = {path: mode(path) for path in (closed, *closed.parents)}
+    with pytest.raises(Unavailable, match=rf"may not enter {closed} \(mode 0700\).*chmod o\+x {closed}"):
+        EmbeddedPostgres(closed / "data" / "postgres").start()
+    assert {path: mode(path) for path in modes} == modes
+    home = scratch / "data" / ".penstock"
+    home.mkdir(parents=True)
+    home.chmod(0o700)  # ours: the server's group may pass, others may not
+    server = EmbeddedPostgres(home / "postgres", home=home)
+    server.start()
+    server.stop("immediate")
+    assert mode(home) == 0o710
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_a_directory_for_the_socket_that_somebody_else_made_is_refused(scratch):
+    server = EmbeddedPostgres(scratch / ("deep" * 25) / "postgres")
+    server.socket_directory.mkdir()
+    try:
+        shutil.chown(server.socket_directory, "nobody")
+        with pytest.raises(Unavailable, match=f"{server.socket_directory} .* belongs to somebody else"):
+            server.start()
+    finally:
+        server.socket_directory.rmdir()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def rows(server: EmbeddedPostgres, sql: str) -> list[tuple]:
+    async def ask():
+        connection = await asyncpg.connect(server.url)
+        try:
+            return [tuple(row) for row in await connection.fetch(sql)]
+        finally:
+            await connection.close()
+
+    return asyncio.run(ask())
+
+
+def nobody(server: EmbeddedPostgres, *arguments: str) -> list[str]:
+    return [str(BINARIES / "psql"), "-w", "-h", str(server.socket_directory), "-U", "postgres", *arguments]
+
+
+def psql_as_nobody(server: EmbeddedPostgres, sql: str = "SELECT 1") -> str:
+    done = subprocess.run(
+        nobody(server, "-c", sql), user="nobody", group=65534, capture_output=True, text=True, timeout=30, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def intruder(server: EmbeddedPostgres) -> Iterator[subprocess.Popen]:
+    """A session of another user that is in and stays."""
+    process = subprocess.Popen(
+        nobody(server, "-c", "SET application_name = 'intruder'", "-c", "SELECT pg_sleep(600)"),
+        user="nobody",
+        group=65534,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: rows(server, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'intruder'"), 20)
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 
@@ -20,14 +21,18 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
         assert (found["status"], found["database"]) == ("healthy", "connected")
         assert found["listeners"]["HTTP"] == broker.url
         assert found["uptime"] > 0
-        assert "Try this in another terminal" in broker.log
+        until(lambda: "Try this in another terminal" in broker.log)
+        assert "is ready.\n" in broker.log
+        assert "  database   embedded PostgreSQL\n" in broker.log
         assert broker.stop() == 0
     assert "stopped in" in broker.log
     assert not (scratch / "data/.penstock/postgres/data/postmaster.pid").exists()
+    assert not stat.S_IMODE((scratch / "data/.penstock").stat().st_mode) & stat.S_IRWXO  # payloads are in there
+    assert stat.S_IMODE(scratch.stat().st_mode) == 0o711
 
 
-def test_kill_9_leaves_a_database_that_the_next_start_takes_over(scratch):
-    broker = BrokerProcess(scratch / "data")
+def test_kill_9_leaves_a_database_that_the_next_start_takes_over_with_all_its_processes(scratch):
+    broker = BrokerProcess(scratch / "data", workers=2)
     with broker:
         broker.kill()
         broker.start()
@@ -42,14 +47,17 @@ def test_a_second_broker_on_the_directory_is_refused_with_a_code_of_its_own(tmp_
         until(lambda: f"is in use by process {first.process.pid}" in second.log)
 
 
-def test_a_port_in_use_is_said_with_its_own_exit_code(tmp_path, database_url):
+def test_a_port_in_use_is_said_before_anything_is_started_with_what_sets_it(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        arguments = ["--http-port", str(taken.getsockname()[1]), "--data-dir", str(tmp_path)]
-        done = run("serve", *arguments, "--database-url", database_url)
+        port = taken.getsockname()[1]
+        others = ("--tcp-port", "0", "--ws-port", "0", "--data-dir", str(tmp_path))
+        done = run("serve", "--http-port", str(port), *others)
     assert done.returncode == 5
-    assert "address already in use" in done.stderr
+    assert f"HTTP cannot listen on 127.0.0.1:{port}: another program listens there" in done.stderr
+    assert "--http-port, by PENSTOCK_HTTP_SERVER_PORT, or by http_server.port" in done.stderr
+    assert not (tmp_path / ".penstock" / "postgres").exists()
 
 
 def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
@@ -64,13 +72,22 @@ def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
     assert "log_level = 'loud'" in checked.stderr
 
 
-def test_a_database_that_is_down_does_not_keep_the_broker_from_starting(tmp_path):
+def test_a_database_that_is_down_does_not_keep_the_broker_from_starting_and_the_banner_says_why(tmp_path):
     with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         health = httpx.get(f"{broker.url}/health")
         assert health.status_code == 503
         assert health.json()["database"] == "disconnected"
         assert httpx.get(f"{broker.url}/health/live").status_code == 200
+        until(lambda: "pops get 503" in broker.log)
+        assert "is ready, in part." in broker.log
+        assert "  database   NOT AVAILABLE: 127.0.0.1:1: connection refused (does PostgreSQL run there?)" in broker.log
         assert broker.stop() == 0
+
+
+def test_what_is_no_postgresql_url_is_refused_at_the_start(tmp_path):
+    done = run("serve", "--data-dir", str(tmp_path), "--database-url", "mysql://x")
+    assert done.returncode == 2
+    assert "database.url = ***: expected postgresql://user:password@host:5432/database, not mysql://" in done.stderr
 
 
 def test_a_second_signal_stops_at_once(tmp_path, database_url):

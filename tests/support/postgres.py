@@ -6,7 +6,6 @@ Both run from the binaries that come with the project and listen on 127.0.0.1, s
 import asyncio
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -36,7 +35,7 @@ class Postgres:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.server = EmbeddedPostgres(self.directory, SETTINGS | {"port": str(self.port)})
+        self.server = EmbeddedPostgres(self.directory, SETTINGS | {"port": str(self.port)}, access=TRUST)
         self.frozen: list[int] = []
         guard.watch_postgres(self.directory)
 
@@ -46,11 +45,6 @@ class Postgres:
 
     def create(self) -> None:
         self.server.start()
-        (self.server.data / "pg_hba.conf").write_text(TRUST)
-        pid = self.server.pid()
-        assert pid
-        os.kill(pid, signal.SIGHUP)
-        until(lambda: self.sql("SELECT 1") == 1)
 
     def start(self) -> None:
         self.server.start()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.errors import Forbidden, Unauthorized
 from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
 app = typer.Typer(
@@ -23,7 +24,19 @@ app = typer.Typer(
 Token = Annotated[
     str, typer.Option("--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one.")
 ]
-GROUPS = ("serve", "config", "queue", "topic", "buffer", "export", "pipeline")
+NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
+GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline")
+
+
+def explain(error: Exception) -> str:
+    """An error in the words of the command line: a token is an option here, not a header."""
+    if isinstance(error, Unauthorized):
+        if str(error).startswith(NO_TOKEN):
+            return "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
+        return f"the broker does not accept the token (--token or PENSTOCK_TOKEN): {error}"
+    if isinstance(error, Forbidden):
+        return f"{error} (--token or PENSTOCK_TOKEN)"
+    return str(error)
 
 
 def _print_version(asked: bool) -> None:

@@ -26,11 +26,12 @@ from rich.table import Table
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import Token, app
-from penstock.cli.serve import default_file
+from penstock.cli import Token, app, explain
+from penstock.client.brokers import error_of
 from penstock.config import load, schema
+from penstock.config.load import default_file
 from penstock.database import Database
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Metrics
 from penstock.net import HttpClient
 from penstock.queues.engine import Queues
@@ -277,7 +278,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(work)
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(f"penstock: {explain(error)}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -294,17 +295,8 @@ async def _ask(url: str, token: str, method: str, path: str) -> bytes:
     finally:
         await client.close()
     if answer.status >= 400:
-        raise InvalidRequest(f"{url} refuses: {_reason(answer.status, bytes(answer.body))}")
+        raise error_of(answer.status, answer.body)
     return bytes(answer.body)
-
-
-def _reason(status: int, body: bytes) -> str:
-    if status in (401, 403):
-        return "it asks for a token of an administrator; give it with --token or PENSTOCK_TOKEN"
-    try:
-        return str(msgspec.json.decode(body)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return f"HTTP {status} {body[:200].decode(errors='replace')}"
 
 
 def _bar() -> Progress:

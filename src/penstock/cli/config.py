@@ -9,6 +9,7 @@ from rich.table import Table
 
 from penstock.cli import app
 from penstock.config import load, show
+from penstock.config.load import default_file
 from penstock.errors import ConfigError
 
 commands = typer.Typer(help="Show or check the configuration.", no_args_is_help=True)
@@ -26,8 +27,6 @@ def show_command(
 
     Example: `penstock config show -c penstock.yaml --changed`
     """
-    from penstock.cli.serve import default_file
-
     try:
         loaded = load(config or default_file())
     except ConfigError as error:

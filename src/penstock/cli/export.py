@@ -23,7 +23,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli import Token, app
+from penstock.cli import Token, app, explain
+from penstock.client.brokers import error_of
 from penstock.config import load
 from penstock.config.values import format_duration, format_size
 from penstock.errors import PenstockError
@@ -58,7 +59,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(f"penstock: {explain(error)}", err=True)
         raise typer.Exit(1) from None
     except (TimeoutError, OSError) as error:
         typer.echo(f"penstock: {error}", err=True)
@@ -72,10 +73,9 @@ def _ask(url: str, token: str, method: str, target: str, timeout: float = 30.0) 
             answer = await client.request(method, f"/api/v1/routes{target}", timeout=timeout)
         finally:
             await client.close()
-        found = text.loads(answer.body) if answer.body else None
         if answer.status >= 400:
-            raise PenstockError(found["error"] if isinstance(found, dict) else f"the broker answered {answer.status}")
-        return found
+            raise error_of(answer.status, answer.body)
+        return text.loads(answer.body) if answer.body else None
 
     return asyncio.run(ask())
 

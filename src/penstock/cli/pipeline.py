@@ -23,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from penstock.cli import Token, app
-from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.cli import Token, app, explain
+from penstock.client.brokers import error_of
+from penstock.errors import PenstockError, Unavailable
 from penstock.net.tls import open_url
 
 commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
@@ -51,7 +52,10 @@ Master = Annotated[
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")]
 Broker = Annotated[str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")]
 Database = Annotated[
-    str | None, typer.Option("--database", envvar="DATABASE_URL", help="postgresql://... of the queues.")
+    str | None,
+    typer.Option(
+        "--database", envvar="DATABASE_URL", help="postgresql://... of the queues; default: of the broker here."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of text for people.")]
 LOCAL, LOCAL_URL, LOCAL_BROKER = "local[*]", "http://127.0.0.1:6632", "127.0.0.1:12345"
@@ -86,7 +90,7 @@ def _reporting() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        _fail(str(error))
+        _fail(explain(error))
     except Exception as error:
         if not _of_spark(error):
             raise
@@ -386,8 +390,7 @@ def _ask(url: str, token: str, method: str, path: str) -> Any:
         with open_url(urllib.request.Request(target, method=method, headers=headers), timeout=10) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        text = json.loads(error.read() or b"{}").get("error", str(error))
-        raise (NotFound if error.code == 404 else Unavailable)(text) from None
+        raise error_of(error.code, error.read()) from None
     except OSError as error:
         raise Unavailable(f"the broker at {url} does not answer: {error}") from None
 

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli import Token, app
+from penstock.cli import Token, app, explain
 from penstock.client import Address, Client, Message
 from penstock.client.messages import AckRefused
 from penstock.errors import PenstockError
@@ -435,7 +435,7 @@ def _run(url: str, token: str, work: Callable[[Client], Awaitable[T]]) -> T:
     try:
         return asyncio.run(with_client())
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(f"penstock: {explain(error)}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -448,9 +448,13 @@ def _input() -> Iterator[str]:
     return (line for line in map(str.strip, sys.stdin) if line)
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
 def _json(text: str) -> msgspec.Raw:
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
         _usage(f"not JSON: {text[:60]} ({error}); use --text for plain text")
     return msgspec.Raw(text.encode())

@@ -20,9 +20,11 @@ from penstock import __version__, logs
 from penstock.cli import app
 from penstock.cli.workers import Workers
 from penstock.config import Config, Loaded, load
+from penstock.config.load import default_file, parse_settings
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
 from penstock.metrics import Metrics
 from penstock.server import Broker
+from penstock.wire.addresses import AddressUnavailable, check_addresses
 from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
 from penstock.wire.origins import Origins
@@ -31,7 +33,6 @@ from penstock.wire.tls import Certificates
 log = logging.getLogger("penstock.server")
 
 USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
-DEFAULT_FILES = ("penstock.yaml", "config.yaml")
 
 
 @app.command()
@@ -81,23 +82,6 @@ def serve(
     raise typer.Exit(run(loaded))
 
 
-def parse_settings(pairs: list[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always")
-        found[name.strip()] = value
-    return found
-
-
-def default_file() -> Path | None:
-    named = os.environ.get("PENSTOCK_CONFIG")
-    if named:
-        return Path(named)
-    return next((Path(name) for name in DEFAULT_FILES if Path(name).is_file()), None)
-
-
 def run(loaded: Loaded) -> int:
     """Serve until a signal says stop; the exit code."""
     config = loaded.config
@@ -112,9 +96,9 @@ def run(loaded: Loaded) -> int:
         return _failed(IN_USE, error)
     except Unavailable as error:
         return _failed(NO_DATABASE, error)
-    except OSError as error:
+    except AddressUnavailable as error:
         return _failed(NO_ADDRESS, error)
-    except PenstockError as error:
+    except (PenstockError, OSError) as error:
         return _failed(1, error)
     return 0
 
@@ -132,7 +116,7 @@ async def _serve(config: Config) -> None:
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
     broker = Broker(config)
-    await broker.start()
+    await broker.start(check=lambda: check_addresses(config))
     listeners = Listeners(broker)
     workers = Workers(config, broker, listeners)
     try:
@@ -146,7 +130,7 @@ async def _serve(config: Config) -> None:
 
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew)
         log.info("ready in %.1f s", time.monotonic() - began)
-        _welcome(config, listeners.addresses)
+        _welcome(broker, listeners.addresses)
         await stop.wait()
         log.info("stopping: up to %.0f s for what is in flight", config.shutdown_timeout)
     finally:
@@ -171,10 +155,19 @@ def _on_signals() -> asyncio.Event:
     return asked
 
 
-def _welcome(config: Config, addresses: dict[str, str]) -> None:
-    lines = [f"Penstock {__version__} is ready."]
+def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
+    database = broker.database
+    lines = [f"Penstock {__version__} is ready." if database.healthy else f"Penstock {__version__} is ready, in part."]
     lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
-    lines.append(f"  {'data':<10} {config.data_directory.absolute()}")
+    lines.append(f"  {'data':<10} {broker.config.data_directory.absolute()}")
+    if database.healthy:
+        where = "embedded PostgreSQL" if database.embedded else f"PostgreSQL at {database.host}"
+        lines.append(f"  {'database':<10} {where}")
+    else:
+        lines += [
+            f"  {'database':<10} NOT AVAILABLE: {database.problem}",
+            f"  {'':<10} Topics work. Pushes to queues are kept in files until the database answers; pops get 503.",
+        ]
     http = addresses.get("HTTP")
     if http:
         lines += [

@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli import Token, app
+from penstock.cli import Token, app, explain
 from penstock.client import Batch, SyncTopicClient
+from penstock.client.brokers import error_of
 from penstock.client.reader import Start
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.net.tls import open_url
 from penstock.wire.records import message
 
@@ -62,7 +63,7 @@ def _session(broker: str, token: str) -> Iterator[SyncTopicClient]:
             yield client
             sys.stdout.flush()
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(f"penstock: {explain(error)}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -161,7 +162,7 @@ def ask_http(url: str, token: str, method: str, path: str, body: Any = None) -> 
         with open_url(request, timeout=10) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
-        raise InvalidRequest(f"{url}: {error.read().decode(errors='replace')[:300] or error}") from None
+        raise error_of(error.code, error.read()) from None
     except OSError as error:
         raise Unavailable(f"the broker at {url} does not answer: {error}") from None
 

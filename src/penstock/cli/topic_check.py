@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import Token
+from penstock.cli import Token, explain
 from penstock.cli.topic import (
     DEFAULT_BROKER,
     DEFAULT_URL,
@@ -95,7 +95,7 @@ def scrub(
     try:
         told = ask_http(url, token, "POST" if now else "GET", "/api/v1/scrub")
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        typer.echo(f"penstock: {explain(error)}", err=True)
         raise typer.Exit(1) from None
     found = msgspec.json.decode(told)
     if json:

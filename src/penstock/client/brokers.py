@@ -156,8 +156,13 @@ def check(answer: HttpAnswer) -> None:
 
 
 def _error(answer: HttpAnswer) -> PenstockError:
+    return error_of(answer.status, answer.body)
+
+
+def error_of(status: int, body: bytes) -> PenstockError:
+    """What an answer that is no success means, in the broker's words."""
     try:
-        text = str(msgspec.json.decode(answer.body)["error"])
+        text = str(msgspec.json.decode(body)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        text = answer.body[:200].decode("utf-8", "replace") or f"HTTP status {answer.status}"
-    return _ERRORS.get(answer.status, Unavailable)(text)
+        text = body[:200].decode("utf-8", "replace") or f"HTTP status {status}"
+    return _ERRORS.get(status, Unavailable)(text)

@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.client.connection import Backoff
 from penstock.client.messages import Address, QueueFull
+from penstock.client.payload import check_payload
 from penstock.client.queues import QueueClient, new_item
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 
@@ -70,6 +71,7 @@ class PushBuffer:
         trace_id: str | None = None,
     ) -> str:
         """Add a message; waits while the buffer is full. The message's transaction id."""
+        check_payload(payload)
         encoded = msgspec.Raw(msgspec.json.encode(payload))
         item = new_item(address, encoded, partition, transaction_id, trace_id)
         while len(self) >= self._max and not self.closed:

@@ -28,6 +28,7 @@ from penstock.client.messages import (
     Pushed,
     QueueFull,
 )
+from penstock.client.payload import check_payload
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.ids import uuid7
 
@@ -76,8 +77,9 @@ class QueueClient:
     ) -> Pushed:
         """Store one message; returns when it is durable.
 
-        The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. With `buffer_ms` or
-        `buffer_max` the broker answers from its buffer and stores in larger batches a little later (QoS 0).
+        The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. NaN and bytes are refused:
+        JSON would make something else of them. With `buffer_ms` or `buffer_max` the broker answers from its buffer and
+        stores in larger batches a little later (QoS 0).
         """
         item = new_item(address, payload, partition, transaction_id, trace_id)
         (result,) = await self.push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
@@ -107,6 +109,8 @@ class QueueClient:
         patience: float | None = None,
     ) -> list[Pushed]:
         """Store items as the HTTP API names them; each must have a transactionId, so that a repeat is recognised."""
+        for item in items:
+            check_payload(item.get("payload"))
         body: dict[str, Any] = {"items": items}
         buffered = buffer_ms is not None or buffer_max is not None
         if buffer_ms is not None:
@@ -343,6 +347,7 @@ class QueueClient:
         names: Sequence[str] = (),
     ) -> str:
         """Attach an event to a message's life line; the trace's id."""
+        check_payload(data)
         body = {
             "transactionId": message.transaction_id,
             "partitionId": message.partition_id,
@@ -377,6 +382,7 @@ class Transaction:
         transaction_id: str | None = None,
         trace_id: str | None = None,
     ) -> Self:
+        check_payload(payload)
         item = new_item(address, payload, partition, transaction_id, trace_id)
         self._operations.append({"type": "push", "items": [item]})
         return self
@@ -437,6 +443,13 @@ def new_item(
     trace_id: str | None = None,
 ) -> dict[str, Any]:
     where = Address.parse(address)
+    if where.group is not None:
+        raise InvalidRequest(
+            f"a push has no group, and {str(where)!r} names {where.group!r}: every group gets what is pushed to "
+            f"{where.queue!r}. For a queue with an @ in its name use Address(queue=...)"
+        )
+    if partition and where.partition and partition != where.partition:
+        raise InvalidRequest(f"the address names the partition {where.partition!r} and the argument {partition!r}")
     item: dict[str, Any] = {
         "queue": where.queue,
         "partition": partition or where.partition or DEFAULT_PARTITION,

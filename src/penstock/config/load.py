@@ -7,11 +7,13 @@ given is converted by its field's type. All mistakes of a load are collected, so
 import difflib
 import math
 import os
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
@@ -21,12 +23,15 @@ from penstock.errors import ConfigError
 
 # Read by the command line, the client and the tests.
 NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_BROKER", "PENSTOCK_TOKEN", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")
+DEFAULT_FILES = ("penstock.yaml", "config.yaml")
 Section = TypeVar("Section")
 _EXPECTED = {
     "size": "a size such as 4096, 256Ki or 1Gi",
     "duration": "a duration such as 5, 100ms or 5m",
     "share": "a share between 0 and 1, such as 0.1 or 10%",
 }
+_SECRETS = ("secret", "postgres")
+_PORT = re.compile(r"^(\[[^\]]*\]|[^:]*):?")  # what is left of host:port without it is the port
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -70,6 +75,25 @@ def load(
     if problems:
         raise ConfigError("\n".join(problems))
     return Loaded(config, {name: value.origin for name, value in given.items()}, warnings)
+
+
+def default_file() -> Path | None:
+    """The configuration file when none is named."""
+    named = os.environ.get("PENSTOCK_CONFIG")
+    if named:
+        return Path(named)
+    return next((Path(name) for name in DEFAULT_FILES if Path(name).is_file()), None)
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """The flags of `--set KEY=VALUE`."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always")
+        found[name.strip()] = value
+    return found
 
 
 def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -235,12 +259,39 @@ def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
             return parse_share(value)
     except ValueError:
         raise _Wrong(_EXPECTED[tag]) from None
+    if tag == "postgres":
+        return _postgres_url(_convert_plain(value, str))
+    if tag == "hosts" and not all(map(_is_port, _ports(str(value or "")))):
+        raise _Wrong("host or host:port, several with commas ([::1]:5432 for IPv6)")
     if tag == "milliseconds" and isinstance(value, str) and not value.strip().isdigit():
         try:
             return int(parse_duration(value) * 1000)
         except ValueError:
             raise _Wrong("milliseconds, or a duration such as 100ms or 5m") from None
     return _convert_plain(value, plain)
+
+
+def _postgres_url(url: str) -> str:
+    """Refuse now what could only fail later, again and again, as if the database were down."""
+    if not url:
+        return url
+    scheme, colon, rest = url.partition("://")
+    if not colon or scheme not in ("postgresql", "postgres"):
+        given = f"not {scheme}://..." if colon else "not a URL without postgresql:// in front"
+        raise _Wrong(f"postgresql://user:password@host:5432/database, {given}")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    query = parse_qs(urlsplit(f"//x?{rest.partition('?')[2]}").query)
+    if not all(map(_is_port, [*_ports(authority), *query.get("port", [""])[-1].split(",")])):  # a password may be in it
+        raise _Wrong("a port from 1 to 65535 after host: (in a password / : @ are written %2F %3A %40)")
+    return url
+
+
+def _ports(hosts: str) -> list[str]:
+    return [_PORT.sub("", host.strip()) for host in hosts.split(",")]
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isdecimal() and 0 < int(text) < 65536)
 
 
 def _convert_plain(value: Any, kind: type) -> Any:
@@ -280,13 +331,13 @@ def _convert_plain(value: Any, kind: type) -> Any:
 
 
 def _is_secret(annotation: Any) -> bool:
-    return get_origin(annotation) is Annotated and get_args(annotation)[1] == "secret"
+    return get_origin(annotation) is Annotated and get_args(annotation)[1] in _SECRETS
 
 
 def _display(value: Any, annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         tag = get_args(annotation)[1]
-        if tag == "secret":
+        if tag in _SECRETS:
             return "***" if value else '""'
         if tag == "size":
             return format_size(value)

@@ -14,6 +14,8 @@ Seconds = Annotated[float, "duration"]  # seconds: 5, 100ms, 1h30m
 Share = Annotated[float, "share"]  # a part of a whole: 0.1 or 10%
 Milliseconds = Annotated[int, "milliseconds"]  # the seeds' names that end in _ms: plain milliseconds
 Secret = Annotated[str, "secret"]  # masked wherever configuration is shown
+Hosts = Annotated[str, "hosts"]  # host or host:port, several with commas
+PostgresUrl = Annotated[str, "postgres"]  # postgresql://..., masked too: it may hold a password
 
 
 def key(default: Any, help: str, *env: str) -> Any:
@@ -123,8 +125,10 @@ class Auth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    url: Secret = key("", "PostgreSQL 14 or later, several hosts allowed; empty = run the embedded one", "DATABASE_URL")
-    host: str = key("", "instead of url: host, or several with commas", "PG_HOST")
+    url: PostgresUrl = key(
+        "", "PostgreSQL 14 or later, several hosts allowed; empty = run the embedded one", "DATABASE_URL"
+    )
+    host: Hosts = key("", "instead of url: host, or several with commas", "PG_HOST")
     port: int = key(5432, "instead of url: port", "PG_PORT")
     name: str = key("postgres", "instead of url: database", "PG_DB")
     user: str = key("postgres", "instead of url: user", "PG_USER")

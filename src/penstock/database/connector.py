@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 
 from penstock.config import schema
+from penstock.database.failure import explain, is_pooler
 from penstock.database.hosts import Host, Server, Sighting, hosts_of, identify
 
 log = logging.getLogger("penstock.database")
@@ -33,6 +34,7 @@ class Connector:
         self._url = url
         self.hosts = hosts_of(url)
         self.server: Server | None = None  # every connection in `_open` is on this one
+        self.pooled = False  # a host turned out to be a connection pooler
         self._open: set[asyncpg.Connection] = set()
         self._kept: dict[Host, asyncpg.Connection] = {}  # for surveys
 
@@ -121,7 +123,8 @@ class Connector:
         except TimeoutError:
             return Sighting(host, None, f"does not answer within {limit:g} s")
         except (*REFUSED, OSError) as error:
-            return Sighting(host, None, str(error) or type(error).__name__)
+            self.pooled = self.pooled or is_pooler(error)
+            return Sighting(host, None, explain(error))
 
     async def _identify(self, host: Host) -> Server:
         limit = self._settings.acquire_timeout

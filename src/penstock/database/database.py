@@ -26,17 +26,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import asyncpg
 
 from penstock.config import schema
+from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.browse import BrowsePool, keep_session
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.failure import explain
 from penstock.database.hosts import Server, choose
 from penstock.database.migrate import migrate
-from penstock.errors import Busy, ConnectionLost, InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Busy, ConfigError, ConnectionLost, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -78,7 +79,7 @@ class Database:
     def __init__(self, settings: schema.Database, private_directory: Path, metrics: Metrics) -> None:
         self.settings = settings
         self.url = url_of(settings)
-        self.embedded = None if self.url else EmbeddedPostgres(private_directory / "postgres")
+        self.embedded = None if self.url else EmbeddedPostgres(private_directory / EMBEDDED, home=private_directory)
         if self.embedded:
             self.url = self.embedded.url
         self.healthy = False
@@ -133,6 +134,8 @@ class Database:
         )
         await self._browsing.start()
         if not await self._probe():
+            if self._connector.pooled:
+                raise ConfigError(f"this database cannot be used: {self.problem}")
             log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
             self._went_down()
         self._keep(self._watch())
@@ -305,12 +308,12 @@ class Database:
         try:
             connection = await self._connector.dial(choice.server.host)
         except (*UNREACHABLE, asyncpg.PostgresError) as error:
-            self._report(f"{choice.server.host.name}: {error or type(error).__name__}")
+            self._report(f"{choice.server.host.name}: {explain(error)}")
             return False
         try:
             await self._prepare(connection, choice.server)
         except GONE as error:
-            self._report(f"{choice.server.host.name}: {error or type(error).__name__}")
+            self._report(f"{choice.server.host.name}: {explain(error)}")
             return False
         except CannotCommit as error:
             self._report(f"{choice.server.host.name}: {error}")
@@ -453,16 +456,3 @@ class Database:
 def _unusable(error: asyncpg.DataError) -> InvalidRequest:
     log.info("the database refused a value: %s", error)
     return InvalidRequest("a value of this request cannot be stored or looked for")
-
-
-def url_of(settings: schema.Database) -> str:
-    """The configured URL, or one made from host, port, name, user and password; empty when none is configured."""
-    if settings.url or not settings.host:
-        return settings.url
-    account = quote(settings.user, safe="")
-    if settings.password:
-        account += ":" + quote(settings.password, safe="")
-    hosts = ",".join(
-        host if ":" in host else f"{host}:{settings.port}" for host in map(str.strip, settings.host.split(","))
-    )
-    return f"postgresql://{account}@{hosts}/{quote(settings.name, safe='')}"

@@ -2,10 +2,15 @@
 
 We drive `initdb` and `pg_ctl` ourselves and leave the wheel's own server class alone, because the broker needs three
 things from it: durable settings, a server that outlives kill -9 of the broker and is taken over at the next start, and
-one that is stopped when the broker stops. The server listens on a Unix socket only.
+one that is stopped when the broker stops.
+
+Nobody but the broker's own user (and root) gets in: the server listens on a Unix socket only, in a directory that is
+closed to others, and asks the kernel who is at the other end (`peer`). So there is no password to keep, to hand to
+worker processes or to print. A cluster of a version that trusted every local user is brought to this at its next start.
 
 PostgreSQL refuses to run as root. When the broker does, the server runs as the owner of its data directory if that is
-somebody else, else as the system user `penstock`, which is made if it is missing.
+somebody else, else as the system user `penstock`, which is made if it is missing. Directories above ours stay as they
+are: when that user cannot pass through one of them, the start fails and says which.
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
@@ -22,8 +27,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
+from penstock.config.database_url import listening_directory, socket_url
 from penstock.errors import Unavailable
 
 log = logging.getLogger("penstock.database")
@@ -34,9 +40,13 @@ SYSTEM_USER = "penstock"
 LONGEST_SOCKET_PATH = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
 LEFTOVERS_TIMEOUT = 10
+SUPERUSER = "postgres"
+MAP = "penstock"  # pg_ident's name for "these users of the system may be any role"
+ACCESS = f"# Written by Penstock at each start.\nlocal all all peer map={MAP}\n"
 
 SETTINGS = {
     "listen_addresses": "",
+    "unix_socket_permissions": "0700",
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
@@ -54,29 +64,77 @@ SETTINGS = {
 
 
 class EmbeddedPostgres:
-    """The server in `directory`: initialised, started or taken over by `start`, stopped by `stop`. All calls block."""
+    """The server in `directory`: initialised, started or taken over by `start`, stopped by `stop`. All calls block.
 
-    def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
+    `home` is a directory of ours above `directory`: its group may be changed so that the server's user can pass.
+    `access` is the text of pg_hba.conf, for servers of tests that others must reach.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: dict[str, str] | None = None,
+        *,
+        home: Path | None = None,
+        access: str = ACCESS,
+    ) -> None:
         self.directory = directory.absolute()
         self.data = self.directory / "data"
         self._log = self.directory / "log"
+        self._home = home
+        self._access = access
         self.settings = SETTINGS | (settings or {})
-        self._user: str | None = None
+        self._account: pwd.struct_passwd | None = None  # who runs the server, when that is not us
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={quote(str(self.socket_directory))}"
+        return socket_url(self.socket_directory)
 
     def start(self) -> str:
-        """Make sure the server runs; what was done: `created`, `started` or `taken over`."""
+        """Make sure the server runs; what was done: `created`, `started`, `taken over` or `restarted`."""
         self._prepare_user()
         created = not (self.data / "PG_VERSION").exists()
         if created:
             self._initialise()
-        elif self.pid() is not None:
+        running = self.pid() is not None
+        if running and self._is_closed() and listening_directory(self.data) == self.socket_directory:
             return "taken over"
+        if running:  # it lets others in; those who are in already go with it
+            self.stop()
+        self._close(keep=not created)
         self._start_server()
-        return "created" if created else "started"
+        return "created" if created else "restarted" if running else "started"
+
+    def _access_files(self) -> dict[Path, str]:
+        names = sorted({pwd.getpwuid(0).pw_name, pwd.getpwuid(self.data.stat().st_uid).pw_name})
+        # `all` is any role since PostgreSQL 16; tests also run on older ones.
+        users = "".join(f'{MAP} "{name}" {role}\n' for name in names for role in (SUPERUSER, "all"))
+        return {self.data / "pg_hba.conf": self._access, self.data / "pg_ident.conf": users}
+
+    def _is_closed(self) -> bool:
+        return all(file.exists() and file.read_text() == text for file, text in self._access_files().items())
+
+    def _close(self, *, keep: bool) -> None:
+        """Let nobody in but the server's user and root; `keep` what the files said before, beside them."""
+        for file, text in self._access_files().items():
+            before = file.read_text() if file.exists() else ""
+            if before == text:
+                continue  # a full disk keeps no server from its start
+            if keep and before:
+                log.warning("the embedded PostgreSQL is for the broker's user only: %s is rewritten", file)
+                self._write(file.with_name(file.name + ".before"), before)
+            self._write(file, text)
+
+    def _write(self, file: Path, text: str) -> None:
+        """Whole or not at all, and the server's user can read it."""
+        new = file.with_name(file.name + ".new")
+        new.unlink(missing_ok=True)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as out:
+            out.write(text)
+            if self._account:
+                os.fchown(fd, self._account.pw_uid, self._account.pw_gid)
+        new.rename(file)
 
     def _start_server(self) -> None:
         """Start it; a server that was just killed may still hold its lock file or its memory for a moment."""
@@ -130,31 +188,45 @@ class EmbeddedPostgres:
         return self.settings | {"unix_socket_directories": str(self.socket_directory)}
 
     def _prepare_user(self) -> None:
-        for directory in (self.directory, self.socket_directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() != 0:
-            return
-        owner = (self.data if self.data.exists() else self.directory).stat().st_uid
-        self._user = pwd.getpwuid(owner).pw_name if owner != 0 else _system_user()
-        account = pwd.getpwnam(self._user)
-        for path in (self.directory, self.socket_directory, self._log):
-            if path.exists():
-                os.chown(path, account.pw_uid, account.pw_gid)
-        _let_others_reach(BINARIES)
-        _let_others_reach(self.directory)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            owner = (self.data if self.data.exists() else self.directory).stat().st_uid
+            self._account = pwd.getpwuid(owner) if owner != 0 else _system_user()
+        for directory in {self.directory, self.socket_directory}:
+            self._take(directory)
+        if self._account:
+            if self._log.exists():
+                os.chown(self._log, self._account.pw_uid, self._account.pw_gid)
+            if self._home and _first_closed(self._home, self._account) == self._home:
+                os.chown(self._home, -1, self._account.pw_gid)
+                self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
+            _require_reach(self.directory, self._account, "another data directory (--data-dir /var/lib/penstock)")
+            _require_reach(BINARIES, self._account, "an installation elsewhere (a virtual environment in /opt)")
+
+    def _take(self, directory: Path) -> None:
+        """The directory is the server's user's alone. Under /tmp somebody else may have made it before us."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.lstat()
+        users = {os.geteuid(), self._account.pw_uid if self._account else os.geteuid()}
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in users:
+            raise Unavailable(
+                f"{directory} is needed for the embedded PostgreSQL and belongs to somebody else (user {status.st_uid})"
+                "; remove it, or use a data directory with a shorter path"
+            )
+        if self._account:
+            os.chown(directory, self._account.pw_uid, self._account.pw_gid)
+        directory.chmod(0o700)
 
     def _initialise(self) -> None:
-        arguments = ["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--username=postgres", "--data-checksums"]
-        self._run("initdb", *arguments)
+        arguments = ["--auth=peer", "--encoding=UTF8", "--locale=C.UTF-8", "--data-checksums"]
+        self._run("initdb", f"--username={SUPERUSER}", *arguments)
 
     def _run(self, program: str, *arguments: str) -> None:
         # pg_ctl hands its output files to the server it starts: a pipe would never reach its end, a file does.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [str(BINARIES / program), *arguments, "-D", str(self.data)],
-                user=self._user,
-                group=pwd.getpwnam(self._user).pw_gid if self._user else None,
-                extra_groups=[] if self._user else None,
+                **_as_user(self._account),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -170,16 +242,20 @@ class EmbeddedPostgres:
         raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
 
 
-def _system_user() -> str:
+def _as_user(account: pwd.struct_passwd | None) -> dict[str, Any]:
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+
+
+def _system_user() -> pwd.struct_passwd:
     try:
-        return pwd.getpwnam(SYSTEM_USER).pw_name
+        return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
         log.info("running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER)
         command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", SYSTEM_USER]
         # Two brokers may start at once: losing that race is fine as long as the user is there afterwards.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
-            return pwd.getpwnam(SYSTEM_USER).pw_name
+            return pwd.getpwnam(SYSTEM_USER)
         except KeyError:
             raise Unavailable(
                 f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be made "
@@ -187,9 +263,28 @@ def _system_user() -> str:
             ) from None
 
 
-def _let_others_reach(path: Path) -> None:
-    """The server's user must be able to pass through every directory above `path`."""
-    for directory in (path, *path.parents):
-        mode = directory.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            directory.chmod(mode | stat.S_IXOTH)
+def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
+    """The first directory on the way to `path`, itself included, that the user may not enter. The kernel is asked."""
+    script = 'for directory; do [ -x "$directory" ] || { printf %s "$directory"; exit; }; done'
+    way = [*reversed(path.absolute().parents), path.absolute()]
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *map(str, way)],
+        **_as_user(account),
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return Path(os.fsdecode(done.stdout)) if done.stdout else None
+
+
+def _require_reach(path: Path, account: pwd.struct_passwd, other: str) -> None:
+    closed = _first_closed(path, account)
+    if closed is None:
+        return
+    mode = stat.S_IMODE(closed.stat().st_mode)
+    raise Unavailable(
+        f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, who may not enter {closed} "
+        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), or use {other}, "
+        f"or let everybody pass (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
+    )

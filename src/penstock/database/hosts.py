@@ -24,15 +24,19 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 
+from penstock.database.failure import Pooled
+
 IDENTITY = """
 SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
        CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal,
        pg_postmaster_start_time() AS started,
-       current_setting('transaction_read_only') = 'off' AS writable"""
+       current_setting('transaction_read_only') = 'off' AS writable,
+       current_setting('enable_seqscan') = 'off' AS session"""
 # For a role that may not ask for those: two servers cannot be told apart then.
 ANONYMOUS = """
 SELECT 0::bigint AS system, NULL::text AS wal, pg_postmaster_start_time() AS started,
-       current_setting('transaction_read_only') = 'off' AS writable"""
+       current_setting('transaction_read_only') = 'off' AS writable,
+       current_setting('enable_seqscan') = 'off' AS session"""
 NOT_FOR_US = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.UndefinedFunctionError,
@@ -119,6 +123,8 @@ async def identify(connection: Any, host: Host, limit: float) -> Server:
         row = await connection.fetchrow(IDENTITY, timeout=limit)
     except NOT_FOR_US:
         row = await connection.fetchrow(ANONYMOUS, timeout=limit)
+    if not row["session"]:  # what we asked for when we connected did not reach the server
+        raise Pooled
     timeline = int(row["wal"][:8], 16) if row["wal"] else 0
     return Server(host, row["system"], timeline, row["started"], row["writable"])
 

@@ -2,28 +2,38 @@
 
 import atexit
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline.options import Options
 
 
 class Postgres:
-    """How to reach the broker's database. Picklable."""
+    """How to reach the broker's database. Picklable.
+
+    Without the option `database` it is that of the broker on this machine, by the configuration found here: the
+    environment, penstock.yaml, or what runs in ./penstock-data.
+    """
 
     def __init__(self, options: Options) -> None:
-        url = options.text("database") or os.environ.get("PENSTOCK_DATABASE_URL") or os.environ.get("DATABASE_URL")
-        if not url:
+        self.schema = options.text("databaseSchema") or "penstock"
+        self.url = options.text("database") or ""
+        if self.url:
+            return
+        from penstock.config.database_url import database_here  # executors are given a URL and need no configuration
+
+        try:
+            self.url, schema = database_here()
+        except NotFound as error:
             raise InvalidRequest(
-                "give the option 'database' (postgresql://...) or set DATABASE_URL: queues are read from PostgreSQL"
-            )
-        self.url = url
-        self.schema = options.text("databaseSchema", default="penstock") or "penstock"
+                f"queues are read from PostgreSQL, and its address is not known: {error}. Or give the option "
+                "'database', or set DATABASE_URL: `penstock database url`, on the broker's machine, prints it"
+            ) from error
+        self.schema = options.text("databaseSchema") or schema
 
     def connect(self, *, autocommit: bool = False) -> Any:
         from adbc_driver_postgresql import dbapi

@@ -172,8 +172,6 @@ def _check(found: Pipeline, where: str) -> None:
         refuse(f"trigger is availableNow, batch or an interval such as '10 seconds', not {found.trigger!r}")
     if found.streaming and not found.checkpoint:
         refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
-    if any(source.kind == "queue" for source in found.views.values()) and not found.database:
-        refuse("a queue source needs `database` (postgresql://...): queues are read from PostgreSQL")
 
 
 def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
@@ -181,7 +179,8 @@ def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
     if pipeline.token:
         given.setdefault("token", pipeline.token)
     if source.queue:
-        return {"queue": source.queue, "database": pipeline.database, **given}
+        database = {"database": pipeline.database} if pipeline.database else {}  # else that of this machine's broker
+        return {"queue": source.queue, **database, **given}
     if "directory" not in given:
         given.setdefault("broker", pipeline.broker)
     return {source.kind: getattr(source, source.kind), **given}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.config import Config
 from penstock.server import Broker
+from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
@@ -130,7 +131,8 @@ class Listeners:
                 origins=self._origins,
                 bodies=self._bodies,
             )
-            await self._http.start()
+            with listening("http_server", config.http_server):
+                await self._http.start()
         if self.rendezvous:
             await self._meet(self.rendezvous)
         if broker.logs and config.tcp_server.enabled:
@@ -143,7 +145,8 @@ class Listeners:
                 certificate=self.certificates.tcp,
                 bodies=self._bodies,
             )
-            await self._tcp.start()
+            with listening("tcp_server", config.tcp_server):
+                await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:
             self._websocket = WebsocketServer(
                 config.websocket_server,
@@ -156,7 +159,8 @@ class Listeners:
                 origins=self._origins,
                 bodies=self._bodies,
             )
-            await self._websocket.start()
+            with listening("websocket_server", config.websocket_server):
+                await self._websocket.start()
         if self.certificates.all:
             self.certificates.start()
             broker.metrics.gauge(

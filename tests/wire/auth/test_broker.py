@@ -14,6 +14,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock import Client, SyncClient, errors
+from penstock.cli.buffer import commands as buffer_commands
+from penstock.cli.export import commands as export_commands
+from penstock.cli.pipeline import commands as pipeline_commands
 from penstock.cli.queue import commands as queue_commands
 from penstock.cli.topic import commands as topic_commands
 from penstock.client import TopicClient
@@ -370,6 +373,33 @@ def test_the_clients_send_their_token(broker, monkeypatch):
     monkeypatch.setenv("PENSTOCK_TOKEN", ADMIN)
     with SyncClient(broker.url) as client:
         assert client.push("by-client", 1).status == "queued"
+
+
+def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, monkeypatch):
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    at, tcp = ("--url", broker.url), ("--broker", "{}:{}".format(*broker.tcp))
+    commands = [
+        (queue_commands, ["list", *at]),
+        (topic_commands, ["list", *tcp]),
+        (topic_commands, ["scrub", *at]),
+        (buffer_commands, ["status", *at]),
+        (export_commands, ["list", *at]),
+        (pipeline_commands, ["list", *at]),
+    ]
+
+    def said(group: Any, arguments: list[str], *token: str) -> str:
+        done = CliRunner().invoke(group, [*arguments, *token])
+        assert done.exit_code == 1, done.output
+        return " ".join(done.output.split())  # a terminal is narrow
+
+    for group, arguments in commands:
+        text = said(group, arguments)
+        assert "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN" in text
+        assert "{" not in text
+        text = said(group, arguments, "--token", "nonsense")
+        assert "the broker does not accept the token (--token or PENSTOCK_TOKEN): The token is not a JWT" in text
+    forbidden = said(queue_commands, ["delete", "by-client", "--yes", *at], "--token", READ_ONLY)
+    assert "needs the role admin; the token has read-only (--token or PENSTOCK_TOKEN)" in forbidden
 
 
 def test_a_route_to_another_broker_sends_its_token(broker):

@@ -1,0 +1,69 @@
+"""Where the broker's database is: configured, or the embedded one of a broker that runs on this machine.
+
+The broker, the command line and pipelines all need this, so it is down here, beside the configuration it is read from.
+Nobody is told it over the network: whoever may read the data directory can read it there.
+"""
+
+from pathlib import Path
+from urllib.parse import quote
+
+from penstock.config.load import default_file, load
+from penstock.config.schema import Config, Database
+from penstock.errors import ConfigError, NotFound
+
+EMBEDDED = "postgres"  # its directory in the private directory
+
+
+def url_of(settings: Database) -> str:
+    """The configured URL, or one made from host, port, name, user and password; empty when none is configured."""
+    if settings.url or not settings.host:
+        return settings.url
+    account = quote(settings.user, safe="")
+    if settings.password:
+        account += ":" + quote(settings.password, safe="")
+    hosts = ",".join(
+        host if ":" in host else f"{host}:{settings.port}" for host in map(str.strip, settings.host.split(","))
+    )
+    return f"postgresql://{account}@{hosts}/{quote(settings.name, safe='')}"
+
+
+def socket_url(directory: Path) -> str:
+    """The embedded database, by the directory of its socket."""
+    return f"postgresql://postgres@/postgres?host={quote(str(directory))}"
+
+
+def listening_directory(cluster: Path) -> Path | None:
+    """Where the server of a cluster listens, by the cluster's own notes; None when it does not run."""
+    try:
+        lines = (cluster / "postmaster.pid").read_text().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Path(lines[4]) if len(lines) > 4 and Path("/proc", lines[0]).exists() else None
+
+
+def url_here(config: Config) -> str:
+    """The URL of the database of the broker with this configuration, for those who run on its machine."""
+    if url := url_of(config.database):
+        return url
+    directory = config.data_directory.absolute()
+    try:
+        sockets = listening_directory(config.private_directory / EMBEDDED / "data")
+    except PermissionError:
+        raise NotFound(
+            f"the embedded database in {directory} is for the broker's user and root only: run this as one of them"
+        ) from None
+    if sockets is None:
+        raise NotFound(
+            f"no embedded database runs in {directory}: start its broker, or name another data directory "
+            "(--data-dir or PENSTOCK_DATA_DIRECTORY) or configuration (-c or PENSTOCK_CONFIG)"
+        )
+    return socket_url(sockets)
+
+
+def database_here() -> tuple[str, str]:
+    """URL and schema, for a program that has no configuration: those of a broker that would be started here."""
+    try:
+        config = load(default_file()).config
+    except ConfigError as error:
+        raise NotFound(f"the configuration here is wrong: {error}") from error
+    return url_here(config), config.database.db_schema

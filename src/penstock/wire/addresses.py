@@ -1,0 +1,85 @@
+"""Whether what is to be listened on can be, asked before anything is started, and said so that one can act on it."""
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from penstock.config import Config, schema
+from penstock.errors import PenstockError
+
+Settings = schema.HttpServer | schema.TcpServer | schema.WebsocketServer
+FLAGS = {"http_server": "--http-port", "tcp_server": "--tcp-port", "websocket_server": "--ws-port"}
+TITLES = {"http_server": "HTTP", "tcp_server": "TCP", "websocket_server": "WebSocket"}
+HERE = (errno.EADDRINUSE, errno.EACCES)  # the address is ours, the port is the trouble
+
+
+class AddressUnavailable(PenstockError):
+    """An address cannot be listened on."""
+
+
+@contextmanager
+def listening(section: str, settings: Settings) -> Iterator[None]:
+    """For opening the listener of a section of the configuration: failures name the address and what sets it."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        key = "port" if isinstance(error, OverflowError) or error.errno in HERE else "host"
+        variable = f"PENSTOCK_{section}_{key}".upper()
+        flag = FLAGS[section] if key == "port" else f"--set {section}.host=..."
+        raise AddressUnavailable(
+            f"{TITLES[section]} cannot listen on {settings.host}:{settings.port}: {_reason(error)}. Another {key} is "
+            f"set by {flag}, by {variable}, or by {section}.{key} in the configuration file"
+        ) from error
+
+
+def _reason(error: OSError | OverflowError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"no such host ({error.strerror})"
+    if isinstance(error, OverflowError):
+        return "ports end at 65535"
+    if error.errno == errno.EADDRINUSE:
+        return "another program listens there (address already in use)"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address"
+    if error.errno == errno.EACCES:
+        return "the system does not allow it (ports below 1024 are for root)"
+    return (error.strerror or os.strerror(error.errno)) if error.errno else str(error)
+
+
+def check_addresses(config: Config) -> None:
+    """Raise `AddressUnavailable` when a listener of this configuration could not be opened now.
+
+    Without SO_REUSEPORT, which our own processes share a port with: two brokers on one port would go unnoticed, each
+    with half of the connections.
+    """
+    with ExitStack() as opened:
+        for section in ("http_server", "tcp_server", "websocket_server"):
+            settings: Settings = getattr(config, section)
+            if not settings.enabled:
+                continue
+            with listening(section, settings):
+                if settings.port > 65535:  # the resolver would take the rest of a division
+                    raise OverflowError
+                _open(settings, opened)
+
+
+def _open(settings: Settings, opened: ExitStack) -> None:
+    """Listen on every address of the host; those that this machine does not have count only when it has none."""
+    found = socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    missing: list[OSError] = []
+    for family, _, _, _, address in found:
+        try:
+            one = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+            one.listen(1)  # two of ours on one port would both be able to bind
+        except OSError as error:
+            if error.errno in HERE:
+                raise
+            missing.append(error)
+    if missing and len(missing) == len(found):
+        raise missing[0]
