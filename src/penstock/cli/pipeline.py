@@ -11,7 +11,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -369,10 +369,15 @@ def stop(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = 
     typer.echo(f"{name} on {found['host']} is {found['state']} and will stop after its batch")
 
 
-def _session(name: str, master: str) -> Any:
-    from penstock.pipeline.session import build
+def _session(name: str, master: str) -> Callable[[], Any]:
+    """Makes the session a job runs in, once the job has looked at its arguments."""
 
-    return build(f"penstock-{name}", master)
+    def make() -> Any:
+        from penstock.pipeline.session import build
+
+        return build(f"penstock-{name}", master)
+
+    return make
 
 
 def _say(text: str) -> None:

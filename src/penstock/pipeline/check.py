@@ -24,22 +24,11 @@ from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.tls import open_url
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.options import Options, bearer
+from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options, bearer
 from penstock.pipeline.postgres import Postgres
 from penstock.pipeline.spec import Pipeline, Sink, Source, Step, source_options, texts
 
 Columns = dict[str, str]
-TOPIC_SOURCE = {
-    *("topic", "topics", "subscribe", "topicPattern", "subscribePattern", "broker", "directory", "startingOffsets"),
-    *("endingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "group", "brokerTimeout", "token", "ca"),
-}
-QUEUE_SOURCE = {
-    *("queue", "database", "databaseSchema", "startingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "group", "encrypted", "failOnDataLoss", "token", "ca"),
-}
-TOPIC_SINK = {"appId", "topic", "broker", "brokerTimeout", "orderBy", "token", "ca"}
-QUEUE_SINK = {"appId", "queue", "url", "brokerTimeout", "orderBy", "token", "payloadFormat", "ca"}
 WINDOWS = {"_window": "window", "_session_window": "session_window"}
 UNORDERED = (
     "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the columns "
@@ -94,7 +83,7 @@ def source_columns(name: str, source: Source) -> Columns | None:
         return plain
     typed = parse_schema(name, source.schema)
     meta = {f"_{column}": plain[column] for column in META["queue" if source.queue else "topic"]}
-    return {**typed, "_corrupt": "STRING", **meta}
+    return {**typed, "_corrupt": "STRING", "_reason": "STRING", **meta}
 
 
 def _check_options(pipeline: Pipeline) -> None:

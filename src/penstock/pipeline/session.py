@@ -94,10 +94,15 @@ def _own_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def activate(spark: Any) -> None:
-    """Make this the session of the calling thread, where Spark looks data sources up. Threads begin without one."""
+def activate(spark: Any) -> Any:
+    """The session, made the calling thread's own: there Spark looks data sources up. Threads begin without one.
+
+    Jobs take a session or a function that makes one: what is wrong with their arguments is then told before a JVM
+    starts."""
+    spark = spark() if callable(spark) else spark
     if (session := getattr(spark, "_jsparkSession", None)) is not None:  # else Spark Connect, which knows no such thing
         spark._jvm.SparkSession.setActiveSession(session)
+    return spark
 
 
 def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":
