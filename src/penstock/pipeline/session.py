@@ -9,6 +9,7 @@ way.
 import importlib.util
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,6 +33,15 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
 """
+# These log the failure of a task that is then raised, and reported with its cause.
+SILENT = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.util.Utils",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
+)
+LOG4J += "".join(f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENT))
 
 COMMON = {
     "spark.ui.enabled": "false",
@@ -80,6 +90,12 @@ def build(
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     register(spark)
     return spark
+
+
+def find_java() -> str | None:
+    """The Java that Spark will start, if there is one."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home) / "bin") if home else None)
 
 
 @contextmanager
