@@ -78,7 +78,7 @@ def test_what_only_lax_readers_take_for_json_is_refused_with_its_row(payload) ->
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_row() -> None:
-    with pytest.raises(InvalidRequest, match=r"row 9 of this task: its payload is not UTF-8 .*b'\"\\\\xff\"'"):
+    with pytest.raises(InvalidRequest, match=r"row 9 of this task: its payload is not UTF-8 .*xff"):
         check_json(pa.array([b"1", b"2", b'"\xff"'], pa.binary()), 7)
     bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())  # as Spark hands over CAST(x'ff' AS STRING)
     sink = writer(["partition", "payload"], queue="q", appId="a")
