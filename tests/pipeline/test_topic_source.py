@@ -5,6 +5,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +304,10 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
 def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(spark, tmp_path, write_topic) -> None:
     write_topic("orders", [b"a", b"b"])
     other = spark.newSession()
-    assert other.read.format("penstock").options(directory=tmp_path, topic="orders").load().count() == 2
+    reader = other.read.format("penstock").options(directory=tmp_path, topic="orders")
+    assert reader.load().count() == 2
+    with ThreadPoolExecutor(1) as pool:  # one that has not met a session before
+        assert pool.submit(lambda: reader.load().count()).result() == 2
     other.sql(f"CREATE TEMPORARY VIEW v USING penstock OPTIONS (directory '{tmp_path}', topic 'orders')")
     assert other.sql("SELECT count(*) FROM v").first()[0] == 2
     wrong = spark.read.format("penstock").options(directory=tmp_path, topic="orders", startingOffset="latest").load()
