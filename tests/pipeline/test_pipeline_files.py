@@ -74,6 +74,7 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
         ("name: big\n", "name: ' '\n", "a pipeline has a `name`"),
         ("{topic: orders,", "{topic: orders, options: {maxOfsets: 5},", "source orders: a topic source has no option"),
         ("{topic: orders,", "{topic: orders, options: {minPartitions: x},", "'minPartitions' is a whole number from 1"),
+        ("{topic: orders,", "{topic: orders, options: {endingTimestamp: 5},", "a stream has no end: 'endingOffsets'"),
         ("{topic: orders,", "{topic: orders, watermark: {when: 1 minute},", "watermark names 'when'; there are id"),
         ("{topic: orders,", "{topic: orders, watermark: {id: soon},", "watermark is one column and an interval"),
         ("{topic: big-orders}", "{topic: a, options: {apId: x}}", "sink: a topic sink has no option 'apid'"),

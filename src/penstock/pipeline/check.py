@@ -95,7 +95,7 @@ def source_columns(name: str, source: Source) -> Columns | None:
 def _check_options(pipeline: Pipeline) -> None:
     """By the very code that will read them, on Spark's side; and no name that nothing reads."""
     from penstock.pipeline.queue_source import QueueOptions
-    from penstock.pipeline.topic_source import TopicOptions
+    from penstock.pipeline.topic_source import TopicOptions, TopicStreamReader
 
     for name, source in pipeline.views.items():
         if source.parquet:
@@ -115,7 +115,9 @@ def _check_options(pipeline: Pipeline) -> None:
                 QueueOptions(options, [], streaming=pipeline.streaming)
             else:
                 options.refuse_others(TOPIC_SOURCE, "a topic source")
-                TopicOptions(options, [])
+                found = TopicOptions(options, [])
+                if pipeline.streaming:
+                    TopicStreamReader(found)
         except InvalidRequest as error:
             raise ConfigError(f"source {name}: {error}") from None
     sink = pipeline.sink

@@ -242,6 +242,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
+        if options.ending != LATEST or options.ending_at is not None:
+            raise InvalidRequest("a stream has no end: 'endingOffsets' and 'endingTimestamp' are for batch reads")
         self.options = options
         self._target: dict[str, TopicState] | None = None
 
