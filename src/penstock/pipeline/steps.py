@@ -112,11 +112,15 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             found += _retyped(name, before["sources"][name]["schema"], now["sources"][name]["schema"])
         elif old is None or new is None:
             found.append(f"{name} is {'new' if old is None else 'gone'}")
-        elif name not in before["state"] or name not in now["state"]:
-            found.append(f"step {name} {'keeps' if name in now['state'] else 'no longer keeps'} or makes state")
         elif not _same(old, new):
             found.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
+    if not found and before["state"] != now["state"]:  # another step reads from them, or none any more
+        found.append(f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}")
     return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 def _retyped(name: str, old: str | None, new: str | None) -> list[str]:
