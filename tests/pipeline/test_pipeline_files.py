@@ -25,6 +25,7 @@ from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
 from penstock.pipeline.spec import parse
+from penstock.pipeline.steps import changes
 from penstock.pipelines import Pipelines
 from penstock.wire import frames
 from tests.support.broker import BrokerProcess
@@ -764,3 +765,21 @@ def test_a_full_disk_is_one_sentence() -> None:
     assert cause(RuntimeError("x\nCaused by: java.io.IOException: No space left on device")).startswith(
         "the disk is full: no space is left for the checkpoint, the target or Spark's own files"
     )
+
+
+def test_steps_are_compared_by_what_they_say() -> None:
+    def made(sql: str, state: list[str], schema: str = "id INT", **more: Any) -> dict[str, Any]:
+        return {"steps": {"sums": {"sql": sql}, **more}, "sources": {"orders": {"schema": schema}}, "state": state}
+
+    count, state = "SELECT id, count(*) AS n FROM orders GROUP BY id", ["orders", "sums"]
+    assert (
+        changes(made(count, state), made(count.replace(" FROM", "\n-- the same\nfrom"), state, "id INT, x INT")) == []
+    )
+    plain = "SELECT id FROM orders"
+    assert changes(made(count, state), made(plain, [])) == [f"step sums was {count!r} and is {plain!r}"]
+    assert changes(made(count, state), made(count, state, "id STRING")) == [
+        "column id of source orders was INT and is STRING"
+    ]
+    after = {"sql": "SELECT DISTINCT n FROM sums"}
+    assert changes(made(count, state), made(count, [*state, "u"], u=after)) == ["u is new"]
+    assert changes(made(plain, []), made(plain, state)) == ["state was made of nothing and would be of orders, sums"]

@@ -39,10 +39,10 @@ def keep_steps(spark: Any, pipeline: Pipeline) -> None:
     now = _describe(spark, pipeline)
     number, before = files.last()
     if before is not None and files.committed():
-        changes = _changes(before, now)
-        if changes:
+        differences = changes(before, now)
+        if differences:
             raise ConfigError(
-                f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: {'; '.join(changes)}. "
+                f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: {'; '.join(differences)}. "
                 "Its figures would be continued from theirs. Either go on with the steps as they were, or give the "
                 "pipeline a new `checkpoint`: it then reads from startingOffsets on and writes to the sink again"
             )
@@ -103,7 +103,7 @@ def _reached(name: str, inputs: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What is not as it was among all that state is made of."""
     found = []
     for name in sorted({*before["state"], *now["state"]}):
