@@ -31,7 +31,7 @@ from penstock.pipeline.jobs.recover import recover
 from penstock.pipeline.options import Options
 from penstock.pipeline.queue_sink import PushLink
 from penstock.pipeline.session import build
-from penstock.pipeline.topic_source import RECORDS_PER_TASK, Range, TopicOptions
+from penstock.pipeline.topic_source import RECORDS_PER_TASK, Task, TopicOptions
 from penstock.queues.types import Item
 from penstock.storage.logfile import MAX_ROWS, Slice, TopicFiles
 from penstock.topics.store import TopicStore
@@ -74,8 +74,9 @@ class RowReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         from datetime import UTC, datetime
 
-        assert isinstance(partition, Range)
-        for piece in TopicFiles(Path(self._directory) / "t").read(partition.start, partition.end):
+        assert isinstance(partition, Task)
+        (part,) = partition.ranges
+        for piece in TopicFiles(Path(self._directory) / "t").read(part.start, part.end):
             raw, ends = piece.raw, piece.starts[1:].tolist()
             rows = zip(piece.starts[:-1].tolist(), ends, piece.offsets.tolist(), piece.times.tolist(), strict=True)
             for start, end, offset, appended in rows:

@@ -1,10 +1,14 @@
 """Pipeline files: what is refused before Spark starts, and what they do when they run."""
 
+import importlib
 import json
+import linecache
+import sys
 import threading
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,14 @@ from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
-from penstock.errors import ConfigError, NotFound
+from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.pipeline import build
 from penstock.pipeline.check import check, resolve_route
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
 from penstock.pipeline.spec import parse
+from penstock.pipeline.steps import changes
 from penstock.pipelines import Pipelines
 from penstock.wire import frames
 from tests.support.broker import BrokerProcess
@@ -41,7 +47,7 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
     assert check(parse(BASE), ask_broker=False) == ["id", "amount", "name"]
     star = BASE.replace("SELECT id, amount, who.name AS name", "SELECT *")
     assert check(parse(star), ask_broker=False) == [
-        *("id", "amount", "who", "_corrupt", "_topic", "_offset", "_timestamp"),
+        *("id", "amount", "who", "_corrupt", "_reason", "_topic", "_offset", "_timestamp"),
     ]
 
 
@@ -69,6 +75,7 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
         ("name: big\n", "name: ' '\n", "a pipeline has a `name`"),
         ("{topic: orders,", "{topic: orders, options: {maxOfsets: 5},", "source orders: a topic source has no option"),
         ("{topic: orders,", "{topic: orders, options: {minPartitions: x},", "'minPartitions' is a whole number from 1"),
+        ("{topic: orders,", "{topic: orders, options: {endingTimestamp: 5},", "a stream has no end: 'endingOffsets'"),
         ("{topic: orders,", "{topic: orders, watermark: {when: 1 minute},", "watermark names 'when'; there are id"),
         ("{topic: orders,", "{topic: orders, watermark: {id: soon},", "watermark is one column and an interval"),
         ("{topic: big-orders}", "{topic: a, options: {apId: x}}", "sink: a topic sink has no option 'apid'"),
@@ -130,7 +137,7 @@ def test_a_token_is_taken_as_by_the_other_commands(tmp_path: Path, database_url:
         file.write_text(BASE + f"broker: {host}:{port}\nurl: {broker.url}\n")
         run = CliRunner().invoke
         assert "Authentication required" in run(app, ["pipeline", "validate", str(file)]).output
-        told = run(app, ["pipeline", "validate", str(file), "--token", token()])
+        told = run(app, ["pipeline", "validate", "--no-spark", str(file), "--token", token()])
         assert "there is no topic 'orders'" in " ".join(told.output.split())
 
 
@@ -140,11 +147,11 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     assert run(app, ["pipeline", "init", str(file)]).exit_code == 0
     assert run(app, ["pipeline", "init", str(file)]).exit_code == 1
-    checked = run(app, ["pipeline", "validate", "--offline", str(file)])
+    checked = run(app, ["pipeline", "validate", "--offline", "--no-spark", str(file)])
     assert checked.exit_code == 0
     assert "the sink gets id, amount, at" in checked.output
     file.write_text(file.read_text().replace("amount > 100", "price > 100"))
-    assert run(app, ["pipeline", "validate", "--offline", str(file)]).exit_code == 1
+    assert run(app, ["pipeline", "validate", "--offline", "--no-spark", str(file)]).exit_code == 1
 
     name = f"p {uuid.uuid4().hex[:6]}"
     beat = Heartbeat(server.url, name)
@@ -541,3 +548,238 @@ url: {server.url}
         assert destination.refusals == 0
         assert [json.loads(letter["record"]) for letter in letters] == [{"id": 13}]
         ask("DELETE", f"/out-{tag}?force=true")
+
+
+STREAM = """
+name: v-{tag}
+sources:
+  orders: {{topic: v-{tag}, format: json, schema: "id BIGINT, v INT, at TIMESTAMP"}}
+steps:
+  - {{name: made, sql: "{sql}"}}
+sink: {{{sink}}}
+checkpoint: {directory}/{number}
+broker: {tcp}
+url: {url}
+"""
+
+
+@pytest.mark.spark
+def test_validation_by_spark_says_what_a_run_says(server, tcp, spark, tmp_path, monkeypatch) -> None:
+    tag = uuid.uuid4().hex[:8]
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch(f"v-{tag}", [b'{"id": 1, "v": 2, "at": "2026-01-01T00:00:00Z"}']))
+    topic, queue = f"topic: o-{tag}", f"queue: o-{tag}"
+    cases = [
+        ("SELECT id FROM orders WHERE id > (SELECT max(id) FROM orders)", topic, "Streaming query is not allowed"),
+        ("SELECT id FROM orders UNION SELECT v FROM orders", f"{topic}, orderBy: [id]", "without watermark"),
+        ("SELECT id FROM orders ORDER BY id", topic, "Sorting is not supported|in no fixed order"),
+        (
+            "SELECT id, row_number() OVER (PARTITION BY v ORDER BY id) AS n FROM orders",
+            topic,
+            "NON_TIME_WINDOW|no fixed",
+        ),
+        ("SELECT nofunction(id) AS n FROM orders", topic, r"step made: \[UNRESOLVED_ROUTINE\]"),
+        ("SELECT id, rand() AS r, uuid() AS u FROM orders", topic, r"and rand\(\), uuid\(\) would"),
+        ("SELECT id, current_timestamp() AS now FROM orders", topic, r"and current_timestamp\(\) would"),
+        ("SELECT id FROM orders WHERE at > now()", queue, r"and now\(\) would"),
+        ("SELECT id, v AS id FROM orders", topic, "two columns are named 'id'"),
+        ("SELECT id AS payload FROM orders", queue, "needs a column payload, string or binary"),
+        ("SELECT id AS payload FROM orders", topic, "needs a column payload, binary or string"),
+        ("SELECT id AS partition, v FROM orders", queue, "the column partition must be a string"),
+    ]
+    for number, (sql, sink, text) in enumerate(cases):
+        given = STREAM.format(sql=sql, sink=sink, tag=tag, directory=tmp_path, number=number, tcp=tcp, url=server.url)
+        with pytest.raises(ConfigError, match=text):
+            build.verify(spark, parse(given))
+        with pytest.raises(PenstockError, match=text):
+            Runner(parse(given), "local[2]").run(spark)
+    given = STREAM.format(
+        sql="SELECT id FROM orders", sink=topic, tag=tag, directory=tmp_path, number=99, tcp=tcp, url=server.url
+    )
+    late = given.replace("format: json", "watermark: {id: 1 minute}, format: json")
+    with pytest.raises(ConfigError, match=r"source orders: watermark: .*EVENT_TIME_IS_NOT_ON_TIMESTAMP"):
+        build.verify(spark, parse(late))
+    with pytest.raises(ConfigError, match="source orders: watermark: id is BIGINT, not TIMESTAMP"):
+        check(parse(late), ask_broker=False)
+    for lesser in ("SELECT rand() AS r FROM orders", "SELECT id, v AS id FROM orders", "SELECT now() AS t FROM orders"):
+        with pytest.raises(ConfigError, match=r"step made: (two columns|what is written)"):
+            check(parse(given.replace("SELECT id FROM orders", lesser)), ask_broker=False)
+    assert build.verify(spark, parse(given)) == ["id"]
+    to_files = given.replace(topic, f"parquet: {tmp_path}/files").replace("SELECT id", "SELECT rand() AS r, id")
+    assert build.verify(spark, parse(to_files)) == ["r", "id"]  # files of a batch are replaced as a whole
+
+    file = tmp_path / "p.yaml"
+    file.write_text(given)
+    run = CliRunner().invoke
+    told = run(app, ["pipeline", "validate", str(file)])
+    assert told.output.split("\n")[0].endswith("is fine; the sink gets id"), told.output
+    assert "without Spark" not in told.output
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert (
+        "checked without Spark (Java 17 or newer was not found)" in run(app, ["pipeline", "validate", str(file)]).output
+    )
+    monkeypatch.delenv("JAVA_HOME")
+    file.write_text(given.replace("SELECT id", "SELECT nofunction(id) AS n"))
+    assert "UNRESOLVED_ROUTINE" in run(app, ["pipeline", "validate", str(file)]).output
+
+
+@pytest.mark.spark
+def test_state_is_not_continued_by_steps_that_did_not_make_it(
+    server, tcp, spark, tmp_path, monkeypatch, caplog
+) -> None:
+    from tests.pipeline.support import batch_rows
+
+    tag = uuid.uuid4().hex[:8]
+    module = tmp_path / f"state_steps_{tag}.py"
+    module.write_text("def positive(df):\n    # a comment\n    return df.where('v > 0')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(sums: str, after: str, schema: str = "id INT, v INT") -> list[Any]:
+        with TopicLink(tcp, 20) as link:
+            link.append(frames.produce_batch(f"in-{tag}", [b'{"id": 1, "v": 5}', b'{"id": 1, "v": 6}']))
+        text = f"""
+name: state-{tag}
+sources:
+  orders: {{topic: in-{tag}, format: json, schema: "{schema}"}}
+steps:
+  - {{name: good, python: "{module.stem}:positive"}}
+  - {{name: sums, sql: "{sums}"}}
+  - {{name: after, sql: "{after}"}}
+sink: {{topic: out-{tag}, mode: update, orderBy: [id]}}
+checkpoint: {tmp_path}/checkpoint
+broker: {tcp}
+url: {server.url}
+"""
+        Runner(parse(text), "local[2]").run(spark)
+        return [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"out-{tag}")]
+
+    count, after = "SELECT id, count(*) AS n FROM good GROUP BY id", "SELECT id, n FROM sums"
+    assert run(count, after) == [{"id": 1, "n": 2}]
+    other = r"holds state that other steps have made: step sums was .*count\(\*\).* and is .*sum\(v\)"
+    with pytest.raises(ConfigError, match=other):
+        run("SELECT id, sum(v) AS n FROM good GROUP BY id", after)
+    with pytest.raises(ConfigError, match="column id of source orders was INT and is BIGINT"):
+        run(count, after, "id BIGINT, v INT")
+    with pytest.raises(ConfigError, match="step sums was"):
+        run("SELECT id, v AS n FROM good", after)
+    module.write_text("def positive(df):\n    return df.where('v > 5')\n")
+    importlib.reload(importlib.import_module(module.stem))
+    linecache.checkcache()
+    with pytest.raises(ConfigError, match="step good was"):
+        run(count, after)
+    module.write_text("def positive(df):\n    return df.where('v > 0')  # the same\n")
+    importlib.reload(importlib.import_module(module.stem))
+    linecache.checkcache()
+    laid_out = "SELECT id,  count(*) AS n /* as before */ FROM good group by id"
+    rows = run(laid_out, "SELECT id, n, n * 2 AS twice FROM sums", "id INT, v INT, more STRING")
+    assert rows[1:] == [{"id": 1, "n": 12, "twice": 24}]  # six runs, two records each
+    assert "its steps changed" in caplog.text
+    kept = sorted(path.name for path in (tmp_path / "checkpoint/steps").glob("*.json"))
+    assert kept == ["0.json", "1.json"]
+    assert json.loads((tmp_path / "checkpoint/steps/0.json").read_text())["state"] == ["good", "orders", "sums"]
+
+
+JSONS: list[tuple[bytes | None, Any]] = [
+    (b' {"id": 1, "d": 1.5, "p": 1.50} ', (1, 1.5, Decimal("1.50"))),
+    (b'{"id": 2, "p": 1e2, "more": [1]}', (2, None, Decimal("100.00"))),
+    (b'{"id": 3, "w": 1.0000000000000000010}', (3, None, None)),
+    (b'{"id":1}{"id":2}', "something follows the JSON value"),
+    (b'{"id":1} trailing garbage', "something follows the JSON value"),
+    (b'{"id":1},{"id":2}', "something follows the JSON value"),
+    (b'{"id":1}] x', "something follows the JSON value"),
+    (b"{'id':1}", "the payload is not JSON"),
+    (b'{"id":1,"d":NaN}', "the payload is not JSON"),
+    (b'{"id":1', "the payload is not JSON"),
+    (b'{"id":1,"id":2}', "the JSON has a key twice, or half of a surrogate pair in a string"),
+    (b'{"id":1,"s":"\\ud800"}', "the JSON has a key twice, or half of a surrogate pair in a string"),
+    (b'[{"id":1},{"id":2}]', "the payload is not a JSON object"),
+    (b"null", "the payload is not a JSON object"),
+    (b'{"id":1,"d":1e999}', "field d: a number is too large for double"),
+    (b'{"id":1,"many":[{"d":1e999}]}', "field many: a number is too large for array<struct<d:double>>"),
+    (b'{"id":1,"p":1.005}', "field p: a number has more digits than decimal(10,2)"),
+    (b'{"id":1,"w":1.0000000000000000009}', "field w: a number has more digits than decimal(38,18)"),
+    (b'{"id":1,"m":{"k":0.125}}', "field m: a number has more digits than map<string,decimal(5,2)>"),
+    (b'{"id":1.5}', "field id: not bigint: 1.5"),
+    (b'{"id":99999999999999999999}', "field id: not bigint: 99999999999999999999"),
+    (b'{"id":"7"}', "field id: not bigint: 7"),
+    (b'{"id":1,"day":"2026-01-05 garbage"}', "field day: not date: 2026-01-05 garbage"),
+    (b'{"s":"\xff"}', "the payload is not valid UTF-8"),
+    (b"", "the payload is empty"),
+    (None, "the payload is empty"),
+]
+
+
+@pytest.mark.spark
+def test_only_one_whole_json_object_whose_values_fit_is_a_record(spark) -> None:
+    from penstock.pipeline.typed import dead_letters, typed
+
+    rows = [("t", i, None, payload) for i, (payload, _) in enumerate(JSONS)]
+    frame = spark.createDataFrame(rows, "topic STRING, offset BIGINT, timestamp TIMESTAMP, payload BINARY")
+    schema = "id BIGINT, d DOUBLE, p DECIMAL(10,2), w DECIMAL(38,18), s STRING, day DATE, "
+    schema += "many ARRAY<STRUCT<d: DOUBLE>>, m MAP<STRING, DECIMAL(5,2)>"
+    found = typed(frame, schema)
+    assert found.columns[:2] == ["id", "d"]
+    assert found.schema["p"].dataType.simpleString() == "decimal(10,2)"
+    for row, (payload, expected) in zip(found.orderBy("_offset").collect(), JSONS, strict=True):
+        if isinstance(expected, str):
+            assert (row["_reason"], row["id"], row["s"]) == (expected, None, None), payload
+            assert row["_corrupt"] is not None
+        else:
+            assert (row["id"], row["d"], row["p"]) == expected, payload
+            assert (row["_corrupt"], row["_reason"]) == (None, None), payload
+    letters = [json.loads(row[0]) for row in dead_letters(found, "orders").collect()]
+    assert len(letters) == sum(isinstance(expected, str) for _, expected in JSONS)
+    assert letters[0] == {
+        "reason": "something follows the JSON value",
+        "source": "orders",
+        "topic": "t",
+        "offset": 3,
+        "payload": '{"id":1}{"id":2}',
+    }
+
+
+def test_a_jobs_arguments_are_looked_at_before_a_jvm_starts(tmp_path, monkeypatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a session was made")
+
+    monkeypatch.setattr(sys.modules["penstock.pipeline.session"], "build", refuse)
+    run = CliRunner().invoke
+    for given, text in (
+        (["archive", str(tmp_path)], "give --topic or --queue"),
+        (["replay", "t", "--id", "x"], "goes to a topic or to a queue"),
+        (["compact", "--topic", "t", "--to", str(tmp_path)], "compact takes a key"),
+        (["compact", "--topic", "t", "--key", "$.id"], "to a topic, to a directory"),
+        (["recover", str(tmp_path / "nowhere")], "nowhere"),
+    ):
+        told = run(app, ["pipeline", "run", *given])
+        assert text in " ".join(told.output.split()), (given, told.output, told.exception)
+        assert told.exit_code == 1
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    text = (
+        "An error occurred\n: SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/x. SQL\n"
+    )
+    text += "\tat x.y(z.scala)\nCaused by: java.io.IOException: No space left on device\n\tat java.base/x"
+    assert cause(RuntimeError(text)) == "the disk is full: no space is left for /data/x. Free some and run it again"
+    assert cause(RuntimeError("x\nCaused by: java.io.IOException: No space left on device")).startswith(
+        "the disk is full: no space is left for the checkpoint, the target or Spark's own files"
+    )
+
+
+def test_steps_are_compared_by_what_they_say() -> None:
+    def made(sql: str, state: list[str], schema: str = "id INT", **more: Any) -> dict[str, Any]:
+        return {"steps": {"sums": {"sql": sql}, **more}, "sources": {"orders": {"schema": schema}}, "state": state}
+
+    count, state = "SELECT id, count(*) AS n FROM orders GROUP BY id", ["orders", "sums"]
+    assert (
+        changes(made(count, state), made(count.replace(" FROM", "\n-- the same\nfrom"), state, "id INT, x INT")) == []
+    )
+    plain = "SELECT id FROM orders"
+    assert changes(made(count, state), made(plain, [])) == [f"step sums was {count!r} and is {plain!r}"]
+    assert changes(made(count, state), made(count, state, "id STRING")) == [
+        "column id of source orders was INT and is STRING"
+    ]
+    after = {"sql": "SELECT DISTINCT n FROM sums"}
+    assert changes(made(count, state), made(count, [*state, "u"], u=after)) == ["u is new"]
+    assert changes(made(plain, []), made(plain, state)) == ["state was made of nothing and would be of orders, sums"]

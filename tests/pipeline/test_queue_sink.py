@@ -71,6 +71,24 @@ def test_a_payload_that_is_not_one_json_value_is_refused_with_its_row(payload) -
     check_json(pa.array([b' {"a": 1} ', b"2"], pa.binary()), 0)  # white space around a value is fine
 
 
+@pytest.mark.parametrize("payload", [b"NaN", b"[1, Infinity]", b'"\\ud800"', b'{"a":"\\udc00 x"}'])
+def test_what_only_lax_readers_take_for_json_is_refused_with_its_row(payload) -> None:
+    with pytest.raises(InvalidRequest, match="row 8 of this task is not JSON"):
+        check_json(pa.array([b"1", payload, b"[2]"], pa.binary()), 7)
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_row() -> None:
+    with pytest.raises(InvalidRequest, match=r"row 9 of this task: its payload is not UTF-8 .*xff"):
+        check_json(pa.array([b"1", b"2", b'"\xff"'], pa.binary()), 7)
+    bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())  # as Spark hands over CAST(x'ff' AS STRING)
+    sink = writer(["partition", "payload"], queue="q", appId="a")
+    with pytest.raises(InvalidRequest, match="row 4 of this task: its partition is not UTF-8"):
+        list(sink._items(pa.record_batch({"partition": bad, "payload": pa.array(["1", "2"])}), None, 3))
+    text = writer(["payload"], queue="q", appId="a", payloadFormat="text")
+    with pytest.raises(InvalidRequest, match="row 1 of this task: its payload is not UTF-8"):
+        list(text._items(pa.record_batch({"payload": bad}), None, 0))
+
+
 def test_texts_become_json_strings_when_asked(capsys) -> None:
     sink = writer(["payload"], queue="q", payloadFormat="text", appId="a")
     batch = pa.RecordBatch.from_pydict({"payload": ["plain", None, '"']})

@@ -4,7 +4,12 @@ import asyncio
 import json
 import random
 import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 import asyncpg
@@ -13,10 +18,11 @@ import pytest
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline import packed, queue_source
+from penstock.pipeline import postgres as postgres_module
 from penstock.pipeline.columns import QUEUE_COLUMNS
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.postgres import Away, Postgres
 from penstock.pipeline.queue_source import QueueOptions, QueueReader, QueueStreamReader
 from penstock.pipeline.topic_source import DataLoss
 from penstock.pipeline.uuids import message_ids
@@ -340,3 +346,148 @@ def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> None:
             assert (await queues.groups.describe("spark"))["orders"]["partitions"][1]["totalConsumed"] == 5
 
     asyncio.run(body())
+
+
+class Proxy:
+    """PostgreSQL behind a port that can be closed for a while, with all connections through it."""
+
+    def __init__(self, url: str) -> None:
+        found = urlsplit(url)
+        given = parse_qs(found.query)
+        self._target = given["host"][0] if "host" in given else None
+        self._address = (found.hostname or "127.0.0.1", found.port or int(given.get("port", ["5432"])[0]))
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        user = f"{found.username or ''}{':' + found.password if found.password else ''}"
+        self.url = f"postgresql://{user + '@' if user else ''}127.0.0.1:{self.port}{found.path}"
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            if self._target:
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(f"{self._target}/.s.PGSQL.{self._address[1]}")
+            else:
+                server = socket.create_connection(self._address)
+            self._open += [client, server]
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+        except OSError:
+            pass
+        for one in (source, target):
+            one.close()
+
+    def cut(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._open:
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._open.clear()
+
+    def restore(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+
+def test_a_stream_waits_for_a_postgresql_that_is_away_and_says_so(database_url: str, caplog, monkeypatch) -> None:
+    load(database_url, *(Item("orders", b"%d" % i) for i in range(10)))
+    proxy = Proxy(database_url)
+    stream = Stream(QueueStreamReader(options(proxy.url)))
+    assert len(stream.batch()) == 10
+    load(database_url, Item("orders", b"10"))
+    proxy.cut()
+    waiting = threading.Event()
+    sleep = time.sleep
+    monkeypatch.setattr(postgres_module.time, "sleep", lambda seconds: (waiting.set(), sleep(seconds)))
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(stream.batch)
+        assert waiting.wait(20)
+        proxy.restore()
+        assert [row["payload"] for row in batch.result(60)] == ["10"]
+    assert "trying again for up to 60 s (option databaseTimeout)" in caplog.text
+    assert "PostgreSQL answers again after" in caplog.text
+    proxy.cut()
+    with pytest.raises(Unavailable, match="Give the option databaseTimeout more seconds"):
+        QueueStreamReader(options(proxy.url, databaseTimeout=0.2))
+
+
+def test_a_wrong_database_is_told_at_once(database_url: str) -> None:
+    wrong = urlsplit(database_url)._replace(path="/nowhere-at-all").geturl()
+    with pytest.raises(Unavailable, match="does not exist"):
+        QueueStreamReader(options(wrong))
+
+
+def test_a_range_that_breaks_off_is_resumed_where_it_was(database_url: str, monkeypatch) -> None:
+    load(database_url, *(Item("orders", b"%d" % i, f"p-{i % 3}") for i in range(30)))
+    reader = QueueStreamReader(options(database_url))
+    at = reader.initialOffset()
+    (task,) = reader.partitions(at, reader.latestOffset(at, reader.getDefaultReadLimit()))
+    whole = rows_of(reader, [task])
+    batches = Postgres.batches
+    failures = [7, 11, 0]
+
+    def breaking(self: Postgres, query: str) -> Any:
+        for batch in batches(self, query):
+            if failures:
+                yield batch.slice(0, failures.pop(0))
+                raise Away("PostgreSQL failed while a range was read: server closed the connection")
+            yield batch
+
+    monkeypatch.setattr(Postgres, "batches", breaking)
+    assert rows_of(reader, [task]) == whole
+    assert not failures
+    failures.append(5)
+    unordered = QueueReader(options(database_url, streaming=False))
+    with pytest.raises(Unavailable, match="a part was read already, in no order; read again"):
+        rows_of(unordered, unordered.partitions())
+
+
+def test_who_holds_messages_back_is_named_and_can_be_waited_for(database_url: str, caplog, monkeypatch) -> None:
+    load(database_url, *(Item("orders", b"%d" % i) for i in range(10)))
+    opened, close = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        connection = await asyncpg.connect(database_url, server_settings={"application_name": "nightly"})
+        async with connection.transaction():
+            await connection.execute("SELECT pg_current_xact_id()")
+            opened.set()
+            await asyncio.to_thread(close.wait, 60)
+        await connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(asyncio.run, hold())
+        assert opened.wait(20)
+        load(database_url, *(Item("orders", b"%d" % i) for i in range(10, 20)))
+        reader = QueueReader(options(database_url, streaming=False, waitForTransactions=0.1))
+        assert len(rows_of(reader, reader.partitions())) == 10
+        told = (
+            r"queue orders: 10 committed messages are not read yet, since an older transaction is still open: pid \d+"
+        )
+        assert re.search(told + r', application_name "nightly", idle in transaction, for \d+ s', caplog.text)
+        caplog.clear()
+
+        monkeypatch.setattr(queue_source, "WARN_SECONDS", 0.0)
+        stream = Stream(QueueStreamReader(options(database_url)))
+        assert len(stream.batch()) == 10
+        assert [stream.batch() for _ in range(3)] == [[], [], []]
+        assert caplog.text.count("nightly") == 1  # said once, then from time to time
+
+        sleep = time.sleep
+        monkeypatch.setattr(queue_source.time, "sleep", lambda seconds: (close.set(), sleep(seconds)))
+        patient = QueueReader(options(database_url, streaming=False, waitForTransactions=30))
+        assert len(rows_of(patient, patient.partitions())) == 20
+        holding.result(20)
+        assert len(stream.batch()) == 10

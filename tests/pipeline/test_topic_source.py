@@ -2,15 +2,27 @@
 
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock import pipeline
 from penstock.errors import InvalidOffset, InvalidRequest, NotFound, PenstockError
-from penstock.pipeline.topic_source import DataLoss, TopicReader, TopicStreamReader
+from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
+from penstock.pipeline.topic_source import (
+    GROUP_FROM,
+    GROUP_RECORDS,
+    GROUP_TOPICS,
+    RECORDS_PER_TASK,
+    DataLoss,
+    TopicReader,
+    TopicStreamReader,
+)
 from penstock.wire.tls import Certificate
 from tests.pipeline.conftest import ServedTopics
 from tests.pipeline.support import Driver, batch_rows, rows_of, topic_options
@@ -229,3 +241,82 @@ def test_spark_reads_and_writes_topics_over_tls(spark, over_tls) -> None:
     frame = spark.read.format("penstock").options(**options, topic="in", minPartitions=2).load()
     frame.select("payload").write.format("penstock").mode("append").options(**options, topic="out").save()
     assert sorted(served.payloads("out"), key=int) == [b"%d" % i for i in range(20)]
+
+
+def test_small_topics_share_tasks_that_are_cut_the_same_way_again(tmp_path, write_topic) -> None:
+    names = [f"t-{i:04}" for i in range(2 * GROUP_FROM)]
+    for i, name in enumerate(names):
+        write_topic(name, [b"%d" % n for n in range(1 + i % 3)])
+    reader = TopicReader(topic_options(directory=tmp_path, topicPattern="t-.*"))
+    tasks = reader.partitions()
+    assert tasks == reader.partitions()
+    assert len(tasks) == 1
+    expected = [(name, n) for i, name in enumerate(names) for n in range(1 + i % 3)]
+    assert [(row["topic"], row["offset"]) for row in rows_of(reader, tasks)] == expected
+    few = TopicReader(topic_options(directory=tmp_path, topic=",".join(names[:GROUP_FROM]))).partitions()
+    assert len(few) == GROUP_FROM  # as it always was
+    options = topic_options(directory=tmp_path, topicPattern="t-.*")
+    spans = {f"t-{i:04}": ("x", 0, 10) for i in range(2000)}
+    assert len(options.tasks(spans)) == -(-2000 // GROUP_TOPICS)
+    assert {part.topic for task in options.tasks(spans) for part in task.ranges} == spans.keys()
+    spans |= {"t-0500": ("x", 0, 2 * RECORDS_PER_TASK), "t-0600": ("x", 5, GROUP_RECORDS)}
+    sizes = [sum(part.end - part.start for part in task.ranges) for task in options.tasks(spans)]
+    assert sum(sizes) == sum(end - start for _, start, end in spans.values())
+    assert sum(size > GROUP_RECORDS for size in sizes) == 2  # the large topic's own
+    assert len(topic_options(directory=tmp_path, topicPattern="t-.*", minPartitions=200).tasks(spans)) >= 200
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "text"),
+    [
+        (TOPIC_SOURCE, "startingOffset", "has no option 'startingoffset'; did you mean 'startingOffsets'? It has"),
+        (QUEUE_SOURCE, "maxOffsetPerTrigger", "did you mean 'maxOffsetsPerTrigger'?"),
+        (TOPIC_SINK, "app_id", "did you mean 'appId'?"),
+        (QUEUE_SINK, "zzzzzz", "has no option 'zzzzzz'; it has appId,"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_nearest_one(known, given, text) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(text)):
+        Options({given: "x"}).refuse_others(known, "this")
+
+
+def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
+    """So that a new option is not refused by the list of names that was forgotten."""
+    package = Path(pipeline.__file__).parent
+    names = {"topic_source": TOPIC_SOURCE, "topics": TOPIC_SOURCE, "queue_source": QUEUE_SOURCE}
+    names |= {"postgres": QUEUE_SOURCE, "topic_sink": TOPIC_SINK, "queue_sink": QUEUE_SINK, "identity": TOPIC_SINK}
+    for module, known in names.items():
+        text = (package / f"{module}.py").read_text()
+        read = set(re.findall(r'options\.(?:text|names|whole|seconds|flag|positions|moment|require)\(\s*"(\w+)"', text))
+        assert read, module
+        assert read <= known, module
+    mixed = {
+        "CHECKPOINTLOCATION": "/x",
+        "queryname": "q",
+        "path": "p",
+        "__partition_columns": "[]",
+        "STARTINGoffsets": "",
+    }
+    Options(mixed).refuse_others(TOPIC_SOURCE, "a topic source")
+
+
+@spark_test
+def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(spark, tmp_path, write_topic) -> None:
+    write_topic("orders", [b"a", b"b"])
+    other = spark.newSession()
+    reader = other.read.format("penstock").options(directory=tmp_path, topic="orders")
+    assert reader.load().count() == 2
+    with ThreadPoolExecutor(1) as pool:  # one that has not met a session before
+        assert pool.submit(lambda: reader.load().count()).result() == 2
+    other.sql(f"CREATE TEMPORARY VIEW v USING penstock OPTIONS (directory '{tmp_path}', topic 'orders')")
+    assert other.sql("SELECT count(*) FROM v").first()[0] == 2
+    wrong = spark.read.format("penstock").options(directory=tmp_path, topic="orders", startingOffset="latest").load()
+    with pytest.raises(Exception, match="did you mean 'startingOffsets'"):
+        wrong.count()
+    sink = spark.read.format("penstock").options(directory=tmp_path, topic="orders").load().select("payload").write
+    with pytest.raises(Exception, match="a topic sink has no option 'apid'; did you mean 'appId'"):
+        sink.format("penstock").mode("append").options(broker="127.0.0.1:1", topic="x", apId="y").save()
+    stream = spark.readStream.format("penstock").options(directory=tmp_path, topic="orders", maxOffsets="5").load()
+    started = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).queryName("named")
+    with pytest.raises(Exception, match="a topic source has no option 'maxoffsets'"):
+        started.trigger(availableNow=True).start().awaitTermination()

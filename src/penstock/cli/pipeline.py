@@ -11,7 +11,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,17 +125,33 @@ def init(
 def validate(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the broker or the database.")] = False,
+    no_spark: Annotated[
+        bool, typer.Option("--no-spark", help="The quick check only: names of columns, views, options, topics.")
+    ] = False,
     token: Token = "",
 ) -> None:
-    """Check a pipeline file: columns, views, schemas, functions, topics. Starts no Spark."""
+    """Check a pipeline file: columns, views, schemas, functions, topics; then by Spark itself, which says what a run
+    would. Without Java only the quick check is made."""
     with _reporting():
-        from penstock.pipeline.check import check
+        from penstock.pipeline.check import check, resolve_route
+        from penstock.pipeline.session import find_java
         from penstock.pipeline.spec import load
 
         pipeline = load(file)
         pipeline.token = token or pipeline.token
         columns = check(pipeline, ask_broker=not offline)
+        # To plan a batch is to ask the broker for it.
+        by_spark = not no_spark and find_java() is not None and (pipeline.streaming or not offline)
+        if by_spark:
+            from penstock.pipeline.build import verify
+
+            if not offline:
+                pipeline.sink = resolve_route(pipeline)
+            columns = verify(_session("validate", "local[1]")(), pipeline)
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
+    if not by_spark:
+        why = "as asked for" if no_spark or (offline and find_java()) else "Java 17 or newer was not found"
+        _say(f"checked without Spark ({why}): types, functions and what streams can do were not looked at")
 
 
 @run_commands.command("file")
@@ -373,10 +389,15 @@ def stop(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = 
     typer.echo(f"{name} on {found['host']} is {found['state']} and will stop after its batch")
 
 
-def _session(name: str, master: str) -> Any:
-    from penstock.pipeline.session import build
+def _session(name: str, master: str) -> Callable[[], Any]:
+    """Makes the session a job runs in, once the job has looked at its arguments."""
 
-    return build(f"penstock-{name}", master)
+    def make() -> Any:
+        from penstock.pipeline.session import build
+
+        return build(f"penstock-{name}", master)
+
+    return make
 
 
 def _say(text: str) -> None:

@@ -5,9 +5,13 @@ here.
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import ConfigError
-from penstock.pipeline.check import UNORDERED, load_function
+import msgspec
+
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.pipeline.check import UNORDERED, load_function, refuse_twice
 from penstock.pipeline.failure import step_failed
+from penstock.pipeline.options import Options
+from penstock.pipeline.plan import refuse_unrepeatable, refuse_unsupported
 from penstock.pipeline.spec import Pipeline, Place, Sink, Source, Step, source_options, texts
 from penstock.pipeline.typed import dead_letters, typed
 
@@ -22,9 +26,9 @@ def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
     for name, source in pipeline.views.items():
         frame = _read(spark, pipeline, source)
         if not source.schema:
-            frame = _late(frame, source)
+            frame = _late(frame, source, name)
         if source.format == "json" and source.schema:
-            frame = _late(typed(frame, source.schema), source)
+            frame = _late(typed(frame, source.schema), source, name)
             if source.deadLetter:
                 dead[name] = dead_letters(frame, name)
                 frame = frame.where("_corrupt IS NULL")
@@ -57,9 +61,48 @@ def counted(frame: Any) -> tuple[Any, Any]:
     return frame.observe(observed, f.count(f.lit(1)).alias("rows")), observed
 
 
-def _late(frame: Any, source: Source) -> Any:
+def verify(spark: Any, pipeline: Pipeline) -> list[str]:
+    """All that a run does before its first batch, without a batch: ConfigError says what Spark, or a sink, refuses.
+    Returns the columns the sink gets."""
+    frame, dead = frames(spark, pipeline)
+    places: list[tuple[Any, Sink | Place]] = [(frame, pipeline.sink)]
+    for name, letters in dead.items():
+        if (letter := pipeline.views[name].deadLetter) is not None:
+            places.append((letters, letter))
+    for made, target in places:
+        place = target
+        if isinstance(place, Sink) and place.route:  # nobody was asked what it reads
+            place = msgspec.structs.replace(place, route=None, topic=place.route)
+        writer(pipeline, made, place, pipeline.app_id, pipeline.checkpoint)
+        if pipeline.streaming:
+            refuse_unsupported(made, place.mode if isinstance(place, Sink) else "append")
+        if place.topic or place.queue:
+            _verify_sink(pipeline, made, place)
+    return list(frame.columns)
+
+
+def _verify_sink(pipeline: Pipeline, frame: Any, place: Sink | Place) -> None:
+    """By the very code that will write."""
+    from penstock.pipeline.queue_sink import QueueStreamWriter, QueueWriter
+    from penstock.pipeline.topic_sink import TopicStreamWriter, TopicWriter
+
+    sink = place if isinstance(place, Sink) else Sink(topic=place.topic, queue=place.queue)
+    kinds = (QueueWriter, QueueStreamWriter) if sink.queue else (TopicWriter, TopicStreamWriter)
+    options = Options(texts(_sink_options(pipeline, sink, pipeline.app_id)))
+    try:
+        kinds[pipeline.streaming](options, as_messages(frame, sink).schema)
+    except InvalidRequest as error:
+        raise ConfigError(f"sink: {error}") from None
+
+
+def _late(frame: Any, source: Source, name: str) -> Any:
+    from pyspark.errors import AnalysisException
+
     for column, delay in source.watermark.items():
-        frame = frame.withWatermark(column, delay)
+        try:
+            frame = frame.withWatermark(column, delay)
+        except AnalysisException as error:
+            raise ConfigError(f"source {name}: watermark: {str(error).partition(';')[0]}") from None
     return frame
 
 
@@ -75,6 +118,7 @@ def as_messages(frame: Any, sink: Sink) -> Any:
     """What a topic or queue takes: a column payload. Rows without one become JSON of all their columns."""
     from pyspark.sql import functions as f
 
+    refuse_twice(frame.columns)
     if "payload" in frame.columns:
         return frame
     kept = [
@@ -85,19 +129,23 @@ def as_messages(frame: Any, sink: Sink) -> Any:
     return frame.select(*dict.fromkeys(kept), f.to_json(f.struct("*")).alias("payload"))
 
 
+def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
+    options = {"appId": app, **({"token": pipeline.token} if pipeline.token else {}), **sink.options}
+    if sink.orderBy:
+        options["orderBy"] = ",".join(sink.orderBy)
+    if sink.queue:
+        return {**options, "queue": sink.queue, "url": pipeline.url}
+    return {**options, "topic": sink.topic, "broker": pipeline.broker}
+
+
 def writer(pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpoint: str | None) -> Any:
     """A started stream's or a batch's writer, all set but not yet running."""
     options: dict[str, Any] = {}
     if sink.topic or sink.queue:
         place = sink if isinstance(sink, Sink) else Sink(topic=sink.topic, queue=sink.queue)
         frame = as_messages(frame, place)
-        options = {"appId": app, **({"token": pipeline.token} if pipeline.token else {}), **place.options}
-        if place.orderBy:
-            options["orderBy"] = ",".join(place.orderBy)
-        if place.queue:
-            options |= {"queue": place.queue, "url": pipeline.url}
-        else:
-            options |= {"topic": place.topic, "broker": pipeline.broker}
+        options = _sink_options(pipeline, place, app)
+        refuse_unrepeatable(frame)
         _refuse_unordered(frame, place)
         kind = "penstock"
     else:

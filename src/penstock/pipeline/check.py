@@ -1,5 +1,8 @@
 """Validation before Spark starts: columns, views, schemas, functions and topics, in a second instead of a JVM's start.
 
+It is the lesser of two: where Java is there, `validate` goes on to Spark's own analyzer (`build.verify`), which says
+exactly what a run would. Here nothing is known of types, of functions, and of what streams can do.
+
 SQL is parsed and its columns are resolved by sqlglot in Spark's dialect, against the columns each source is known to
 have. What a Python step makes of its columns cannot be known here, so nothing is said about columns after one.
 """
@@ -24,22 +27,13 @@ from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.tls import open_url
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.options import Options, bearer
+from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options, bearer
 from penstock.pipeline.postgres import Postgres
 from penstock.pipeline.spec import Pipeline, Sink, Source, Step, source_options, texts
 
 Columns = dict[str, str]
-TOPIC_SOURCE = {
-    *("topic", "topics", "subscribe", "topicPattern", "subscribePattern", "broker", "directory", "startingOffsets"),
-    *("endingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "group", "brokerTimeout", "token", "ca"),
-}
-QUEUE_SOURCE = {
-    *("queue", "database", "databaseSchema", "startingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "group", "encrypted", "failOnDataLoss", "token", "ca"),
-}
-TOPIC_SINK = {"appId", "topic", "broker", "brokerTimeout", "orderBy", "token", "ca"}
-QUEUE_SINK = {"appId", "queue", "url", "brokerTimeout", "orderBy", "token", "payloadFormat", "ca"}
+VARYING = {"rand", "random", "randn", "uuid", "shuffle", "randstr", "uniform"}
+VARYING |= {"current_timestamp", "now", "current_date", "curdate", "localtimestamp", "current_time"}
 WINDOWS = {"_window": "window", "_session_window": "session_window"}
 UNORDERED = (
     "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the columns "
@@ -62,6 +56,7 @@ def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
         views[step.name] = last
     if last is not None:
         _check_sink(pipeline, last)
+    _check_repeatable(pipeline)
     _check_aggregates(pipeline, last)
     _check_options(pipeline)
     if ask_broker:
@@ -94,13 +89,13 @@ def source_columns(name: str, source: Source) -> Columns | None:
         return plain
     typed = parse_schema(name, source.schema)
     meta = {f"_{column}": plain[column] for column in META["queue" if source.queue else "topic"]}
-    return {**typed, "_corrupt": "STRING", **meta}
+    return {**typed, "_corrupt": "STRING", "_reason": "STRING", **meta}
 
 
 def _check_options(pipeline: Pipeline) -> None:
     """By the very code that will read them, on Spark's side; and no name that nothing reads."""
     from penstock.pipeline.queue_source import QueueOptions
-    from penstock.pipeline.topic_source import TopicOptions
+    from penstock.pipeline.topic_source import TopicOptions, TopicStreamReader
 
     for name, source in pipeline.views.items():
         if source.parquet:
@@ -111,6 +106,8 @@ def _check_options(pipeline: Pipeline) -> None:
         for column in source.watermark:
             if column not in columns:
                 raise ConfigError(f"source {name}: watermark names {column!r}; there are {', '.join(columns)}")
+            if not columns[column].upper().startswith("TIMESTAMP"):
+                raise ConfigError(f"source {name}: watermark: {column} is {columns[column]}, not TIMESTAMP")
         options = Options(texts(source_options(pipeline, source)))
         try:
             if source.queue:
@@ -118,7 +115,9 @@ def _check_options(pipeline: Pipeline) -> None:
                 QueueOptions(options, [], streaming=pipeline.streaming)
             else:
                 options.refuse_others(TOPIC_SOURCE, "a topic source")
-                TopicOptions(options, [])
+                found = TopicOptions(options, [])
+                if pipeline.streaming:
+                    TopicStreamReader(found)
         except InvalidRequest as error:
             raise ConfigError(f"source {name}: {error}") from None
     sink = pipeline.sink
@@ -140,6 +139,21 @@ def aggregates(sql: str) -> bool:
     """Whether rows are brought together, which takes a shuffle."""
     query = parse_sql(sql)
     return any(not found.find_ancestor(exp.Window) for found in query.find_all(exp.Group, exp.Distinct, exp.AggFunc))
+
+
+def _check_repeatable(pipeline: Pipeline) -> None:
+    """As far as names tell. `penstock.pipeline.plan` has Spark's word on it."""
+    if pipeline.sink.parquet:
+        return
+    for step in pipeline.steps:
+        calls = parse_sql(step.sql).find_all(exp.Func) if step.sql else ()
+        for call in calls:
+            name = (call.name if isinstance(call, exp.Anonymous) else call.sql_name()).lower()
+            if name in VARYING:
+                raise ConfigError(
+                    f"step {step.name}: what is written must not differ when a batch is run again, and {name}() would: "
+                    "use columns of the records instead, such as timestamp or createdAt for the time"
+                )
 
 
 def _check_aggregates(pipeline: Pipeline, columns: Columns | None) -> None:
@@ -186,6 +200,8 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
     if any(views[table] is None for table in used):
         return None
     written = query.named_selects  # before names are made lower case
+    if "*" not in written:
+        refuse_twice([name for name in written if name], where)
     try:
         schema: dict[str, object] = {table: dict(views[table] or {}) for table in used}
         for made in {call.name for call in query.find_all(exp.Anonymous)} & WINDOWS.keys():
@@ -196,6 +212,13 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
         options = "; ".join(f"{table} has {', '.join(views[table] or ())}" for table in sorted(used))
         raise ConfigError(f"{where}: {str(error).partition('.')[0]}. {options}") from None
     return dict.fromkeys(written if all(written) and "*" not in written else resolved.named_selects, "")
+
+
+def refuse_twice(names: list[str], where: str = "sink") -> None:
+    """Two columns of one name would be a JSON object with a key twice, of which readers see one or the other."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}: two columns are named {name!r}: give one of them another name with AS")
 
 
 def load_function(step: Step) -> object:

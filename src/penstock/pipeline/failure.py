@@ -1,9 +1,13 @@
 """What went wrong, told in a line or two: the innermost cause, without Spark's stack."""
 
+import re
 import traceback
 from collections.abc import Iterator
 
 from penstock.errors import ConfigError, PenstockError
+
+FULL = "No space left on device"
+WRITING = re.compile(r"writing rows to (?:file:)?(\S+?)\.?\s")
 
 
 class PipelineFailed(PenstockError):
@@ -35,5 +39,9 @@ def cause(error: BaseException) -> str:
     ours = [line for line in lines if line.startswith("penstock.")]
     if ours:
         return ours[-1].partition(": ")[2] or ours[-1]
+    if FULL in text:
+        target = WRITING.search(text)
+        place = target[1] if target else "the checkpoint, the target or Spark's own files (spark.local.dir)"
+        return f"the disk is full: no space is left for {place}. Free some and run it again"
     python = [line for line in lines if ("Error: " in line or "Exception: " in line) and not line.startswith("at ")]
-    return (python[-1] if python else lines[0] if lines else type(error).__name__)[:2000]
+    return (python[-1] if python else lines[0] if lines else type(error).__name__).removeprefix("Caused by: ")[:2000]

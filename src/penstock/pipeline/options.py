@@ -1,8 +1,9 @@
 """Options of sources and sinks: read once, checked at once, with errors that name the option and what it may be."""
 
+import difflib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,23 @@ from penstock.net.tls import ca_text
 
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
 Positions = int | dict[str, int]  # one for all topics, or per topic
+
+# How to reach a broker and its database: the same for every source and sink, so that a program keeps them in one place.
+REACH = {"broker", "url", "database", "databaseSchema", "token", "ca", "brokerTimeout", "databaseTimeout"}
+# What Spark adds of its own, beside names that begin with two underscores.
+SPARKS = {"path", "paths", "checkpointLocation", "queryName"}
+SPARKS |= {"provider", "owner", "location", "external", "is_managed_location"}  # of a table USING penstock
+TOPIC_SOURCE = REACH | {
+    *("topic", "topics", "subscribe", "topicPattern", "subscribePattern", "directory", "group", "failOnDataLoss"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger"),
+    *("maxBytesPerTrigger", "minPartitions", "maxRecordsPerPartition"),
+}
+QUEUE_SOURCE = REACH | {
+    *("queue", "startingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions"),
+    *("group", "encrypted", "failOnDataLoss", "fromXid", "toXid", "waitForTransactions"),
+}
+TOPIC_SINK = REACH | {"topic", "appId", "orderBy", "batchId"}
+QUEUE_SINK = REACH | {"queue", "appId", "orderBy", "batchId", "payloadFormat"}
 
 
 class Options:
@@ -26,12 +44,16 @@ class Options:
                 return value
         return default
 
-    def refuse_others(self, known: Collection[str], what: str) -> None:
-        """For options that come from a file: a misspelt one is an error, not a setting that does nothing."""
-        names = {name.lower() for name in known}
+    def refuse_others(self, known: set[str], what: str) -> None:
+        """A misspelt option is an error that names the nearest one, not a setting that does nothing."""
+        names = {name.lower(): name for name in known}
+        passed = {name.lower() for name in SPARKS}
         for name in self._given:
-            if name not in names:
-                raise InvalidRequest(f"{what} has no option {name!r}; it has {', '.join(sorted(known))}")
+            if name in names or name in passed or name.startswith(("__", "option.")):
+                continue
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {names[near[0]]!r}? It" if near else "it"
+            raise InvalidRequest(f"{what} has no option {name!r}; {hint} has {', '.join(sorted(known))}")
 
     def require(self, name: str, why: str) -> str:
         value = self.text(name)

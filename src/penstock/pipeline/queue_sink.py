@@ -9,7 +9,6 @@ The request's JSON is put together column by column in Arrow; payloads that are 
 """
 
 import http.client
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -126,8 +125,26 @@ def json_texts(values: pa.Array) -> pa.Array:
     return pa.array(texts, pa.binary()).take(coded.indices)
 
 
+def check_text(values: pa.Array, name: str, first_row: int) -> None:
+    """Every value must be UTF-8, which Spark does not see to when bytes are cast to a string."""
+    raw = values.cast(pa.binary())
+    try:
+        raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        for row, value in enumerate(raw.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(
+                    f"row {first_row + row} of this task: its {name} is not UTF-8 ({error}): {value[:200]!r}. Encode "
+                    "bytes as text first, with base64 or hex."
+                ) from None
+        raise
+
+
 def check_json(payloads: pa.Array, first_row: int) -> None:
     """Every payload must be one JSON value: one that is not would end inside its neighbour's."""
+    check_text(payloads, "payload", first_row)
     joined = b"[" + b",".join(payloads.to_pylist()) + b"]"
     lengths = pc.binary_length(payloads).to_pylist()
     try:
@@ -138,8 +155,8 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
         pass
     for row, payload in enumerate(payloads.to_pylist()):
         try:
-            json.loads(payload)
-        except ValueError as error:
+            msgspec.json.decode(payload)  # as strict as the broker: no NaN, no half of a surrogate pair
+        except msgspec.DecodeError as error:
             raise InvalidRequest(
                 f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. Push it as text with "
                 "the option payloadFormat=text, or make it JSON with to_json."
@@ -207,6 +224,7 @@ class _QueueWriter:
                 texts = json_texts(pc.binary_join_element_wise(prefix, numbers, ""))
                 parts += [pc.binary_join_element_wise(b'"transactionId":', texts, b",", b"")]
             elif name in names:
+                check_text(batch.column(name), name, row)
                 texts = json_texts(batch.column(name))
                 if name in ("queue", "transactionId") and texts.null_count:
                     raise InvalidRequest(f"a row has no {name}: the column is null")
@@ -214,6 +232,7 @@ class _QueueWriter:
                 parts += [pc.fill_null(field, b"")]
         payloads = batch.column("payload").cast(pa.binary())
         if self._format == "text":
+            check_text(payloads, "payload", row)
             payloads = json_texts(payloads.cast(pa.string()))
         payloads = pc.fill_null(payloads, b"null")
         if self._format == "json":

@@ -5,7 +5,8 @@ stored it (`xid`), and `pg_snapshot_xmin(pg_current_snapshot())` is the oldest t
 transaction below it has ended, so messages with a smaller xid are all visible or never will be. That is the horizon. A
 batch is the messages with `from <= xid < horizon`. A transaction that stays open keeps the horizon below itself, so
 its messages are in a later batch whenever it commits; none is passed by. What it costs: while any transaction that
-writes stays open, on the whole server, the source sees nothing newer than it.
+writes stays open, on the whole server, the source sees nothing newer than it. A read that ends by itself waits a moment
+for those that are open (`waitForTransactions`); whoever holds messages back longer is named in the log.
 
 An offset is `{"queue", "id", "installation", "xid", "cuts"}`. The queue's id and the database's installation number
 tell a queue that was deleted and made again, or another database, from the one the checkpoint belongs to. `cuts` says
@@ -21,8 +22,10 @@ What can be made here is not sent by PostgreSQL: the queue's name, ids and trace
 for once per task and partition).
 """
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,10 +38,17 @@ from penstock.pipeline import packed
 from penstock.pipeline.columns import QUEUE_COLUMNS, TIMESTAMP
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import EARLIEST, LATEST, Options
-from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.postgres import Away, Patience, Postgres
 from penstock.pipeline.topic_source import DataLoss
 from penstock.pipeline.uuids import message_ids, uuid_texts
 
+log = logging.getLogger("penstock.pipeline")
+
+WAIT_SECONDS = 1.0  # for transactions that are open when a read is planned; pushes take milliseconds
+POLL_SECONDS = 0.05
+WARN_SECONDS = 5.0  # how long a transaction holds a stream back before it is named
+REPEAT_SECONDS = 60.0  # until it is named again
+COUNTED = 100_000  # messages held back are counted up to here
 SMALL_BATCH = 20_000  # messages; up to here one task reads them all
 TASKS = 4
 SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
@@ -97,6 +107,7 @@ class QueueOptions:
         self.from_xid = options.whole("fromXid", 0, least=0) or 0
         self.to_xid = options.whole("toXid")
         self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.wait = options.seconds("waitForTransactions", WAIT_SECONDS)
         self.tasks = options.whole("minPartitions", TASKS) or TASKS
         self.fail_on_loss = options.flag("failOnDataLoss", True)
         self.encrypted = options.text("encrypted", default="fail")
@@ -117,6 +128,52 @@ class QueueOptions:
             raise NotFound(f"there is no queue {self.queue!r}")
         number, installation, horizon = rows[0]
         return QueueState(number, installation, int(horizon))
+
+    def settled_state(self) -> QueueState:
+        """The state once all that is committed now is below the horizon. Whoever keeps a transaction open longer than
+        it is waited for (`waitForTransactions`) is named: newer messages are not read then."""
+        deadline = time.monotonic() + self.wait
+        state = self.state()
+        newest = self._newest(state)
+        while newest is not None and state.horizon <= newest:
+            if time.monotonic() >= deadline:
+                self.name_holder(state)
+                break
+            time.sleep(POLL_SECONDS)
+            state = self.state()
+        return state
+
+    def _newest(self, state: QueueState) -> int | None:
+        """The last transaction with messages that are committed and not below the horizon."""
+        rows = self.postgres.rows(
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} AND m.xid >= '{state.horizon}'::xid8 "
+            "ORDER BY m.xid DESC LIMIT 1"
+        )
+        return int(rows[0][0]) if rows else None
+
+    def name_holder(self, state: QueueState) -> None:
+        """Log which transaction holds committed messages back, if any are."""
+        short = state.horizon & 0xFFFFFFFF  # as processes show it: without its epoch
+        age = "extract(epoch FROM clock_timestamp() - {})::float8"
+        rows = self.postgres.rows(
+            "SELECT format('pid %s, application_name \"%s\", %s', pid, application_name, coalesce(state, 'active')), "
+            f"{age.format('coalesce(xact_start, backend_start)')} FROM pg_stat_activity "
+            f"WHERE backend_xid::text = '{short}' UNION ALL "
+            f"SELECT format('prepared transaction %s', gid), {age.format('prepared')} FROM pg_prepared_xacts "
+            f"WHERE transaction::text = '{short}'"
+        )
+        who, age_seconds = rows[0] if rows else ("one that this database user may not see", None)
+        ((held,),) = self.postgres.rows(
+            f"SELECT count(*) FROM (SELECT 1 FROM messages m WHERE m.queue_id = {state.id} "
+            f"AND m.xid >= '{state.horizon}'::xid8 LIMIT {COUNTED}) x"
+        )
+        if held:
+            log.warning(
+                "queue %s: %s%d committed messages are not read yet, since an older transaction is still open: %s%s. "
+                "They are read once it ends; the option waitForTransactions waits for it.",
+                *(self.queue, "at least " if held == COUNTED else "", held, who),
+                "" if age_seconds is None else f", for {age_seconds:.0f} s",
+            )
 
     def nth_xid(self, id: int, low: int, n: int) -> int | None:
         """The xid of the n-th message from `low` on, counted from 0; None when there are not that many."""
@@ -173,7 +230,9 @@ class QueueOptions:
             conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
         if self.before is not None:
             conditions.append(f"m.created_at < to_timestamp({self.before} / 1000.0)")
-        needed = sorted({need for name in self.columns for need in _NEEDS.get(name, "a")}) or ["s"]
+        # A stream's ranges have an order: one that breaks off can be resumed, if it is known where that was.
+        place = "ps" if self.streaming else ""
+        needed = sorted({*place, *(need for name in self.columns for need in _NEEDS.get(name, "a"))}) or ["s"]
         known = PartitionNames(self.postgres)
         if task.packed and task.after:
             end = task.until and task.until[0]
@@ -182,13 +241,32 @@ class QueueOptions:
                 yield self._shape(state, packed.unpack(batch), known)
             conditions.append(packed.rest())
         if task.packed != "all":
-            for batch in self.postgres.batches(self._rows(task, needed, conditions)):
-                if batch.num_rows:
-                    yield self._shape(state, batch, known)
+            for batch in self._resumed(task, needed, conditions):
+                yield self._shape(state, batch, known)
         if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
             raise Unavailable(
                 "the messages were moved (VACUUM FULL, CLUSTER) while they were read by blocks: read again"
             )
+
+    def _resumed(self, task: QueueRange, needed: list[str], conditions: list[str]) -> Iterator[pa.RecordBatch]:
+        """The task's messages as rows, also when PostgreSQL goes away in between: a stream's range is read on from
+        where it broke off. A range without an order is begun once more as long as nothing of it was handed on."""
+        patience = Patience(self.postgres.patience)
+        handed_on = False
+        while True:
+            try:
+                for batch in self.postgres.batches(self._rows(task, needed, conditions)):
+                    patience.end()
+                    if batch.num_rows:
+                        handed_on = True
+                        if self.streaming:
+                            task = replace(task, after=(batch["p"][-1].as_py(), batch["s"][-1].as_py() + 1))
+                        yield batch
+                return
+            except Away as error:
+                if handed_on and not self.streaming:
+                    raise Unavailable(f"{error}: a part was read already, in no order; read again") from error
+                patience.wait(error)
 
     def _rows(self, task: QueueRange, needed: list[str], conditions: list[str]) -> str:
         """The query for the task's messages as rows."""
@@ -252,7 +330,7 @@ class QueueReader(DataSourceReader):
 
     def __init__(self, options: QueueOptions) -> None:
         self.options = options
-        self.state = options.state()
+        self.state = options.state() if options.to_xid else options.settled_state()
 
     def partitions(self) -> Sequence[InputPartition]:
         """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
@@ -272,6 +350,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.state = options.state()
         self._target: int | None = None
+        self._held: tuple[int, float] | None = None  # a horizon that holds messages back, and when to say so
         self._mirror: Mirror | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -285,7 +364,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.max_records) if self.options.max_records else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self.options.state().horizon
+        self._target = self.options.settled_state().horizon
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         now = self.options.state()
@@ -295,6 +374,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         o = self.options
         first = o.nth_xid(now.id, low, 0)
         if first is None or first >= high:
+            if first is not None and self._target is None:
+                self._name_holder(now)
             return start  # nothing new: the horizon alone moving is no batch
         if isinstance(limit, ReadMaxRows):
             # Whole transactions: the batch ends before the one that would go over, but holds at least one.
@@ -302,6 +383,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if past is not None:
                 high = min(high, past if past > first else past + 1)
         return self._offset(high, o.cuts(now.id, low, high))
+
+    def _name_holder(self, now: QueueState) -> None:
+        """When the horizon has stood still for a while, and then from time to time."""
+        if self._held is None or self._held[0] != now.horizon:
+            self._held = (now.horizon, time.monotonic() + WARN_SECONDS)
+        elif time.monotonic() >= self._held[1]:
+            self.options.name_holder(now)
+            self._held = (now.horizon, time.monotonic() + REPEAT_SECONDS)
 
     def _same(self, start: dict[str, Any], now: QueueState) -> None:
         if not isinstance(start, dict) or "xid" not in start:

@@ -28,6 +28,7 @@ from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.spec import Pipeline
+from penstock.pipeline.steps import keep_steps
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -113,6 +114,7 @@ class Runner:
             activate(session)
             frame, dead = build.frames(session, self.pipeline)
             if self.pipeline.streaming:
+                keep_steps(session, self.pipeline)
                 self._keep_running(frame, dead)
             else:
                 self._run_batch(frame, dead)

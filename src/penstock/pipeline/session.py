@@ -9,6 +9,7 @@ way.
 import importlib.util
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,6 +33,15 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
 """
+# These log the failure of a task that is then raised, and reported with its cause.
+SILENT = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.util.Utils",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
+)
+LOG4J += "".join(f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENT))
 
 COMMON = {
     "spark.ui.enabled": "false",
@@ -82,6 +92,12 @@ def build(
     return spark
 
 
+def find_java() -> str | None:
+    """The Java that Spark will start, if there is one."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home) / "bin") if home else None)
+
+
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
     """A new SparkContext takes Ctrl-C for itself, to cancel all jobs. Who has said what Ctrl-C means keeps it."""
@@ -94,10 +110,15 @@ def _own_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def activate(spark: Any) -> None:
-    """Make this the session of the calling thread, where Spark looks data sources up. Threads begin without one."""
+def activate(spark: Any) -> Any:
+    """The session, made the calling thread's own: there Spark looks data sources up. Threads begin without one.
+
+    Jobs take a session or a function that makes one: what is wrong with their arguments is then told before a JVM
+    starts."""
+    spark = spark() if callable(spark) else spark
     if (session := getattr(spark, "_jsparkSession", None)) is not None:  # else Spark Connect, which knows no such thing
         spark._jvm.SparkSession.setActiveSession(session)
+    return spark
 
 
 def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
 from penstock.pipeline.session import activate
 
 
@@ -32,46 +32,62 @@ class PenstockSource(DataSource):
             raise InvalidRequest("give the option 'queue' or 'topic', not both")
         return bool(queue) or (not topic and schema is not None and "queue" in schema.fieldNames())
 
+    def _source_options(self) -> tuple[Options, bool]:
+        """The options of a source, none of them misspelt, and whether it is a queue's."""
+        options, queue = Options(self.options), self._of_queue()
+        known = (QUEUE_SOURCE, "a queue source") if queue else (TOPIC_SOURCE, "a topic source")
+        options.refuse_others(*known)
+        return options, queue
+
+    def _sink_options(self, schema: StructType, overwrite: bool) -> tuple[Options, bool]:
+        """The same of a sink."""
+        _append_only(overwrite)
+        options, queue = Options(self.options), self._of_queue(schema)
+        options.refuse_others(*((QUEUE_SINK, "a queue sink") if queue else (TOPIC_SINK, "a topic sink")))
+        return options, queue
+
     def schema(self) -> str:
         return QUEUE_DDL if self._of_queue() else TOPIC_DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if self._of_queue():
+        options, queue = self._source_options()
+        if queue:
             from penstock.pipeline.queue_source import QueueOptions, QueueReader
 
-            return QueueReader(QueueOptions(Options(self.options), schema.fieldNames(), streaming=False))
+            return QueueReader(QueueOptions(options, schema.fieldNames(), streaming=False))
         from penstock.pipeline.topic_source import TopicOptions, TopicReader
 
-        return TopicReader(TopicOptions(Options(self.options), schema.fieldNames()))
+        return TopicReader(TopicOptions(options, schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        if self._of_queue():
+        options, queue = self._source_options()
+        if queue:
             from penstock.pipeline.queue_source import QueueOptions, QueueStreamReader
 
-            return QueueStreamReader(QueueOptions(Options(self.options), schema.fieldNames(), streaming=True))
+            return QueueStreamReader(QueueOptions(options, schema.fieldNames(), streaming=True))
         from penstock.pipeline.topic_source import TopicOptions, TopicStreamReader
 
-        return TopicStreamReader(TopicOptions(Options(self.options), schema.fieldNames()))
+        return TopicStreamReader(TopicOptions(options, schema.fieldNames()))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        _append_only(overwrite)
-        if self._of_queue(schema):
+        options, queue = self._sink_options(schema, overwrite)
+        if queue:
             from penstock.pipeline.queue_sink import QueueWriter
 
-            return QueueWriter(Options(self.options), schema)
+            return QueueWriter(options, schema)
         from penstock.pipeline.topic_sink import TopicWriter
 
-        return TopicWriter(Options(self.options), schema)
+        return TopicWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        _append_only(overwrite)
-        if self._of_queue(schema):
+        options, queue = self._sink_options(schema, overwrite)
+        if queue:
             from penstock.pipeline.queue_sink import QueueStreamWriter
 
-            return QueueStreamWriter(Options(self.options), schema)
+            return QueueStreamWriter(options, schema)
         from penstock.pipeline.topic_sink import TopicStreamWriter
 
-        return TopicStreamWriter(Options(self.options), schema)
+        return TopicStreamWriter(options, schema)
 
 
 def _append_only(overwrite: bool) -> None:

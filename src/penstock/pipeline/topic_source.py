@@ -45,6 +45,11 @@ from penstock.pipeline.topics import Topics, TopicState
 log = logging.getLogger("penstock.pipeline")
 
 RECORDS_PER_TASK = 500_000
+# From so many topics on, small ones share tasks: a task costs Spark some 20 ms, reading a few records much less. These
+# are constants, since a batch run again, also by a newer version, must be cut as it was.
+GROUP_FROM = 32  # topics with something to read; fewer are a task each
+GROUP_TOPICS = 64  # of one task at most
+GROUP_RECORDS = 100_000  # of one task at most, over all its topics
 REMEDY = (
     "Records were lost to this query. To go on with what is left, start it once with failOnDataLoss=false; to begin "
     "anew, give it a new checkpoint."
@@ -56,13 +61,20 @@ class DataLoss(PenstockError):
 
 
 @dataclass
-class Range(InputPartition):
+class Range:
     """One task's share of a topic."""
 
     topic: str
     incarnation: str
     start: int
     end: int
+
+
+@dataclass
+class Task(InputPartition):
+    """What a task reads, one range after the other: one, or those of several small topics."""
+
+    ranges: list[Range]
 
 
 class TopicOptions:
@@ -130,38 +142,61 @@ class TopicOptions:
         cuts = [start + total * i // count for i in range(count + 1)] if count else []
         return [Range(topic, incarnation, a, b) for a, b in pairwise(cuts)]
 
-    def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Range]:
+    def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Task]:
         total = sum(end - start for _, start, end in spans.values())
-        found: list[Range] = []
+        found: list[list[Range]] = []
         for topic in sorted(spans):
             incarnation, start, end = spans[topic]
             share = -(-self.min_partitions * (end - start) // total) if total else 0
-            found += self.split(topic, incarnation, start, end, share)
-        return found
+            found += [[part] for part in self.split(topic, incarnation, start, end, share)]
+        if len(spans) > max(GROUP_FROM, self.min_partitions):
+            # `minPartitions` asks for more tasks, so for shorter ones.
+            most = total // self.min_partitions if self.min_partitions > 1 else total
+            found = _grouped(found, min(most, GROUP_RECORDS, self.per_task))
+        return [Task(ranges) for ranges in found]
 
-    def read(self, task: Range) -> Iterator[pa.RecordBatch]:
-        start = task.start
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
         try:
-            while True:
-                try:
-                    for found in self.topics.read(task.topic, task.incarnation, start, task.end):
-                        yield topic_batch(task.topic, found, self.columns)
-                        start = int(found.offsets[-1]) + 1
-                    return
-                except InvalidOffset as error:
-                    state = self.topics.state(task.topic)
-                    if self.fail_on_loss:
-                        raise DataLoss(
-                            f"topic {task.topic!r}: offsets {start} to {min(state.first, task.end) - 1} were to be "
-                            f"read and have aged out ({error}). {REMEDY}"
-                        ) from error
-                    start = max(state.first, start + 1)
-                except (Conflict, NotFound) as error:
-                    if self.fail_on_loss:
-                        raise DataLoss(f"{error}. {REMEDY}") from error
-                    return
+            for part in task.ranges:
+                yield from self._read_range(part)
         finally:
             self.topics.close()
+
+    def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
+        start = task.start
+        while True:
+            try:
+                for found in self.topics.read(task.topic, task.incarnation, start, task.end):
+                    yield topic_batch(task.topic, found, self.columns)
+                    start = int(found.offsets[-1]) + 1
+                return
+            except InvalidOffset as error:
+                state = self.topics.state(task.topic)
+                if self.fail_on_loss:
+                    raise DataLoss(
+                        f"topic {task.topic!r}: offsets {start} to {min(state.first, task.end) - 1} were to be "
+                        f"read and have aged out ({error}). {REMEDY}"
+                    ) from error
+                start = max(state.first, start + 1)
+            except (Conflict, NotFound) as error:
+                if self.fail_on_loss:
+                    raise DataLoss(f"{error}. {REMEDY}") from error
+                return
+
+
+def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
+    """The ranges of neighbouring topics together, up to the limits of one task. Nothing but their lengths counts."""
+    found: list[list[Range]] = []
+    records = 0
+    for (part,) in parts:
+        size = part.end - part.start
+        if found and records + size <= most and len(found[-1]) < GROUP_TOPICS:
+            found[-1].append(part)
+            records += size
+        else:
+            found.append([part])
+            records = size
+    return found
 
 
 class TopicReader(DataSourceReader):
@@ -199,7 +234,7 @@ class TopicReader(DataSourceReader):
         return o.tasks(spans)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        assert isinstance(partition, Task)
         return self.options.read(partition)
 
 
@@ -207,6 +242,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
+        if options.ending != LATEST or options.ending_at is not None:
+            raise InvalidRequest("a stream has no end: 'endingOffsets' and 'endingTimestamp' are for batch reads")
         self.options = options
         self._target: dict[str, TopicState] | None = None
 
@@ -327,7 +364,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.options.tasks(spans)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        assert isinstance(partition, Task)
         return self.options.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -56,8 +56,8 @@ def archive(
 ) -> Archived:
     """Archive all there is of a topic or a queue now. Safe to kill at any moment and to run again."""
     if bool(topic) == bool(queue):
-        raise InvalidRequest("archive takes a topic or a queue")
-    activate(spark)
+        raise InvalidRequest("archive takes a topic or a queue: give --topic or --queue, and not both")
+    spark = activate(spark)
     lake = Lake(target)
     kind, name = ("topic", topic) if topic else ("queue", queue)
     assert name is not None
@@ -105,7 +105,7 @@ def _topic_plan(given: dict[str, str], manifest: Manifest) -> Any:
 
 def _queue_plan(given: dict[str, str], manifest: Manifest) -> Any:
     options = QueueOptions(Options(given), [], streaming=False)
-    state = options.state()
+    state = options.settled_state()
     position = manifest.position
     if position and position["installation"] != state.installation:
         raise DataLoss("the archive belongs to another database: archive to another directory")

@@ -59,8 +59,8 @@ def compact(
         raise InvalidRequest("compact goes to a topic, to a directory of Parquet files, or is done in place")
     if to_topic == topic:
         raise InvalidRequest(f"to compact {topic!r} into itself is to do it in place")
-    activate(spark)
     keys = Keys(key, key_sql, tombstone, tombstone_sql)
+    spark = activate(spark)
     source = Source(spark, Broker(url, token), topic, keys, broker, directory, dry_run, say)
     if in_place:
         return swap_segments(source, tombstone_seconds, roll, segment_bytes)

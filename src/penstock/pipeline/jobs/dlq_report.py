@@ -21,6 +21,7 @@ from penstock.pipeline.jobs.report import Panel, Report, Series, Table, number, 
 from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
 from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.session import activate
 
 TASKS = 8
 PER_TASK = 50_000
@@ -111,7 +112,7 @@ def dlq_report(
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = moment(until, now, "until") if until else now
     begin = moment(since, now, "since") if since else None
-    found = _collect(spark, postgres, _queries(postgres, queues, begin, end), begin, end, samples)
+    found = _collect(activate(spark), postgres, _queries(postgres, queues, begin, end), begin, end, samples)
     say(f"{found.total} dead letters of {len(found.kinds)} kinds")
     _add_payloads(postgres, found.kinds)
     if html or png:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
 from penstock.pipeline.queue_sink import PUSH_BYTES, PushLink
+from penstock.pipeline.session import activate
 
 PIECES = pa.schema(
     [
@@ -106,6 +107,7 @@ def recover(
     report = Recovered(files=len(files))
     if not files:
         return report
+    spark = activate(spark)
     numbered = [(str(path), i) for i, path in enumerate(files)]  # the order of time, whatever the directory
     paths = spark.createDataFrame(numbered, "path STRING, file BIGINT").repartition(min(len(files), 4 * tasks))
     if dry_run:

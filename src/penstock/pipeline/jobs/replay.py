@@ -55,7 +55,7 @@ def replay(
         raise InvalidRequest(
             f"a replay of {topic!r} into itself would read what it writes: name an end, or another topic"
         )
-    activate(spark)
+    spark = activate(spark)
     frame = _source(spark, topic, archive, broker, directory, token, start, end)
     if where:
         frame = frame.where(where)

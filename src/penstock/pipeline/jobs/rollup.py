@@ -86,7 +86,6 @@ def rollup(
 
     Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their groups when `url` is.
     """
-    activate(spark)
     postgres = Postgres(Options({"database": database} if database else {}))
     if topics and not broker:
         raise InvalidRequest("give the broker's address: topics are read from it")
@@ -97,6 +96,7 @@ def rollup(
     done = RolledUp(start, end)
     if start >= end:
         return done
+    spark = activate(spark)
     if queues or not topics:
         known = _known(postgres, queues)
         done.queues, done.groups = len(known.queues), len(known.groups)

@@ -1,0 +1,203 @@
+"""What the steps of a pipeline were when its checkpoint was written, so that state is not continued by others.
+
+    <checkpoint>/steps/<n>.json     the steps from the n-th change on, beside Spark's own files; the last one counts
+
+An aggregate, a join or the removal of duplicates keeps state between batches, and Spark only looks at the state's
+columns: a count that became a sum goes on from the old count. So the steps that state is made of (those that keep it,
+and all they read from) must stay what they were once a batch was committed. Steps after them, and pipelines without
+state, may change; that is recorded.
+
+Texts are kept, not their hashes, and compared in their parsed form: layout and comments do not count, and another
+version of the parser reads both sides alike. Of a Python step its function's own source counts, not what it calls.
+"""
+
+import ast
+import inspect
+import json
+import logging
+import textwrap
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from penstock.errors import ConfigError
+from penstock.pipeline.check import load_function, parse_schema, parse_sql
+from penstock.pipeline.plan import stateful_nodes
+from penstock.pipeline.spec import Pipeline, Step
+
+log = logging.getLogger("penstock.pipeline")
+
+
+def keep_steps(spark: Any, pipeline: Pipeline) -> None:
+    """Refuse steps that the checkpoint's state was not made by; record what they are now. The views must be there."""
+    if not hasattr(spark, "_jvm"):
+        log.info("over Spark Connect a checkpoint's steps are not compared: its files are the server's")
+        return
+    files = _Files(spark, (pipeline.checkpoint or "").rstrip("/"))
+    now = _describe(spark, pipeline)
+    number, before = files.last()
+    if before is not None and files.committed():
+        differences = changes(before, now)
+        if differences:
+            raise ConfigError(
+                f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: "
+                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either go on with the steps as they were, or give the "
+                "pipeline a new `checkpoint`: it then reads from startingOffsets on and writes to the sink again"
+            )
+    if before is None or any(before.get(key) != now[key] for key in now):
+        if before is not None:
+            log.warning(
+                "pipeline %s: its steps changed; what is read from now on goes through the new ones", now["name"]
+            )
+        files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
+
+
+def _describe(spark: Any, pipeline: Pipeline) -> dict[str, Any]:
+    steps = {step.name: {"sql": step.sql} if step.sql else _python(step) for step in pipeline.steps}
+    sources = {name: {"schema": source.schema} for name, source in pipeline.views.items()}
+    return {"name": pipeline.name, "steps": steps, "sources": sources, "state": sorted(_state(spark, pipeline))}
+
+
+def _python(step: Step) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(load_function(step)))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        source = ""  # not written in Python: its name has to do
+    return {"python": step.python or "", "source": source}
+
+
+def _state(spark: Any, pipeline: Pipeline) -> set[str]:
+    """The steps and sources that the sink's state is made of."""
+    inputs: dict[str, list[str]] = {}
+    before = next(reversed(pipeline.views))
+    names = {name.lower(): name for name in [*pipeline.views, *(step.name for step in pipeline.steps)]}
+    for step in pipeline.steps:
+        inputs[step.name] = [before] if step.python else _tables(step.sql or "", names)
+        before = step.name
+    counts = {name: stateful_nodes(spark.table(name)) for name in names.values()}
+    found: set[str] = set()
+    for name in _reached(before, inputs):
+        if name in inputs and counts[name] > sum(counts[one] for one in inputs[name]):
+            found |= _reached(name, inputs)
+    return found
+
+
+def _tables(sql: str, names: dict[str, str]) -> list[str]:
+    """The views a query reads, each as often as it does; all of them if it cannot be parsed here."""
+    try:
+        tables = [table.name.lower() for table in parse_sql(sql).find_all(exp.Table)]
+    except SqlglotError:
+        return list(names.values())
+    return [names[table] for table in tables if table in names]
+
+
+def _reached(name: str, inputs: dict[str, list[str]]) -> set[str]:
+    found, rest = set(), [name]
+    while rest:
+        one = rest.pop()
+        if one not in found:
+            found.add(one)
+            rest += inputs.get(one, [])
+    return found
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is not as it was among all that state is made of."""
+    found = []
+    for name in sorted({*before["state"], *now["state"]}):
+        old, new = before["steps"].get(name), now["steps"].get(name)
+        if name in before["sources"] and name in now["sources"]:
+            found += _retyped(name, before["sources"][name]["schema"], now["sources"][name]["schema"])
+        elif old is None or new is None:
+            found.append(f"{name} is {'new' if old is None else 'gone'}")
+        elif not _same(old, new):
+            found.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
+    if not found and before["state"] != now["state"]:  # another step reads from them, or none any more
+        found.append(f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}")
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _retyped(name: str, old: str | None, new: str | None) -> list[str]:
+    """Columns whose type changed. One that came or went either does not matter or fails the steps that read it."""
+    before, now = (parse_schema(name, ddl) if ddl else {} for ddl in (old, new))
+    return [
+        f"column {column} of source {name} was {before[column]} and is {kind}"
+        for column, kind in now.items()
+        if column in before and before[column] != kind
+    ]
+
+
+def _same(old: dict[str, str], new: dict[str, str]) -> bool:
+    if old == new:
+        return True
+    if old.keys() != new.keys():
+        return False
+    if "sql" in new:
+        return _parsed_sql(old["sql"]) == _parsed_sql(new["sql"])
+    return old["python"] == new["python"] and _parsed_python(old["source"]) == _parsed_python(new["source"])
+
+
+def _parsed_sql(sql: str) -> str:
+    try:
+        return str(parse_sql(sql).sql(dialect="spark", comments=False))
+    except SqlglotError:
+        return " ".join(sql.split())
+
+
+def _parsed_python(source: str) -> str:
+    try:
+        return ast.dump(ast.parse(source))
+    except SyntaxError:
+        return source
+
+
+def _shown(step: dict[str, str]) -> str:
+    text = " ".join(step["sql"].split()) if "sql" in step else step["python"]
+    return f"{text[:200]!r}"
+
+
+class _Files:
+    """The checkpoint's directory, wherever Spark keeps it."""
+
+    def __init__(self, spark: Any, root: str) -> None:
+        self._jvm = spark._jvm
+        self._root = root
+        configuration = spark._jsparkSession.sessionState().newHadoopConf()
+        self._fs = self._path("").getFileSystem(configuration)
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}" if name else self._root)
+
+    def _names(self, directory: str) -> list[str]:
+        path = self._path(directory)
+        return [one.getPath().getName() for one in self._fs.listStatus(path)] if self._fs.exists(path) else []
+
+    def committed(self) -> bool:
+        return any(name.isdigit() for name in self._names("main/commits"))
+
+    def last(self) -> tuple[int, dict[str, Any] | None]:
+        numbers = [int(name[: -len(".json")]) for name in self._names("steps") if name[: -len(".json")].isdigit()]
+        if not numbers:
+            return -1, None
+        stream = self._fs.open(self._path(f"steps/{max(numbers)}.json"))
+        try:
+            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return max(numbers), json.loads(text)
+
+    def add(self, number: int, steps: dict[str, Any]) -> None:
+        aside, target = self._path(f"steps/.{number}.tmp"), self._path(f"steps/{number}.json")
+        stream = self._fs.create(aside, True)
+        try:
+            stream.write(bytearray(json.dumps(steps, indent=1).encode()))
+        finally:
+            stream.close()
+        if not self._fs.rename(aside, target):
+            raise ConfigError(f"the checkpoint {self._root} is used by another run at this moment")
