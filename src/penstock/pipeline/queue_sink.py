@@ -23,11 +23,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.client.connection import Backoff
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import Forbidden, InvalidRequest, Unavailable
 from penstock.net.tls import client_context, explain
 from penstock.pipeline.identity import current_writer, ordered, say_at_least_once
 from penstock.pipeline.options import Options
 
+PUSH = "/api/v1/push"
 PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
@@ -40,7 +41,14 @@ class _Answer(msgspec.Struct):
     error: str | None = None
 
 
+class _Full(msgspec.Struct):
+    """The body of a 429: some fit, some did not."""
+
+    results: list[_Answer] = []
+
+
 _ANSWERS = msgspec.json.Decoder(list[_Answer])
+_FULL = msgspec.json.Decoder(_Full)
 
 
 @dataclass
@@ -53,7 +61,9 @@ class Pushed(WriterCommitMessage):
 class PushLink:
     """One keep-alive connection that pushes; waits out a broker that restarts or a queue that is full."""
 
-    def __init__(self, url: str, token: str | None, patience: float, ca: str | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | None, patience: float, ca: str | None = None, path: str = PUSH
+    ) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(
@@ -64,7 +74,7 @@ class PushLink:
             if parts.scheme == "https"
             else http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=60)
         )
-        self._target = parts.path.rstrip("/") + "/api/v1/push"
+        self._target = parts.path.rstrip("/") + path
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -88,10 +98,12 @@ class PushLink:
                 status, body, reason = 503, b"", explain(error) or type(error).__name__
                 if not repeatable and not isinstance(error, ConnectionRefusedError):
                     raise Unavailable(f"the broker went away during a push and may have stored it: {reason}") from error
-            if status in (200, 201, 429) and body.startswith(b"["):
-                items, reason = self._settle(items, body, done)
+            if answers := _answers(status, body):
+                items, reason = _unstored(items, answers, done)
                 if not items:
                     break
+            elif status in (401, 403):
+                raise Forbidden(f"the broker refused a push: {reason}")
             elif status not in (429, 500, 502, 503, 504, 507):
                 raise InvalidRequest(f"the broker refused a push of {len(items)} messages: {reason}")
             delay = backoff.delay()
@@ -105,18 +117,24 @@ class PushLink:
         answer = self._connection.getresponse()
         return answer.status, answer.read()
 
-    def _settle(self, items: list[bytes], body: bytes, done: Pushed) -> tuple[list[bytes], str]:
-        answers = _ANSWERS.decode(body)
-        if len(answers) != len(items):
-            raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
-        left, reason = [], ""
-        for status, count in Counter([answer.status for answer in answers]).items():
-            if status in DONE:
-                setattr(done, status, getattr(done, status) + count)
-            else:
-                left = [item for item, answer in zip(items, answers, strict=True) if answer.status not in DONE]
-                reason = next(answer.error or status for answer in answers if answer.status == status)
-        return left, reason
+
+def _answers(status: int, body: bytes) -> list[_Answer]:
+    """What became of each item, when the broker says so: an array, or the `results` of a 429."""
+    if status in (200, 201) and body.startswith(b"["):
+        return _ANSWERS.decode(body)
+    return _FULL.decode(body).results if status == 429 and body.startswith(b"{") else []
+
+
+def _unstored(items: list[bytes], answers: list[_Answer], done: Pushed) -> tuple[list[bytes], str]:
+    """Count what was stored; the items that were not, and why."""
+    if len(answers) != len(items):
+        raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
+    for status, count in Counter([answer.status for answer in answers]).items():
+        if status in DONE:
+            setattr(done, status, getattr(done, status) + count)
+    refused = [(item, answer) for item, answer in zip(items, answers, strict=True) if answer.status not in DONE]
+    reason = (refused[0][1].error or refused[0][1].status) if refused else ""
+    return [item for item, _ in refused], reason
 
 
 def json_texts(values: pa.Array) -> pa.Array:

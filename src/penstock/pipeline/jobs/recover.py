@@ -50,6 +50,7 @@ BLOCK_BYTES = 8 << 20  # of a file, parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
 LANES = 2  # connections of a task
+PUSH = "/api/v1/push/recovered"  # takes who pushed an event at first, which `push` takes from the token
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
 
@@ -60,6 +61,7 @@ class _Event(msgspec.Struct, kw_only=True):
     partition: str = "Default"
     payload: msgspec.Raw = msgspec.Raw(b"null")
     trace_id: str | None = None
+    producer: str | None = None
 
 
 class _Item(msgspec.Struct, omit_defaults=True):
@@ -68,6 +70,7 @@ class _Item(msgspec.Struct, omit_defaults=True):
     transactionId: str  # noqa: N815
     payload: msgspec.Raw
     traceId: str | None = None  # noqa: N815
+    producerSub: str | None = None  # noqa: N815
 
 
 @dataclass
@@ -161,7 +164,14 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         places: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         for event in events:
             if event is not None:
-                item = _Item(event.queue, event.partition, event.transaction_id, event.payload, event.trace_id or None)
+                item = _Item(
+                    event.queue,
+                    event.partition,
+                    event.transaction_id,
+                    event.payload,
+                    event.trace_id or None,
+                    event.producer,
+                )
                 places[event.queue, event.partition].append(encode(item))
         rows: list[tuple[str, str, int, int, int, bytes, int]] = [
             ("", "", file, number, 0, b"", len(events) - sum(map(len, places.values())))
@@ -241,7 +251,7 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
     ca = ca_text(None)
 
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        lanes = [_Lane(PushLink(url, token, patience, ca)) for _ in range(LANES)]
+        lanes = [_Lane(PushLink(url, token, patience, ca, PUSH)) for _ in range(LANES)]
         lane, place = lanes[0], None
         try:
             for batch in batches:

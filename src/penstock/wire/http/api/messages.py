@@ -59,6 +59,14 @@ class PushBody(msgspec.Struct, rename="camel"):
     buffer_max: int | None = None
 
 
+class RecoveredItem(PushItem, rename="camel", gc=False):
+    producer_sub: str | None = None
+
+
+class RecoveredBody(msgspec.Struct):
+    items: list[RecoveredItem]
+
+
 class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     batch: int | None = None
     wait: bool = False
@@ -102,6 +110,10 @@ _ITEM_TEXTS = {
     "traceId": "TraceId must be a string",
 }
 read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
+read_recovered = decoder(
+    RecoveredBody,
+    {"items": "items array is required", **_ITEM_TEXTS, "producerSub": "ProducerSub must be a string"},
+)
 read_ack = decoder(
     AckBody,
     {
@@ -233,6 +245,13 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
             return push_later(pushes, body, request.subject)
         return submit(items_of(body.items, request.subject), push_answer)
 
+    def push_recovered(request: Request) -> Awaitable[Response]:
+        body = read_recovered(request.body)
+        items = items_of(body.items)
+        for item, given in zip(items, body.items, strict=True):
+            item.producer = given.producer_sub
+        return submit(items, push_answer)
+
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
@@ -303,6 +322,18 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
             status=201,
             summary="Store messages, in one or many queues",
             tag="queues",
+        ),
+        Route(
+            "POST",
+            "/api/v1/push/recovered",
+            push_recovered,
+            body=RecoveredBody,
+            decode=False,
+            answer=list[PushAnswer],
+            status=201,
+            summary="Store messages that were pushed to a broker before, with the `producerSub` they had there",
+            tag="queues",
+            role=Role.ADMIN,
         ),
         Route("GET", "/api/v1/pop", pop, summary="Take messages of a namespace or task", **about_pop),
         Route("GET", "/api/v1/pop/queue/{queue}", pop, summary="Take messages from any partition", **about_pop),
