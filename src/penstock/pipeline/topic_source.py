@@ -209,6 +209,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
         self._target: dict[str, TopicState] | None = None
+        self._shown: dict[str, Any] | None = None  # the position that the group shows
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         o = self.options
@@ -229,8 +230,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self.options.states()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes."""
+        """How far the next batch goes. Where it starts, all before is done: Spark itself says so (`commit`) only when
+        there is a next batch."""
         _check_shape(start)
+        self.commit(start)
         now = self.options.states() if self._target is None else self._target
         self._refuse_vanished(start, now)
         lags: dict[str, int] = {}
@@ -333,8 +336,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Show the position as a consumer group on the broker. The checkpoint is the truth, so a failure only warns."""
         group = self.options.group
-        if not group or not self.options.topics.broker:
+        if not group or not self.options.topics.broker or end == self._shown:
             return
+        self._shown = end
         for topic, at in end.items():
             try:
                 self.options.topics.link.commit(topic, group, at["next"])
