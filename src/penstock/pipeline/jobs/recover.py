@@ -24,6 +24,7 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
 from penstock.pipeline.queue_sink import PUSH_BYTES, PushLink
+from penstock.protocol.buffer_lines import Event, decode
 
 PIECES = pa.schema(
     [
@@ -50,18 +51,9 @@ BLOCK_BYTES = 8 << 20  # of a file, parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
 LANES = 2  # connections of a task
-PUSH = "/api/v1/push/recovered"  # takes who pushed an event at first, which `push` takes from the token
+PUSH = "/api/v1/push/recovered"  # takes who pushed at first, where `push` takes the token's word, and sealed payloads
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
-
-
-class _Event(msgspec.Struct, kw_only=True):
-    queue: str
-    transaction_id: str
-    partition: str = "Default"
-    payload: msgspec.Raw = msgspec.Raw(b"null")
-    trace_id: str | None = None
-    producer: str | None = None
 
 
 class _Item(msgspec.Struct, omit_defaults=True):
@@ -71,6 +63,7 @@ class _Item(msgspec.Struct, omit_defaults=True):
     payload: msgspec.Raw
     traceId: str | None = None  # noqa: N815
     producerSub: str | None = None  # noqa: N815
+    sealed: str | None = None
 
 
 @dataclass
@@ -136,15 +129,14 @@ def recover(
     return report
 
 
-def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[_Event | None]]]:
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Event | None]]]:
     """The files' events, some at a time: the file's number, whether it begins here, the events (None: no event)."""
-    decode = msgspec.json.Decoder(_Event).decode
     for batch in batches:
         for path, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             first = True
             with Path(path).open("rb") as lines:
                 while some := lines.readlines(BLOCK_BYTES):
-                    events: list[_Event | None] = []
+                    events: list[Event | None] = []
                     for line in some:
                         try:
                             events.append(decode(line))
@@ -171,6 +163,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     event.payload,
                     event.trace_id or None,
                     event.producer,
+                    event.sealed,
                 )
                 places[event.queue, event.partition].append(encode(item))
         rows: list[tuple[str, str, int, int, int, bytes, int]] = [

@@ -5,6 +5,7 @@ inside. A push goes to an object with the engine's `push`, so that a buffer can 
 """
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -60,7 +61,10 @@ class PushBody(msgspec.Struct, rename="camel"):
 
 
 class RecoveredItem(PushItem, rename="camel", gc=False):
+    """As an event of a buffer file says."""
+
     producer_sub: str | None = None
+    sealed: str | None = None  # the id of the key; the payload is base64 then
 
 
 class RecoveredBody(msgspec.Struct):
@@ -112,7 +116,12 @@ _ITEM_TEXTS = {
 read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
 read_recovered = decoder(
     RecoveredBody,
-    {"items": "items array is required", **_ITEM_TEXTS, "producerSub": "ProducerSub must be a string"},
+    {
+        "items": "items array is required",
+        **_ITEM_TEXTS,
+        "producerSub": "ProducerSub must be a string",
+        "sealed": "Sealed must be a string",
+    },
 )
 read_ack = decoder(
     AckBody,
@@ -247,10 +256,7 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
 
     def push_recovered(request: Request) -> Awaitable[Response]:
         body = read_recovered(request.body)
-        items = items_of(body.items)
-        for item, given in zip(items, body.items, strict=True):
-            item.producer = given.producer_sub
-        return submit(items, push_answer)
+        return submit(queues.opened(recovered_items(body.items)), push_answer)
 
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
@@ -403,6 +409,18 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
         )
         for item in items
     ]
+
+
+def recovered_items(events: Sequence[RecoveredItem]) -> list[Item]:
+    items = items_of(events)
+    for item, event in zip(items, events, strict=True):
+        item.producer, item.key_id = event.producer_sub, event.sealed
+        if event.sealed is not None:
+            try:
+                item.payload = b64decode(msgspec.json.decode(item.payload, type=str), validate=True)
+            except ValueError as error:  # binascii.Error and ValidationError are
+                raise InvalidRequest(f"a sealed payload is no base64: {error}") from None
+    return items
 
 
 async def push_later(pushes: Pushes, body: PushBody, producer: str | None = None) -> Response:
