@@ -140,7 +140,8 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
     from tests.pipeline.test_queue_source import options, rows_of
 
     queue = f"rec-{uuid.uuid4().hex[:8]}"
-    lines = encode([Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}", producer="alice" if i % 2 else None) for i in range(100)])
+    alice = {1: "alice"}
+    lines = encode([Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}", producer=alice.get(i % 2)) for i in range(100)])
     a, b = tmp_path / "a", tmp_path / "b" / "failed"
     a.mkdir()
     b.mkdir(parents=True)

@@ -41,6 +41,7 @@ checkpoint: /tmp/none
 def test_rows_out_of_a_shuffle_are_refused_by_their_plan_whoever_made_it(spark) -> None:
     from penstock.pipeline import build
     from penstock.pipeline.session import activate
+
     activate(spark)
     pipeline = parse(BASE)
     rate = spark.readStream.format("rate").load().selectExpr("timestamp", "value", "CAST(value AS STRING) AS payload")
