@@ -37,14 +37,16 @@ class Driver:
         limit = reader.getDefaultReadLimit()
         batches = []
         at = json.loads(self.checkpoint.read_text()) if self.checkpoint.exists() else reader.initialOffset()
+        done = None
         while True:
             end = json.loads(json.dumps(reader.latestOffset(at, limit)))
             if end == at:
                 break
+            if done is not None:
+                reader.commit(done)  # as Spark does: when there is a next batch
             first, again = reader.partitions(at, end), reader.partitions(at, end)
             assert first == again
             batches.append(rows_of(reader, first))
-            reader.commit(end)
-            at = end
+            at = done = end
             self.checkpoint.write_text(json.dumps(at))
         return batches

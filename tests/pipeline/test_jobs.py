@@ -140,7 +140,8 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
     from tests.pipeline.test_queue_source import options, rows_of
 
     queue = f"rec-{uuid.uuid4().hex[:8]}"
-    lines = encode([Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}") for i in range(100)])
+    alice = {1: "alice"}
+    lines = encode([Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}", producer=alice.get(i % 2)) for i in range(100)])
     a, b = tmp_path / "a", tmp_path / "b" / "failed"
     a.mkdir()
     b.mkdir(parents=True)
@@ -160,6 +161,9 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
     reader = QueueReader(options(server.database_url, queue, streaming=False))
     rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
     assert [int(row["payload"]) for row in rows] == [*range(0, 100, 2), *range(1, 100, 2)]
+    popped = json.loads(_get(f"{server.url}/api/v1/pop/queue/{queue}?batch=100&partitions=2"))["messages"]
+    assert {message["producerSub"] for message in popped if message["data"] % 2} == {"alice"}
+    assert {message["producerSub"] for message in popped if message["data"] % 2 == 0} == {None}
 
 
 def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:

@@ -43,6 +43,48 @@ checkpoint: /tmp/none
 """
 
 
+@pytest.mark.spark
+def test_rows_out_of_a_shuffle_are_refused_by_their_plan_whoever_made_it(spark) -> None:
+    from penstock.pipeline import build
+    from penstock.pipeline.session import activate
+
+    activate(spark)
+    pipeline = parse(BASE)
+    rate = spark.readStream.format("rate").load().selectExpr("timestamp", "value", "CAST(value AS STRING) AS payload")
+    late = rate.withWatermark("timestamp", "1 minute")
+    table = spark.range(9).selectExpr("id AS value", "id AS JoinedAt")
+    rate.createOrReplaceTempView("rate")
+    table.createOrReplaceTempView("small")
+    refused = {
+        "join": late.alias("a").join(late.alias("b"), "value").selectExpr("a.payload"),
+        "repartition": rate.repartition(3),
+        "hint": spark.sql("SELECT /*+ REPARTITION(3) */ payload FROM rate"),
+        "group by": spark.sql("SELECT payload, count(*) AS n FROM rate GROUP BY payload"),
+        "grouped": rate.groupBy("payload").count(),
+        "deduplicated": late.dropDuplicatesWithinWatermark(["value"]),
+        "distinct": late.dropDuplicates(["value", "timestamp"]),
+        "limit": rate.limit(5),
+        "merged": rate.join(table.hint("merge"), "value"),
+    }
+    allowed = {
+        "plain": rate.where("value % 2 = 0"),
+        "sql": spark.sql("SELECT payload FROM rate"),
+        "broadcast": spark.sql("SELECT payload, JoinedAt FROM rate JOIN small USING (value)"),
+        "union": rate.union(rate),
+        "coalesced": rate.coalesce(1),
+        "identified": rate.repartition(3).withColumn("transactionId", rate.payload),
+    }
+    for name, frame in refused.items():
+        with pytest.raises(ConfigError, match="in no fixed order"):
+            build.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
+            pytest.fail(name)
+    for frame in allowed.values():
+        build.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
+    batch = parse(BASE.replace("checkpoint: /tmp/none", "trigger: batch"))
+    with pytest.raises(ConfigError, match="in no fixed order"):
+        build.writer(batch, table.selectExpr("CAST(value AS STRING) AS payload").distinct(), batch.sink, "app", None)
+
+
 def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
     assert check(parse(BASE), ask_broker=False) == ["id", "amount", "name"]
     star = BASE.replace("SELECT id, amount, who.name AS name", "SELECT *")

@@ -1,6 +1,7 @@
 """Rows into queues, once each."""
 
 import json
+import urllib.request
 import uuid
 
 import pyarrow as pa
@@ -14,8 +15,16 @@ from penstock.pipeline.options import Options
 from penstock.pipeline.queue_sink import PushLink, QueueWriter, check_json
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
+from tests.support.wait import until
 
 TEXT = StringType()
+
+
+def ask(url: str, method: str, path: str, body: object = None) -> dict | None:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read() or b"null")
 
 
 def writer(columns: list[str], **options: str) -> QueueWriter:
@@ -127,6 +136,29 @@ def test_a_push_is_stored_once_and_refusals_are_told(server) -> None:
     link.close()
     with pytest.raises(Unavailable, match="could not be pushed"):
         PushLink("http://127.0.0.1:1", None, 0.3).push(pushed, repeatable=True)
+
+
+def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
+    import threading
+
+    queue = f"full-{uuid.uuid4().hex[:8]}"
+    ask(server.url, "POST", "/api/v1/configure", {"queue": queue, "options": {"maxSize": 10}})
+    pushed = [json.dumps({"queue": queue, "payload": i}).encode() for i in range(25)]  # no ids: nothing recognises them
+    link = PushLink(server.url, None, 30)
+    counts = []
+    pushing = threading.Thread(target=lambda: counts.append(link.push(pushed, repeatable=False).queued))
+    pushing.start()
+    taken: list[int] = []
+
+    def take() -> bool:
+        body = ask(server.url, "GET", f"/api/v1/pop/queue/{queue}?batch=10&autoAck=true")
+        taken.extend(message["data"] for message in (body or {}).get("messages", []))
+        return len(taken) >= 25 and not pushing.is_alive()
+
+    until(take, 60, "all messages through a queue of ten")
+    link.close()
+    assert counts == [25]
+    assert sorted(taken) == list(range(25))
 
 
 @pytest.mark.spark

@@ -653,3 +653,16 @@ def test_an_absurdly_long_time_to_wait_is_just_long(api, queue):
     assert len(api.pop(queue, wait="true", timeout="9" * 400, autoAck="true")) == 1
     error = api.get(f"pop/queue/{queue}", 400, batch="9" * 5000)["error"]
     assert ("`batch`" in error, len(error) < 300) == (True, True)
+
+
+def test_recovered_messages_keep_who_pushed_them(api, queue) -> None:
+    item = {"queue": queue, "payload": 1, "transactionId": "t", "producerSub": "alice"}
+    (answer,) = api.ask("POST", "push/recovered", {"items": [item]}, 201)
+    assert answer["status"] == "queued"
+    (message,) = api.ask("GET", f"pop/queue/{queue}")["messages"]
+    assert (message["producerSub"], message["data"]) == ("alice", 1)
+    sealed = {**item, "transactionId": "u", "sealed": "no-such-key", "payload": "not base64"}
+    assert "base64" in api.ask("POST", "push/recovered", {"items": [sealed]}, 400)["error"]
+    assert (
+        "key 'no-such-key'" in api.ask("POST", "push/recovered", {"items": [{**sealed, "payload": ""}]}, 503)["error"]
+    )

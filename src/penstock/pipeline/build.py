@@ -2,6 +2,7 @@
 here.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,12 @@ from penstock.pipeline.plan import refuse_unrepeatable, refuse_unsupported
 from penstock.pipeline.spec import Pipeline, Place, Sink, Source, Step, source_options, texts
 from penstock.pipeline.typed import dead_letters, typed
 
-LOGICAL = ("Aggregate", "Distinct", "Deduplicate", "Join", "Repartition")  # Connect may show no physical plan
-SHUFFLES = ("Exchange", "ObjectHashAggregate", "HashAggregate", "SortMergeJoin", "StateStoreSave")
+NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)  # of a plan as Spark prints it
+# Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
+GATHERS = re.compile(
+    "Aggregate|Distinct|Deduplicate|Join|Repartition|Rebalance|GlobalLimit|Window$|Sort$|Intersect|Except"
+    "|FlatMapGroups|MapGroups|TransformWithState"
+)
 
 
 def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
@@ -181,10 +186,29 @@ def _refuse_unordered(frame: Any, sink: Sink) -> None:
     """After a shuffle rows come in any order, so a batch run again would give the same numbers to other rows."""
     if sink.orderBy or "transactionId" in frame.columns:
         return
-    connected = not hasattr(frame, "_jdf")  # Spark Connect
-    plan = frame._explain_string(extended=True) if connected else frame._jdf.queryExecution().toString()
-    if any(word in plan for word in (LOGICAL if connected else SHUFFLES)):
+    if not hasattr(frame, "_jdf"):  # Spark Connect
+        if gathers(frame._explain_string(extended=True)):
+            raise ConfigError(UNORDERED)
+        return
+    # A frame made by spark.sql() does not say that it is a stream until something is made of it.
+    execution = frame.select("*")._jdf.queryExecution()
+    mode = frame.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("simple")
+    if shuffles(execution.explainString(mode)):
         raise ConfigError(UNORDERED)
+
+
+def shuffles(plan: str) -> bool:
+    """Whether a physical plan moves rows between tasks, or gives them in the order of a hash table. A table that is
+    broadcast to be joined with leaves the other side's rows where they are."""
+    return any(
+        (name.endswith("Exchange") and "BroadcastExchange" not in name + rest) or name.endswith("Aggregate")
+        for name, rest in NODE.findall(plan)
+    )
+
+
+def gathers(plan: str) -> bool:
+    """The same of a plan that has its logical form only: a join may then be one that would not shuffle."""
+    return any(GATHERS.search(name) for name, _ in NODE.findall(plan))
 
 
 def _trigger(text: str) -> dict[str, Any]:

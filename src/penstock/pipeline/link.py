@@ -11,9 +11,12 @@ import ssl
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.client.connection import Backoff, error_of, parse_addresses, wants_tls
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.net.tls import client_context, explain
+from penstock.protocol.claims import Claim, Claimed, Commit
 from penstock.wire import frames
 from penstock.wire.frames import ANSWER, BATCH_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
 
@@ -68,6 +71,13 @@ class TopicLink:
         """Send a PRODUCE_BATCH; the first offset and the count. Without a producer in it, a retry may append twice."""
         first, count = Body(self.ask(*frame)).take(BATCH_ANSWER)
         return first, count
+
+    def claim(self, claim: Claim) -> Claimed:
+        asked = frames.request(Command.SINK_CLAIM, msgspec.json.encode(claim))
+        return msgspec.json.decode(self.ask(asked), type=Claimed)
+
+    def commit_sink(self, done: Commit) -> None:
+        self.ask(frames.request(Command.SINK_COMMIT, msgspec.json.encode(done)))
 
     # How it is asked
 

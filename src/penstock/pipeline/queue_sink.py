@@ -10,8 +10,9 @@ The request's JSON is put together column by column in Arrow; payloads that are 
 
 import http.client
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,11 +23,20 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.client.connection import Backoff
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import Forbidden, InvalidRequest, Unavailable
 from penstock.net.tls import client_context, explain
-from penstock.pipeline.identity import current_writer, ordered, say_at_least_once
+from penstock.pipeline.identity import (
+    Written,
+    claimed,
+    commit_batch,
+    current_writer,
+    ordered,
+    say_at_least_once,
+)
 from penstock.pipeline.options import Options
+from penstock.protocol.claims import Claim, Claimed, Commit
 
+PUSH = "/api/v1/push"
 PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
@@ -39,11 +49,18 @@ class _Answer(msgspec.Struct):
     error: str | None = None
 
 
+class _Full(msgspec.Struct):
+    """The body of a 429: some fit, some did not."""
+
+    results: list[_Answer] = []
+
+
 _ANSWERS = msgspec.json.Decoder(list[_Answer])
+_FULL = msgspec.json.Decoder(_Full)
 
 
 @dataclass
-class Pushed(WriterCommitMessage):
+class Pushed(Written):
     queued: int = 0
     duplicate: int = 0
     buffered: int = 0
@@ -52,7 +69,7 @@ class Pushed(WriterCommitMessage):
 class PushLink:
     """One keep-alive connection that pushes; waits out a broker that restarts or a queue that is full."""
 
-    def __init__(self, url: str, token: str | None, patience: float, ca: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None, patience: float, ca: str | None = None, path: str = PUSH) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(
@@ -63,7 +80,7 @@ class PushLink:
             if parts.scheme == "https"
             else http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=60)
         )
-        self._target = parts.path.rstrip("/") + "/api/v1/push"
+        self._base, self._target = parts.path.rstrip("/"), parts.path.rstrip("/") + path
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -87,10 +104,12 @@ class PushLink:
                 status, body, reason = 503, b"", explain(error) or type(error).__name__
                 if not repeatable and not isinstance(error, ConnectionRefusedError):
                     raise Unavailable(f"the broker went away during a push and may have stored it: {reason}") from error
-            if status in (200, 201, 429) and body.startswith(b"["):
-                items, reason = self._settle(items, body, done)
+            if answers := _answers(status, body):
+                items, reason = _unstored(items, answers, done)
                 if not items:
                     break
+            elif status in (401, 403):
+                raise Forbidden(f"the broker refused a push: {reason}")
             elif status not in (429, 500, 502, 503, 504, 507):
                 raise InvalidRequest(f"the broker refused a push of {len(items)} messages: {reason}")
             delay = backoff.delay()
@@ -99,23 +118,57 @@ class PushLink:
             time.sleep(delay)
         return done
 
-    def _post(self, body: bytes) -> tuple[int, bytes]:
-        self._connection.request("POST", self._target, body, self._headers)
+    def claim(self, claim: Claim) -> Claimed:
+        return msgspec.json.decode(self._ask("/api/v1/sinks/claim", claim), type=Claimed)
+
+    def commit_sink(self, done: Commit) -> None:
+        self._ask("/api/v1/sinks/commit", done)
+
+    def _ask(self, path: str, question: Claim | Commit) -> bytes:
+        """What may be asked twice without harm."""
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff()
+        while True:
+            try:
+                status, body = self._post(msgspec.json.encode(question), self._base + path)
+                reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                status, body, reason = 503, b"", explain(error) or type(error).__name__
+            if status in (200, 204):
+                return body
+            if status in (401, 403):
+                raise Forbidden(f"the broker refused a sink's claim: {reason}")
+            if status < 500 and status != 429:
+                raise InvalidRequest(f"the broker refused a sink's claim: {reason}")
+            delay = backoff.delay()
+            if time.monotonic() + delay > deadline:
+                raise Unavailable(f"a sink could not ask {self._url} in time whether it may write: {reason}")
+            time.sleep(delay)
+
+    def _post(self, body: bytes, target: str | None = None) -> tuple[int, bytes]:
+        self._connection.request("POST", target or self._target, body, self._headers)
         answer = self._connection.getresponse()
         return answer.status, answer.read()
 
-    def _settle(self, items: list[bytes], body: bytes, done: Pushed) -> tuple[list[bytes], str]:
-        answers = _ANSWERS.decode(body)
-        if len(answers) != len(items):
-            raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
-        left, reason = [], ""
-        for status, count in Counter([answer.status for answer in answers]).items():
-            if status in DONE:
-                setattr(done, status, getattr(done, status) + count)
-            else:
-                left = [item for item, answer in zip(items, answers, strict=True) if answer.status not in DONE]
-                reason = next(answer.error or status for answer in answers if answer.status == status)
-        return left, reason
+
+def _answers(status: int, body: bytes) -> list[_Answer]:
+    """What became of each item, when the broker says so: an array, or the `results` of a 429."""
+    if status in (200, 201) and body.startswith(b"["):
+        return _ANSWERS.decode(body)
+    return _FULL.decode(body).results if status == 429 and body.startswith(b"{") else []
+
+
+def _unstored(items: list[bytes], answers: list[_Answer], done: Pushed) -> tuple[list[bytes], str]:
+    """Count what was stored; the items that were not, and why."""
+    if len(answers) != len(items):
+        raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
+    for status, count in Counter([answer.status for answer in answers]).items():
+        if status in DONE:
+            setattr(done, status, getattr(done, status) + count)
+    refused = [(item, answer) for item, answer in zip(items, answers, strict=True) if answer.status not in DONE]
+    reason = (refused[0][1].error or refused[0][1].status) if refused else ""
+    return [item for item, _ in refused], reason
 
 
 def json_texts(values: pa.Array) -> pa.Array:
@@ -173,6 +226,7 @@ class _QueueWriter:
         self._url = options.require("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
         self._token = options.token()
         self._ca = options.ca()
+        self._run = uuid.uuid4().hex  # made on the driver: all tasks of an attempt at a batch have the same
         self._app = options.text("appId")
         self._queue = options.text("queue")
         self._patience = options.seconds("brokerTimeout", 60.0)
@@ -193,7 +247,7 @@ class _QueueWriter:
             say_at_least_once(self._app, "queue")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        prefix = None
+        prefix, writer = None, None
         if self._app and not self._identified:
             writer = current_writer(self._app, self.streaming, self._options)
             prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
@@ -201,8 +255,12 @@ class _QueueWriter:
         link = PushLink(self._url, self._token, self._patience, self._ca)
         try:
             row = 0
-            for batch in ordered(iterator, self._options):
-                for items in self._items(batch, prefix, row):
+            rows = ordered(iterator, self._options)
+            if writer:
+                columns = ("queue", "partition", "traceId", "payload")
+                rows = claimed(self._checked(rows), columns, self._queue or "", self._run, writer, link)
+            for batch in rows:
+                for items in self._items(batch, prefix, row, checked=writer is not None):
                     done = link.push(items, repeatable=bool(prefix) or self._identified)
                     total.queued += done.queued
                     total.duplicate += done.duplicate
@@ -210,9 +268,29 @@ class _QueueWriter:
                 row += batch.num_rows
         finally:
             link.close()
+        total.writer = writer if row else None
         return total
 
-    def _items(self, batch: pa.RecordBatch, prefix: str | None, row: int) -> Iterator[list[bytes]]:
+    def _checked(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows that cannot be pushed fail the task before it has claimed anything: mended, they are not other rows."""
+        row = 0
+        for batch in rows:
+            if self._format == "json":
+                check_json(pc.fill_null(batch.column("payload").cast(pa.binary()), b"null"), row)
+            yield batch
+            row += batch.num_rows
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Every push was answered when its task ended; what is left is to say that there are no others."""
+        link = PushLink(self._url, self._token, self._patience, self._ca)
+        try:
+            commit_batch(messages, self._queue or "", link)
+        finally:
+            link.close()
+
+    def _items(
+        self, batch: pa.RecordBatch, prefix: str | None, row: int, *, checked: bool = False
+    ) -> Iterator[list[bytes]]:
         """The rows as encoded items, in requests of bounded size."""
         names = batch.schema.names
         parts: list[pa.Array | pa.Scalar] = []
@@ -235,7 +313,7 @@ class _QueueWriter:
             check_text(payloads, "payload", row)
             payloads = json_texts(payloads.cast(pa.string()))
         payloads = pc.fill_null(payloads, b"null")
-        if self._format == "json":
+        if self._format == "json" and not checked:
             check_json(payloads, row)
         encoded = pc.binary_join_element_wise(b"{", *parts, b'"payload":', payloads, b"}", b"").to_pylist()
         begin, size = 0, 0
@@ -249,14 +327,15 @@ class _QueueWriter:
 
 
 class QueueWriter(_QueueWriter, DataSourceArrowWriter):
-    pass
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
 
 
 class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
     streaming = True
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is left to do: every push was answered when its task ended."""
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What was pushed stays; with an appId the batch, run again, finds it there."""

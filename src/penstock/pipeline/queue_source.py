@@ -369,6 +369,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         now = self.options.state()
         self._same(start, now)
+        self.commit(start)  # all before is done; Spark itself says so only when there is a next batch
         low = int(start["xid"])
         high = now.horizon if self._target is None else min(now.horizon, self._target)
         o = self.options

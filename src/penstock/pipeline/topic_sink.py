@@ -7,7 +7,8 @@ run again sends the same appends under the same numbers, and the broker answers 
 """
 
 import hashlib
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.identity import Writer, current_writer, ordered, say_at_least_once
+from penstock.pipeline.identity import (
+    Writer,
+    Written,
+    claimed,
+    commit_batch,
+    current_writer,
+    ordered,
+    say_at_least_once,
+)
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
 from penstock.wire import frames
@@ -124,6 +133,7 @@ class _TopicWriter:
         self._patience = options.seconds("brokerTimeout", 60.0)
         self._token = options.token()
         self._ca = options.ca()
+        self._run = uuid.uuid4().hex  # made on the driver: all tasks of an attempt at a batch have the same
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         if types.get("payload") not in ("binary", "string"):
             raise InvalidRequest(
@@ -137,9 +147,13 @@ class _TopicWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         writer = current_writer(self._app, self.streaming, self._options) if self._app else None
-        with TopicLink(self._broker, self._patience, self._token, self._ca) as link:
+        with self._link() as link:
             appender = _Appender(link, writer)
-            for batch in ordered(iterator, self._options):
+            rows = ordered(iterator, self._options)
+            if writer:
+                columns = ("payload",) if self._topic else ("topic", "payload")
+                rows = claimed(rows, columns, self._topic or "", self._run, writer, link)
+            for batch in rows:
                 payloads = batch.column("payload").cast(pa.binary())
                 if payloads.null_count:
                     payloads = pc.fill_null(
@@ -154,18 +168,27 @@ class _TopicWriter:
                 for number, topic in enumerate(topics.dictionary.to_pylist()):
                     appender.add(topic, payloads.filter(pc.equal(topics.indices, number)))
             appender.finish()
-        return WriterCommitMessage()
+        return Written(writer if appender.rows else None)
+
+    def _link(self) -> TopicLink:
+        return TopicLink(self._broker, self._patience, self._token, self._ca)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Every append was durable when its task ended; what is left is to say that there are no others."""
+        with self._link() as link:
+            commit_batch(messages, self._topic or "", link)
 
 
 class TopicWriter(_TopicWriter, DataSourceArrowWriter):
-    pass
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
 
 
 class TopicStreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
     streaming = True
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is left to do: every append was durable when its task ended."""
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What was appended stays; with an appId the batch, run again, finds it there."""

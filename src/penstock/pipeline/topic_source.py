@@ -246,6 +246,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidRequest("a stream has no end: 'endingOffsets' and 'endingTimestamp' are for batch reads")
         self.options = options
         self._target: dict[str, TopicState] | None = None
+        self._shown: dict[str, Any] | None = None  # the position that the group shows
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         o = self.options
@@ -266,8 +267,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self.options.states()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes."""
+        """How far the next batch goes. Where it starts, all before is done: Spark itself says so (`commit`) only when
+        there is a next batch."""
         _check_shape(start)
+        self.commit(start)
         now = self.options.states() if self._target is None else self._target
         self._refuse_vanished(start, now)
         lags: dict[str, int] = {}
@@ -370,8 +373,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Show the position as a consumer group on the broker. The checkpoint is the truth, so a failure only warns."""
         group = self.options.group
-        if not group or not self.options.topics.broker:
+        if not group or not self.options.topics.broker or end == self._shown:
             return
+        self._shown = end
         for topic, at in end.items():
             try:
                 self.options.topics.link.commit(topic, group, at["next"])

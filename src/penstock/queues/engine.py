@@ -28,6 +28,7 @@ from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
 from penstock.queues.signals import Signals
+from penstock.queues.sinks import Sinks
 from penstock.queues.status import Status
 from penstock.queues.traces import Traces
 from penstock.queues.transaction import Transactions
@@ -39,7 +40,7 @@ A = TypeVar("A")
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`, `status`, `analytics`,
-    `upkeep`."""
+    `sinks`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
@@ -60,6 +61,7 @@ class Queues:
         self.traces = Traces(database, self.catalog, self.keys)
         self.status = Status(database, self.catalog)
         self.analytics = Analytics(database)
+        self.sinks = Sinks(database)
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge("penstock_queue_waiting_pops", "Pops waiting for messages", read=lambda: self.signals.waiting)
         metrics.gauge(

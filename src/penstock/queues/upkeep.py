@@ -18,6 +18,7 @@ from penstock.config.schema import Queues as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
+from penstock.queues.sinks import Sinks
 
 log = logging.getLogger("penstock.queues")
 
@@ -137,7 +138,8 @@ class Upkeep:
         return total
 
     async def tidy(self) -> None:
-        """Remove empty partitions that were idle for `partition_cleanup_days`."""
+        """Remove empty partitions that were idle for `partition_cleanup_days`, and what idle sinks wrote."""
+        await Sinks(self._database).forget_old()
         looked = 1
         while looked:
             rows = await self._database.fetch(

@@ -32,6 +32,7 @@ from penstock.storage.fs import DISK, File, Fs
 from penstock.topics.lines import line, parse
 from penstock.topics.minutes import Minutes
 from penstock.topics.names import check_name
+from penstock.topics.sinks import Sinks
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
@@ -95,6 +96,13 @@ class Groups:
         self._pool = pool
         self._clock = clock
         self.minutes = Minutes(directory, pool=pool, fs=fs)
+        self.sinks = Sinks(
+            directory,
+            pool=pool,
+            expiry=store.settings.producer_expiry,
+            sync=store.settings.fsync != "never",
+            fs=fs,
+        )
         self._lease_time = store.settings.lease_time
         self._sync = store.settings.fsync != "never"
         self._cursors: dict[tuple[str, str], Cursor] = {}
@@ -113,6 +121,7 @@ class Groups:
     async def start(self) -> None:
         data = await asyncio.get_running_loop().run_in_executor(self._pool, self._load)
         self._replay(data)
+        await self.sinks.start()
 
     async def stop(self) -> None:
         await self.minutes.stop()
@@ -323,6 +332,7 @@ class Groups:
         return line(["delete", *key])
 
     def _topic_deleted(self, topic: Topic) -> None:
+        self.sinks.forget(topic.name)
         for key in [key for key in self._cursors if key[1] == topic.name]:
             self._write_later(self._forget(key))
 

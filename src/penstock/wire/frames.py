@@ -42,6 +42,10 @@ All integers are big-endian. A request is `[command u8][length u32][body]`, an a
          0xA4           [leases given back u32]
     0x25 GROUP_RENEW    [topic name][group name][lease 16]
          0xA5           [expires in ms u32]
+    0x30 SINK_CLAIM     [JSON: a Claim of penstock.protocol.claims], the whole body
+         0xB0           [JSON: Claimed]
+    0x31 SINK_COMMIT    [JSON: Commit], the whole body
+         0xB1           empty
 
     any failure: 0xFF with the status and [length u32][message UTF-8]
 
@@ -111,6 +115,8 @@ class Command(IntEnum):
     GROUP_FETCH = 0x23
     GROUP_LEAVE = 0x24
     GROUP_RENEW = 0x25
+    SINK_CLAIM = 0x30
+    SINK_COMMIT = 0x31
 
 
 ERROR = 0xFF  # the command byte of every answer that is no success

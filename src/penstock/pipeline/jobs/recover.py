@@ -25,6 +25,7 @@ from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
 from penstock.pipeline.queue_sink import PUSH_BYTES, PushLink
 from penstock.pipeline.session import activate
+from penstock.protocol.buffer_lines import Event, decode
 
 PIECES = pa.schema(
     [
@@ -51,16 +52,9 @@ BLOCK_BYTES = 8 << 20  # of a file, parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
 LANES = 2  # connections of a task
+PUSH = "/api/v1/push/recovered"  # takes who pushed at first, where `push` takes the token's word, and sealed payloads
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
-
-
-class _Event(msgspec.Struct, kw_only=True):
-    queue: str
-    transaction_id: str
-    partition: str = "Default"
-    payload: msgspec.Raw = msgspec.Raw(b"null")
-    trace_id: str | None = None
 
 
 class _Item(msgspec.Struct, omit_defaults=True):
@@ -69,6 +63,8 @@ class _Item(msgspec.Struct, omit_defaults=True):
     transactionId: str  # noqa: N815
     payload: msgspec.Raw
     traceId: str | None = None  # noqa: N815
+    producerSub: str | None = None  # noqa: N815
+    sealed: str | None = None
 
 
 @dataclass
@@ -135,15 +131,14 @@ def recover(
     return report
 
 
-def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[_Event | None]]]:
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Event | None]]]:
     """The files' events, some at a time: the file's number, whether it begins here, the events (None: no event)."""
-    decode = msgspec.json.Decoder(_Event).decode
     for batch in batches:
         for path, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             first = True
             with Path(path).open("rb") as lines:
                 while some := lines.readlines(BLOCK_BYTES):
-                    events: list[_Event | None] = []
+                    events: list[Event | None] = []
                     for line in some:
                         try:
                             events.append(decode(line))
@@ -163,7 +158,15 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         places: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         for event in events:
             if event is not None:
-                item = _Item(event.queue, event.partition, event.transaction_id, event.payload, event.trace_id or None)
+                item = _Item(
+                    event.queue,
+                    event.partition,
+                    event.transaction_id,
+                    event.payload,
+                    event.trace_id or None,
+                    event.producer,
+                    event.sealed,
+                )
                 places[event.queue, event.partition].append(encode(item))
         rows: list[tuple[str, str, int, int, int, bytes, int]] = [
             ("", "", file, number, 0, b"", len(events) - sum(map(len, places.values())))
@@ -243,7 +246,7 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
     ca = ca_text(None)
 
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        lanes = [_Lane(PushLink(url, token, patience, ca)) for _ in range(LANES)]
+        lanes = [_Lane(PushLink(url, token, patience, ca, PUSH)) for _ in range(LANES)]
         lane, place = lanes[0], None
         try:
             for batch in batches:

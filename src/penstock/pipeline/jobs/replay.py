@@ -1,21 +1,34 @@
 """replay: records of an archive, or a range of a topic, once more into a topic or a queue.
 
-It goes forward in ranges of offsets, one after another, so that order is kept and the rate can be held. Every range is
-written under an identity made of the replay's `id` and the range itself: a replay that was killed and is run again with
-the same id adds only what is missing. Run without `execute` it changes nothing and says what it would do.
+It goes forward in ranges of offsets, one after another, so that order is kept and the rate can be held: a range holds
+at most a second's worth of records. Every range is written under an identity made of the replay's `id` and the range
+itself. What the replay is (which records, how far, in what ranges) is kept at its target when it is first begun, under
+its id: run again it goes by that, so one that was killed adds what is missing, and one that was finished adds nothing,
+however the source has grown since. The same id for other records is refused. Run without `execute` it changes nothing
+and says what it would do.
 """
 
+import hashlib
 import json
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import InvalidRequest
+from penstock.errors import Conflict, InvalidRequest
+from penstock.net.tls import ca_text
+from penstock.pipeline.failure import cause
+from penstock.pipeline.identity import OTHER_ROWS
 from penstock.pipeline.jobs.archive import read_archive
+from penstock.pipeline.link import TopicLink
+from penstock.pipeline.options import Options
+from penstock.pipeline.queue_sink import PushLink
 from penstock.pipeline.session import activate
+from penstock.protocol.claims import Claim, Claimed
 
-RANGE = 100_000  # offsets in one write; part of the identity, so it never changes
+RANGE = 100_000  # offsets in one write, at most; part of the identity
+BROKER_PATIENCE = 60.0
 
 
 @dataclass
@@ -55,31 +68,78 @@ def replay(
         raise InvalidRequest(
             f"a replay of {topic!r} into itself would read what it writes: name an end, or another topic"
         )
+    if rate < 0:
+        raise InvalidRequest(f"the rate is a number of records per second, not {rate:g}")
     spark = activate(spark)
     frame = _source(spark, topic, archive, broker, directory, token, start, end)
     if where:
         frame = frame.where(where)
-    counts = frame.selectExpr("offset DIV %d AS range" % RANGE, "offset").groupBy("range")  # noqa: UP031
-    found = sorted(tuple(row) for row in counts.agg({"offset": "count"}).collect())
     bounds = frame.selectExpr("min(offset) AS first", "max(offset) AS last").collect()[0]
-    result = Replayed(sum(count for _, count in found), bounds.first, bounds.last, len(found), execute)
+    if bounds.last is None:
+        return Replayed(0, None, None, 0, execute)
+    limit, step = bounds.last + 1, min(RANGE, max(1, int(rate))) if rate else RANGE
+    if execute:
+        keeper = (
+            TopicLink(str(broker), BROKER_PATIENCE, Options({"token": token} if token else {}).token(), ca_text(None))
+            if to_topic
+            else PushLink(str(url), Options({"token": token} if token else {}).token(), BROKER_PATIENCE, ca_text(None))
+        )
+        try:
+            plan = json.dumps([where or "", start, end, bool(archive)])
+            limit, step = _planned(keeper.claim, to_topic or str(to_queue), topic, id, plan, limit, step)
+        finally:
+            keeper.close()
+    frame = frame.where(f"offset < {limit}")
+    counts = frame.selectExpr(f"offset DIV {step} AS range", "offset").groupBy("range")
+    ranges = sorted(tuple(row) for row in counts.agg({"offset": "count"}).collect())
+    last = frame.selectExpr("max(offset) AS last").collect()[0].last
+    result = Replayed(sum(count for _, count in ranges), bounds.first, last, len(ranges), execute)
     if not execute:
         return result
-    began, written = time.monotonic(), 0
-    for number, count in found:
-        low = number * RANGE
-        part = frame.where(f"offset >= {low} AND offset < {low + RANGE}").coalesce(1).select("offset", "payload")
+    written, fastest = 0, float("inf")
+    for number, count in ranges:
+        began = time.monotonic()
+        low = number * step
+        part = frame.where(f"offset >= {low} AND offset < {low + step}").coalesce(1).select("offset", "payload")
         writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-        writer = writer.option("appId", f"replay:{id}:{topic}:{low}").options(**({"token": token} if token else {}))
-        if to_topic:
-            writer.option("topic", to_topic).option("broker", str(broker)).save()
-        else:
-            writer.option("queue", str(to_queue)).option("url", str(url)).save()
+        app = f"replay:{id}:{topic}:{low}" if step == RANGE else f"replay:{id}:{topic}:{low}:{step}"
+        writer = writer.option("appId", app).options(**({"token": token} if token else {}))
+        writer = (
+            writer.option("topic", to_topic).option("broker", str(broker))
+            if to_topic
+            else writer.option("queue", str(to_queue)).option("url", str(url))
+        )
+        try:
+            writer.save()
+        except Exception as error:
+            if OTHER_ROWS not in cause(error):
+                raise
+            raise Conflict(
+                f"the source no longer has the records that replay {id!r} was begun with (offsets {low} to "
+                f"{low + step - 1}). Nothing of these was written. Replay what is there under another --id."
+            ) from error
         written += count
         say(f"{written} of {result.rows} records")
-        if rate > 0 and (ahead := written / rate - (time.monotonic() - began)) > 0:
-            time.sleep(ahead)
+        fastest = min(fastest, time.monotonic() - began)
+        if rate and written < result.rows:  # the next ones arrive at the end of a write, which takes its time too
+            time.sleep(max(0.0, count / rate - fastest))
     return result
+
+
+def _planned(
+    claim: Callable[[Claim], Claimed], target: str, topic: str, id: str, plan: str, limit: int, step: int
+) -> tuple[int, int]:
+    """How far the replay of this id goes and in what ranges: as now, or as when it was first begun."""
+    checksum = hashlib.sha256(plan.encode()).hexdigest()[:32]
+    note = json.dumps([limit, step])
+    answer = claim(Claim(target, f"replay:{id}:{topic}", 0, 0, checksum, uuid.uuid4().hex, note))
+    if answer.verdict != "write":
+        raise Conflict(
+            f"replay {id!r} of {topic!r} into {target!r} was begun with another --where, --start, --end or source. "
+            "Nothing was written. Run it with those it was begun with, or give this one another --id."
+        )
+    limit, step = json.loads(answer.note)
+    return int(limit), int(step)
 
 
 def _source(

@@ -8,11 +8,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
 from penstock.metrics import Metrics
+from penstock.protocol.claims import Claim, Commit
 from penstock.topics.groups import Groups, Range
 from penstock.topics.names import check_name
 from penstock.topics.producers import Producer
@@ -41,6 +44,7 @@ from penstock.wire.frames import (
 from penstock.wire.status import TcpStatus
 from penstock.wire.tcp.connection import Connection, Slot, failure
 
+T = TypeVar("T")
 Pieces = list[Bytes]
 Answer = Pieces | Awaitable[Pieces] | None
 Handler = Callable[[Body], Pieces | Awaitable[Pieces]]
@@ -74,6 +78,8 @@ class Commands:
             Command.GROUP_FETCH: self._committed,
             Command.GROUP_LEAVE: self._leave,
             Command.GROUP_RENEW: self._renew,
+            Command.SINK_CLAIM: self._sink_claim,
+            Command.SINK_COMMIT: self._sink_commit,
         }
         requests = metrics.counter("penstock_tcp_requests_total", "Requests over TCP, by command", "command")
         self._count = requests.add
@@ -333,6 +339,23 @@ class Commands:
         topic, group, member = self._topics.require(body.name()), body.name("group"), body.name("member")
         body.end()
         return [frames.answer(Command.GROUP_LEAVE, U32.pack(self._groups.leave(group, topic.name, member)))]
+
+    # -- exactly-once sinks -----------------------------------------------------------------------------------------
+
+    async def _sink_claim(self, body: Body) -> Pieces:
+        claimed = await self._groups.sinks.claim(_json(body, Claim))
+        return [frames.answer(Command.SINK_CLAIM, msgspec.json.encode(claimed))]
+
+    async def _sink_commit(self, body: Body) -> Pieces:
+        await self._groups.sinks.commit(_json(body, Commit))
+        return [frames.answer(Command.SINK_COMMIT)]
+
+
+def _json(body: Body, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body.rest(), type=kind)
+    except msgspec.DecodeError as error:
+        raise frames.Malformed(str(error)) from None
 
 
 def _milliseconds_left(lease: Range) -> int:

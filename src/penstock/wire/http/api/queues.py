@@ -6,7 +6,17 @@ It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shap
 from penstock.buffer.maintenance import PopGate
 from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
-from penstock.wire.http.api import analytics, cluster, deadletters, groups, messages, resources, stored, transactions
+from penstock.wire.http.api import (
+    analytics,
+    cluster,
+    deadletters,
+    groups,
+    messages,
+    resources,
+    sinks,
+    stored,
+    transactions,
+)
 from penstock.wire.http.routes import Route
 
 
@@ -21,4 +31,5 @@ def routes(queues: Queues, pushes: messages.Pushes, gate: PopGate, presence: Pre
         *stored.routes(queues),
         *analytics.routes(queues),
         *cluster.routes(queues, presence),
+        *sinks.routes(queues),
     ]
