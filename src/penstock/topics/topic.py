@@ -133,6 +133,8 @@ class Topic(Log):
         def look(segments: tuple[Segment, ...]) -> Any:
             if strict and not segments[0].base <= offset <= self.next_offset:
                 raise InvalidOffset(f"offset {offset} lies outside {segments[0].base} to {self.next_offset}")
+            if offset < segments[0].base:
+                self._refuse_lost_beginning(segments[0], offset)
             return self._read_from(segments, read, max(offset, segments[0].base))
 
         return self._looking(look)
@@ -168,12 +170,21 @@ class Topic(Log):
                 return found
         return None
 
+    def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
+        """What retention deleted is passed over; what was lost is not, when nothing was deleted since."""
+        place = self.lost_at(at)
+        if place is not None and place["lost_to"] == first.base:
+            raise _lost(place, first.base)
+
     def _refuse_gap(self, following: Segment, at: int) -> None:
-        for place in self.damage:
-            if place.get("lost_from", -1) <= at < place.get("lost_to", -1):
-                raise Damaged(
-                    f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", following.base
-                )
+        place = self.lost_at(at)
+        if place is not None:
+            raise _lost(place, following.base)
+
+    def lost_at(self, offset: int) -> dict[str, Any] | None:
+        """The damage that cost the record of this offset, if one did."""
+        places = (place for place in self.damage if place.get("lost_from", -1) <= offset < place.get("lost_to", -1))
+        return next(places, None)
 
     def times(self, batch: Batch) -> np.ndarray:
         """Append time of each record, microseconds since 1970."""
@@ -278,6 +289,10 @@ class Topic(Log):
             callback()
         self._subscribers.clear()
         self.close_files()
+
+
+def _lost(place: dict[str, Any], resume: int) -> Damaged:
+    return Damaged(f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", resume)
 
 
 def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:

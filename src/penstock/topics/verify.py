@@ -7,6 +7,7 @@ Works on files alone, so it runs on a stopped broker's directory as well as besi
 - index rows: each points at the record of its offset, none is missing or left over
 - sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
 - metadata, checkpoint, incarnation, archived, policy: whole, and in agreement with the rest
+- damage.json: offsets that it says are lost, though the files were repaired since
 
 A swap or a roll of segments that was interrupted is looked at as it will be when the topic is opened. The commit that
 a kill cut short is reported: from the files alone it cannot be told from one that was answered and then lost its end.
@@ -25,6 +26,7 @@ import numpy as np
 from penstock.errors import Unavailable
 from penstock.storage.fs import DISK, File, Fs
 from penstock.topics.check import failing, runs
+from penstock.topics.damage import read_places
 from penstock.topics.layout import (
     ARCHIVED,
     BATCH_SIZE,
@@ -32,6 +34,7 @@ from penstock.topics.layout import (
     BATCHES,
     CHECKPOINT,
     COMPACTED,
+    DAMAGE,
     DATA,
     HEADER_SIZE,
     INCARNATION,
@@ -139,6 +142,7 @@ class _Verifier:
             compacted = gaps
             end = last if last is not None else end
         self._small_files(names, checkpoint, end)
+        self._noted(names)
         return self.report
 
     def _names(self) -> set[str]:
@@ -297,6 +301,20 @@ class _Verifier:
         return count
 
     # The small files
+
+    def _noted(self, names: set[str]) -> None:
+        """What was found lost before: files that were repaired no longer show it."""
+        if DAMAGE not in names:
+            return
+        try:
+            places = read_places(self.fs.read(self.directory / DAMAGE))
+        except ValueError:
+            self.report.add(DAMAGE, 0, "cannot be read")
+            return
+        for place in places:
+            if "lost_from" in place:
+                file, start, end = place.get("file", DATA), place["lost_from"], place.get("lost_to", 0)
+                self.report.add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
 
     def _checkpoint(self, names: set[str]) -> Checkpoint | None:
         if CHECKPOINT not in names:

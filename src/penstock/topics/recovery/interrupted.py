@@ -2,9 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from penstock.storage.fs import Fs
-from penstock.topics.layout import DATA, KINDS, parse_checked, sealed_name
-from penstock.topics.recovery.place import Place
+from penstock.topics.layout import (
+    BATCHES,
+    DATA,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    KINDS,
+    parse_batches,
+    parse_checked,
+    sealed_name,
+)
+from penstock.topics.recovery.place import BELIEVABLE, Orphan, Place
 
 
 def finish_interrupted(place: Place) -> None:
@@ -20,15 +31,27 @@ def finish_interrupted(place: Place) -> None:
     for kind, base in place.sealed_files():
         if base in with_data:
             continue
+        sealed = sealed_name(kind, base)
         if kind not in place.names:  # a roll renames the data last: it had not come to it
-            place.fs.rename(place.directory / sealed_name(kind, base), place.directory / kind)
+            place.fs.rename(place.directory / sealed, place.directory / kind)
             place.names.add(kind)
         else:
-            place.report("lost", f"{sealed_name(DATA, base)} is missing", file=sealed_name(DATA, base))
-            place.fs.rename(
-                place.directory / sealed_name(kind, base), place.directory / f"orphan-{sealed_name(kind, base)}"
-            )
-        place.names.discard(sealed_name(kind, base))
+            orphan = place.orphans.setdefault(base, Orphan(base))
+            orphan.end = max(orphan.end, _end_of_orphan(place, kind, sealed))
+            orphan.names.append(sealed)
+        place.names.discard(sealed)
+
+
+def _end_of_orphan(place: Place, kind: str, name: str) -> int:
+    """The offset after the last record that the index or the sidecar of a missing data file names; 0: none."""
+    data = place.fs.read(place.directory / name)
+    if kind == BATCHES:
+        rows, good = parse_batches(data)
+        ends = (rows["first"] + rows["count"])[good]
+        return int(ends.max()) if len(ends) else 0
+    offsets = np.frombuffer(data, INDEX_TYPE, len(data) // INDEX_SIZE)["offset"]
+    rising = int(np.argmin(np.append(offsets[1:] > offsets[:-1], False))) if len(offsets) else 0
+    return int(offsets[rising]) + 1 if len(offsets) and offsets[rising] < BELIEVABLE else 0
 
 
 def finish_swap(fs: Fs, directory: Path, marker: str) -> None:

@@ -24,6 +24,7 @@ from penstock.topics.layout import (
     pack_metadata,
     parse_batches,
     parse_checked,
+    sealed_name,
 )
 from penstock.topics.producers import Producers
 from penstock.topics.recovery.active import ActiveSegment
@@ -68,11 +69,16 @@ class _Recovery:
         limits: list[int | None] = [*bases[1:], proven]
         segments = [sealed.open(base, limit) for base, limit in zip(bases, limits, strict=False)]
         active, scanned = last.open(segments, checkpoint, proven)
-        segments.append(active)
+        segments += last.skip_lost(active, checkpoint)
+        active = segments[-1]
+        self._report_orphans(segments)
         damage.note_gaps(segments)
         producers = self._producers(segments, checkpoint)
         same = checkpoint is not None and checkpoint.base == active.base and not scanned
         damage.write()
+        for orphan in place.orphans.values():
+            for name in orphan.names:
+                place.fs.rename(place.directory / name, place.directory / f"orphan-{name}")
         for segment in segments:
             segment.forget_files()
         return Recovered(
@@ -86,6 +92,12 @@ class _Recovery:
             policy=self._read_policy(),
             damage=damage,
         )
+
+    def _report_orphans(self, segments: list[Segment]) -> None:
+        for base in sorted(self.place.orphans):
+            end = next(segment.base for segment in segments if segment.base > base or segment is segments[-1])
+            name = sealed_name(DATA, base)
+            self.place.damage.report_lost(f"{name} is missing: offsets {base} to {end - 1}", name, base, end)
 
     def _read_checkpoint(self) -> Checkpoint | None:
         if CHECKPOINT not in self.place.names:
