@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.topics.commit import Appended
 from penstock.topics.context import Context
 from penstock.topics.durable import Recovered
-from penstock.topics.layout import ARCHIVED, COMPACT, DELETE, POLICY, pack_checked
+from penstock.topics.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
 from penstock.topics.log import Log
 from penstock.topics.producers import Producer
 from penstock.topics.segment import Batch, Raw, Segment, empty_batch
@@ -41,6 +41,7 @@ class Topic(Log):
         self.archived_offset = found.archived
         self.policy = found.policy
         self.findings = found.damage
+        self.incarnation_lost = found.incarnation_lost  # it has a new one, though its records are the same
         self._subscribers: dict[int, Callable[[], None]] = {}
         self._subscriptions = 0
         self._waiters: dict[asyncio.Future[None], int] = {}
@@ -239,6 +240,23 @@ class Topic(Log):
         if self._subscribers:
             for callback in tuple(self._subscribers.values()):
                 callback()
+
+    # What others know
+
+    async def expect(self, offset: int, who: str) -> None:
+        """Records below `offset` were there, as `who` knows. Those that are not are lost, and their offsets are not
+        given again. Called before anything is appended."""
+        if offset <= self.next_offset:
+            return
+        end = self.next_offset
+        text = f"offsets {end} to {offset - 1} are not in {DATA}, {who} had them"
+        self.findings.report_lost(text, DATA, end, offset)
+        try:
+            await self._context.run(self.findings.write)
+            await self.seal()
+            await self._skip_to(offset)
+        except (StorageFull, StorageFailed) as error:
+            log.error("topic %s: offsets from %d on may be given again: %s", self.name, end, error)
 
     # Ending
 

@@ -33,6 +33,7 @@ from penstock.topics.layout import (
     BATCH_TYPE,
     BATCHES,
     CHECKPOINT,
+    CLEAN,
     COMPACTED,
     DAMAGE,
     DATA,
@@ -118,6 +119,7 @@ class _Verifier:
         self.progress = progress
         self.report = Report(directory.name)
         self.total = 0
+        self.open_state = False  # the broker did not stop cleanly, or runs
         self.renamed: dict[str, str] = {}  # names that opening the topic will give, and what has them now
 
     def run(self) -> Report:
@@ -130,6 +132,7 @@ class _Verifier:
         files += [(DATA, None)] if DATA in names else []
         self.total = sum(self.fs.size(self._path(name)) for name, _ in files)
         checkpoint = self._checkpoint(names)
+        self.open_state = checkpoint is not None and checkpoint.state != CLEAN
         ours = checkpoint is not None or INCARNATION in names
         if DATA not in names and f"{DATA}.new" not in names:  # a roll had not come to it
             self.report.add(DATA, 0, "is missing")
@@ -287,7 +290,7 @@ class _Verifier:
         at = int(ends[-1])
         if at < size and not len(beyond):
             self.report.unchecked += self._between(data, at, size)
-            if name != DATA:
+            if name != DATA or self.open_state:  # otherwise another server may have written them after a clean stop
                 self.report.add(
                     batches_name, len(rows) * BATCH_SIZE, f"rows are missing: {name} goes on from byte {at}"
                 )

@@ -105,6 +105,8 @@ class ActiveSegment:
             claims.append(Claim(min(told, newest), INDEX))
         self._report_lost(segment, sealed, checkpoint, claims, data)
         size = self._sidecar_size(segment, tail, newest)
+        if state != CLEAN:
+            self._check_cover(segment, batches, size)
         self.place.damage.write()
         untouched &= size == batches.size and segment.data_size == data.size
         self._trim_sidecar(segment, batches, size)
@@ -295,6 +297,14 @@ class ActiveSegment:
                 "being written when the broker ended, and not acknowledged",
             )
         return tail.start + (int(beyond[0]) if len(beyond) else len(tail.rows)) * BATCH_SIZE
+
+    def _check_cover(self, segment: Segment, batches: File, size: int) -> None:
+        """While we write, there is a row for all data."""
+        last, good = parse_batches(batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0))
+        end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
+        if end < segment.data_size and (not len(good) or bool(good[0])):
+            text = f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no checksum and no time"
+            self.place.report("lost", text)
 
     def _trim_sidecar(self, segment: Segment, batches: File, size: int) -> None:
         if size != batches.size:
