@@ -92,10 +92,9 @@ def readable(topic: Topic) -> list[tuple[int, bytes]]:
         try:
             part = everything(topic, at)
         except Damaged as error:
-            assert error.resume is not None
             end = next(place["lost_from"] for place in topic.damage if place["lost_to"] == error.resume)
             found += [(o, bytes(p)) for o, p in topic.read(at, end - at)] if at < end else []
-            at = error.resume
+            at = error.resume or topic.next_offset
         else:
             return found + part
     return found

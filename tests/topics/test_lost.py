@@ -124,6 +124,7 @@ async def check(directory: Path, killed: bool, what: str) -> None:
         assert bool(lost) <= (not after.sound), what
 
 
+@pytest.mark.timeout(1200 if SOAK else 120)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_nothing_is_lost_in_silence(endings: dict[str, Path], tmp_path: Path, ending: str) -> None:
     data = endings[ending]

@@ -14,12 +14,12 @@ in memory, on a monotonic clock; the committed offsets live in a journal.
 A line that does not match its checksum is skipped and counted; the group then starts from its commit before that. The
 journal is replaced by a snapshot when it has grown to several times what it says, and after any failed write.
 
-    <data_directory>/.penstock/groups/offsets.copy   the same lines, one for each group and topic as of then; before them
+    <data_directory>/.penstock/groups/offsets.copy   a commit for each group and topic as of then; before them
         ["copy", size]                               how large the journal was; it never becomes smaller than that
 
-The copy is written when the broker starts and stops, and whenever the journal has doubled. A journal that is missing or
-smaller than its copy says has lost commits: the groups go on from the copy, which is reported. They read again what they
-did since; nothing is passed over.
+The copy is written when the broker starts and stops, and whenever the journal has doubled. A journal that is missing
+or smaller than its copy says has lost commits: the groups go on from the copy, which is reported. They read again what
+they did since; nothing is passed over.
 
 What a group committed was there. When a topic ends before that, its records are lost: the topic reports it and gives
 none of their offsets again (`Topic.expect`).

@@ -53,6 +53,7 @@ from penstock.topics.layout import (
     parse_sealed,
     sealed_name,
 )
+from penstock.topics.recovery.interrupted import unfinished_roll
 from penstock.topics.scan import agreeing
 
 INDEX_ROWS = 1 << 20
@@ -162,12 +163,9 @@ class _Verifier:
                     self.renamed[name] = f"{name}.swap"
                     names.add(name)
                 names.difference_update(sealed_name(kind, other) for other in others)
-        for name, (kind, base) in [(name, found) for name in names if (found := parse_sealed(name)) is not None]:
-            if sealed_name(DATA, base) not in names and kind not in names:  # a roll renames the data last
-                self.renamed[kind] = name
-                names.add(kind)
-                names.discard(name)
-        return names
+        unrolled = unfinished_roll(self.fs, self.directory, names)
+        self.renamed.update(unrolled)
+        return (names | unrolled.keys()) - set(unrolled.values())
 
     def _path(self, name: str) -> Path:
         return self.directory / self.renamed.get(name, name)

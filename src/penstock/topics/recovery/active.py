@@ -30,7 +30,7 @@ from penstock.topics.layout import (
     parse_batches,
 )
 from penstock.topics.recovery.place import BELIEVABLE, Place, anchors_of
-from penstock.topics.scan import CHAIN, Hole, Scan, agreeing, drop_untiled, is_record, scan
+from penstock.topics.scan import CHAIN, Hole, Scan, agreeing, drop_untiled, is_record, scan, walk
 from penstock.topics.segment import Segment
 from penstock.topics.writer import skip_to
 
@@ -103,6 +103,9 @@ class ActiveSegment:
         else:
             told, fresh = self._scan(segment, data, index, start, rows, cut, tail.rows[whole == FAILED])
             claims.append(Claim(min(told, newest), INDEX))
+            if segment.data_size == cut < data.size:
+                beyond = walk(data, cut, data.size, segment.end, None)[2]
+                claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
         self._report_lost(segment, sealed, checkpoint, claims, data)
         size = self._sidecar_size(segment, tail, newest)
         if state != CLEAN:

@@ -26,6 +26,7 @@ WORKER_STATE = "/internal/metrics"
 class Health(msgspec.Struct):
     status: str
     database: str
+    disk: str  # of the topics: ok, or why appends are refused
     server: str
     worker_id: int
     version: str
@@ -48,9 +49,11 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
 
     def health(_: Request) -> Response:
         up = broker.database.healthy
+        full = broker.logs.topics.disk_full if broker.logs else None
         found = Health(
-            status="healthy" if up else "unhealthy",
+            status="unhealthy" if not up else "degraded" if full else "healthy",
             database="connected" if up else "disconnected",
+            disk=f"full: {full}" if full else "ok",
             server=broker.config.server_name,
             worker_id=broker.presence.worker,
             version=__version__,
