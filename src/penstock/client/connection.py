@@ -244,16 +244,16 @@ class Waiting:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._kind: type[PenstockError] | None = None
+        self.error: PenstockError | None = None  # the last one
 
     def note(self, error: PenstockError, seconds: float) -> None:
-        if type(error) is not self._kind:
-            self._kind = type(error)
+        if type(error) is not type(self.error):
             log.warning("%s waits for the broker, up to %.0f s more: %s", self._who, max(0.0, seconds), error)
+        self.error = error
 
     def over(self) -> None:
-        if self._kind is not None:
-            self._kind = None
+        if self.error is not None:
+            self.error = None
             log.warning("%s goes on", self._who)
 
 

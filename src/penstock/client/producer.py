@@ -292,7 +292,8 @@ class Producer:
                         body = await answers[0]
                 except TimeoutError:
                     connection.close()  # its answers can no longer be told apart from what we send next
-                    raise Unavailable(f"no answer from the broker within {self._timeout:g} s") from None
+                    late = Unavailable(f"no answer from the broker within {self._timeout:g} s")
+                    raise self._waiting.error or late from None
                 except MAY_PASS:
                     raise
                 except PenstockError as error:

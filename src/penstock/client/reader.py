@@ -267,7 +267,7 @@ async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
         except TimeoutError:
             if connection is not None:
                 connection.close()
-            raise Unavailable(f"no answer from the broker within {timeout:g} s") from None
+            raise waiting.error or Unavailable(f"no answer from the broker within {timeout:g} s") from None
         except MAY_PASS as error:
             delay = backoff.delay()
             if loop.time() + delay > deadline:
