@@ -44,10 +44,14 @@ def produce(broker: BrokerProcess, data: bytes) -> "subprocess.CompletedProcess[
     return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
 
 
+def append(broker: BrokerProcess, payload: str) -> httpx.Response:
+    return httpx.post(f"{broker.url}/topics/t/produce", json={"payload": payload})
+
+
 def test_a_full_disk_is_seen_everywhere_and_ends_by_itself(disk: Path, postgres: str) -> None:
     settings = {"topics__free_space_reserve": 1 << 20, "topics__retention_interval": 0.2}
     with BrokerProcess(disk / "data", database_url=fresh_database(postgres), **settings) as broker:
-        assert produce(broker, b"first\n").stderr == b"penstock: 1 record stored in t (offset 0)\n"
+        assert append(broker, "first").json()["offset"] == 0
         healthy = httpx.get(f"{broker.url}/health").json()
         assert (healthy["status"], healthy["disk"]) == ("healthy", "ok")
         filler = disk / "filler"
@@ -58,7 +62,7 @@ def test_a_full_disk_is_seen_everywhere_and_ends_by_itself(disk: Path, postgres:
         assert b"waits for the broker" in failed.stderr
         assert b"no records were stored in t, of 1 that were read" in failed.stderr
         assert b"kept in reserve" in failed.stderr.splitlines()[-1]
-        assert httpx.post(f"{broker.url}/topics/t/records", content=b"[]").status_code != 500
+        assert append(broker, "x" * 100_000).status_code == 507
         health = httpx.get(f"{broker.url}/health")
         assert (health.status_code, health.json()["status"]) == (200, "degraded")
         assert health.json()["disk"].startswith("full: the disk has")
@@ -68,5 +72,5 @@ def test_a_full_disk_is_seen_everywhere_and_ends_by_itself(disk: Path, postgres:
         until(lambda: "are accepted again" in broker.log)
         assert httpx.get(f"{broker.url}/health").json()["status"] == "healthy"
         assert "penstock_topic_disk_full 0" in httpx.get(f"{broker.url}/metrics/prometheus").text
-        assert produce(broker, b"second\n").stderr == b"penstock: 1 record stored in t (offset 1)\n"
+        assert append(broker, "second").json()["offset"] == 1
         assert broker.log.count("are refused until there is room") == 1

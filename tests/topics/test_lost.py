@@ -17,6 +17,7 @@ import pytest
 
 from penstock.errors import Damaged, InvalidOffset
 from penstock.metrics import Metrics
+from penstock.storage.logfile import TopicFiles
 from penstock.topics.groups import Groups
 from penstock.topics.layout import DATA
 from penstock.topics.producers import Producer
@@ -178,6 +179,30 @@ def test_everything_but_one_hint_is_gone_and_no_offset_is_given_again(
 
     run(body())
     assert "metadata.meta had them" in caplog.text
+
+
+def test_who_reads_the_files_beside_the_broker_does_not_pass_over_what_was_lost(
+    endings: dict[str, Path], tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(endings["stopped"], tmp_path / "data"))
+    cut(0.3)(data / "t" / DATA)
+
+    async def body() -> None:
+        async with running(data) as store:
+            topic = store.require("t")
+            await topic.append([b"next"])
+            lost = sorted(lost_offsets(topic))
+            assert lost[-1] == 59
+        files = TopicFiles(data / "t")
+        seen: list[int] = []
+        with pytest.raises(Damaged, match=f"offsets {lost[0]} to 59 are lost") as caught:
+            for piece in files.read(20, 61):
+                seen += piece.offsets.tolist()
+        assert seen == list(range(20, lost[0]))
+        assert caught.value.resume == 60
+        assert [piece.offsets.tolist() for piece in files.read(60, 61)] == [[60]]
+
+    run(body())
 
 
 def test_a_topic_of_the_original_server_that_was_cut_says_so(tmp_path: Path) -> None:
