@@ -223,6 +223,10 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     free = 1 << 30
+
+    def waits() -> list[str]:
+        return [message for message in caplog.messages if message.startswith("the producer of t waits for the broker")]
+
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: free)
     monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 0.0)
 
@@ -237,9 +241,9 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
             await producer.send(b"x" * 1000)
         with pytest.raises(StorageFull, match="the disk has 1500 bytes free"):
             await producer.close()
-        assert loop.time() - began < 4.0
-        (word,) = [record.message for record in caplog.records if record.name == "penstock.client"]
-        assert word.startswith("the producer of t waits for the broker, up to 1 s more: the disk has 1500 bytes free")
+        assert loop.time() - began < 10.0
+        (word,) = waits()
+        assert "the disk has 1500 bytes free" in word
         async with TopicClient(served.address, timeout=0.5) as hasty:
             with pytest.raises(StorageFull):
                 await hasty.produce("t", b"x" * 1000)
@@ -249,7 +253,7 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
         free = 1500
         async with client.producer("t", timeout=30.0) as patient:
             await patient.send(b"y" * 1000)
-            await eventually(lambda: len(caplog.records) >= 5)
+            await eventually(lambda: len(waits()) == 2)
             free = 1 << 30
         assert (patient.records, patient.first_offset, patient.last_offset) == (1, 0, 0)
         assert await client.next_offset("t") == 1
