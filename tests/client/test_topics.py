@@ -13,7 +13,9 @@ import pytest
 from penstock.client import SyncTopicClient, TopicClient
 from penstock.client.connection import Backoff, parse_addresses
 from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, StorageFull, TooLarge, Unavailable
+from penstock.pipeline.link import TopicLink
 from penstock.storage.fs import Disk
+from penstock.wire import frames
 from tests.support.http import run
 from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
@@ -219,6 +221,12 @@ def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None:
     run(body)
 
 
+def append_blocking(address: str) -> None:
+    """As a Spark task does."""
+    with TopicLink(address, 0.5) as link:
+        link.append(frames.produce_batch("t", [b"x" * 1000], None))
+
+
 def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +252,8 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
         assert loop.time() - began < 10.0
         (word,) = waits()
         assert "the disk has 1500 bytes free" in word
+        with pytest.raises(StorageFull):
+            await asyncio.to_thread(append_blocking, served.address)
         async with TopicClient(served.address, timeout=0.5) as hasty:
             with pytest.raises(StorageFull):
                 await hasty.produce("t", b"x" * 1000)

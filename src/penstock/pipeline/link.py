@@ -11,8 +11,8 @@ import ssl
 import time
 from collections.abc import Sequence
 
-from penstock.client.connection import Backoff, error_of, parse_addresses, wants_tls
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.client.connection import MAY_PASS, Backoff, error_of, parse_addresses, wants_tls
+from penstock.errors import InvalidRequest, StorageFailed, StorageFull, Unavailable
 from penstock.net.tls import client_context, explain
 from penstock.wire import frames
 from penstock.wire.frames import ANSWER, BATCH_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
@@ -79,10 +79,12 @@ class TopicLink:
             try:
                 connection = self._socket or self._connect()
                 return _exchange(connection, pieces)
-            except (OSError, EOFError, Unavailable) as error:  # not the request failed but the broker: ask again
+            except (OSError, EOFError, *MAY_PASS) as error:  # not the request failed but the broker: ask again
                 self.close()
                 delay = backoff.delay()
                 if time.monotonic() + delay > deadline:
+                    if isinstance(error, StorageFull | StorageFailed):
+                        raise
                     places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     raise Unavailable(
                         f"the broker at {places} did not answer for {self._patience:g} s ({error}); start it, or give "
