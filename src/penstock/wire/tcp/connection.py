@@ -383,7 +383,7 @@ class Connection(asyncio.Protocol):
         """A frame has begun to arrive and does not go on, or arrives too slowly to ever end."""
         received = self._large_filled if self._large is not None else len(self._partial)
         if not received:
-            return False
+            return self._discard > 0 and not self._reading_paused and now - self.seen > limit
         if self._reading_paused or self._held():  # we hold it back, not the client
             self._frame_since = self.seen = now
             return False
