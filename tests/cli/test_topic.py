@@ -1,9 +1,11 @@
 """`penstock topic` in real processes, with pipes around it."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.topic import commands
+from penstock.storage.fs import Disk
 from tests.support.served import serving_in_thread
 from tests.support.wait import until
 
@@ -36,8 +39,38 @@ def topic(broker: str, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes,
 
 def out(broker: str, *arguments: str, stdin: bytes = b"") -> bytes:
     code, stdout, stderr = topic(broker, *arguments, stdin=stdin)
+    stderr = stderr if arguments[0] != "produce" else stderr.partition(b" stored in ")[2].partition(b"\n")[2]
     assert (code, stderr) == (0, b"")
     return stdout
+
+
+def test_produce_says_what_was_stored(broker: str) -> None:
+    assert topic(broker, "produce", "t", stdin=b"a\nb\nc\n") == (
+        0,
+        b"",
+        b"penstock: 3 records stored in t (offsets 0 to 2)\n",
+    )
+    assert topic(broker, "produce", "t", stdin=b"d")[2] == b"penstock: 1 record stored in t (offset 3)\n"
+    assert topic(broker, "produce", "t", stdin=b"")[2] == b"penstock: no records were stored in t\n"
+    assert topic(broker, "produce", "t", "--quiet", stdin=b"e\n") == (0, b"", b"")
+
+
+def test_produce_on_a_full_disk_says_what_it_waits_for_and_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 60_000)
+    monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 3600.0)  # what is promised counts until then
+    lines = b"".join(b"%099d\n" % number for number in range(100_000))
+    with serving_in_thread(tmp_path / "data", free_space_reserve=1000) as served:
+        assert topic(served.address, "produce", "t", stdin=lines[:10_000])[0] == 0
+        began = time.monotonic()
+        code, _, stderr = topic(served.address, "produce", "t", "--timeout", "1.5", stdin=lines)
+        assert time.monotonic() - began < 20  # the time of one record, not of each batch
+    stored, reason = stderr.splitlines()
+    assert code == 1
+    assert re.fullmatch(rb"penstock: no records were stored in t, of [\d,]+ that were read", stored)
+    assert re.fullmatch(rb"penstock: the disk has \d+ bytes free, of which 1000 are kept in reserve", reason)
+    assert any("the producer of t waits for the broker" in message for message in caplog.messages)
 
 
 def test_what_goes_in_on_standard_input_comes_out_on_standard_output(broker: str) -> None:

@@ -12,7 +12,10 @@ import pytest
 
 from penstock.client import SyncTopicClient, TopicClient
 from penstock.client.connection import Backoff, parse_addresses
-from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, TooLarge, Unavailable
+from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, StorageFull, TooLarge, Unavailable
+from penstock.pipeline.link import TopicLink
+from penstock.storage.fs import Disk
+from penstock.wire import frames
 from tests.support.http import run
 from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
@@ -216,6 +219,61 @@ def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None:
                 await delivery
 
     run(body)
+
+
+def append_blocking(address: str) -> None:
+    """As a Spark task does."""
+    with TopicLink(address, 0.5) as link:
+        link.append(frames.produce_batch("t", [b"x" * 1000], None))
+
+
+def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = 1 << 30
+
+    def waits() -> list[str]:
+        return [message for message in caplog.messages if message.startswith("the producer of t waits for the broker")]
+
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: free)
+    monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 0.0)
+
+    async def body(served: Served, client: TopicClient) -> None:
+        nonlocal free
+        loop = asyncio.get_running_loop()
+        await client.create("t")
+        free = 1500
+        began = loop.time()
+        producer = client.producer("t", timeout=1.0)
+        for _ in range(5):
+            await producer.send(b"x" * 1000)
+        with pytest.raises(StorageFull, match="the disk has 1500 bytes free"):
+            await producer.close()
+        assert loop.time() - began < 10.0
+        (word,) = waits()
+        assert "the disk has 1500 bytes free" in word
+        with pytest.raises(StorageFull):
+            await asyncio.to_thread(append_blocking, served.address)
+        async with TopicClient(served.address, timeout=0.5) as hasty:
+            with pytest.raises(StorageFull):
+                await hasty.produce("t", b"x" * 1000)
+            with pytest.raises(StorageFull):
+                free = 10
+                await hasty.create("another")
+        free = 1500
+        async with client.producer("t", timeout=30.0) as patient:
+            await patient.send(b"y" * 1000)
+            await eventually(lambda: len(waits()) == 2)
+            free = 1 << 30
+        assert (patient.records, patient.first_offset, patient.last_offset) == (1, 0, 0)
+        assert await client.next_offset("t") == 1
+        state = [record.message for record in caplog.records if record.name == "penstock.storage"]
+        assert [text.partition(":")[0] for text in state] == [
+            "appends to topics are refused until there is room",
+            "appends to topics are accepted again",
+        ]
+
+    with_client(tmp_path, body, free_space_reserve=1000)
 
 
 def test_the_next_address_is_used_when_one_is_dead(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ def test_compaction_swaps_segments_under_readers_and_keeps_offsets_and_times(tmp
 
 
 def test_a_full_disk_refuses_clearly_and_works_again_when_there_is_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.topics.context.SPACE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 0.0)
 
     async def body() -> None:
         fs = FaultyFs()

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import resource
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -135,16 +137,48 @@ def test_a_token_is_welcome_where_none_is_asked_for(tmp_path: Path) -> None:
     over_tcp(tmp_path, body)
 
 
-def test_a_giant_frame_is_refused_before_it_is_received(tmp_path: Path) -> None:
+def test_a_frame_above_the_limit_is_refused_at_once_and_passed_over(tmp_path: Path) -> None:
     async def body(_: Served, wire: Wire) -> None:
         wire.send(PRODUCE, produce_body("a", b"before"))
         wire.writer.write(struct.pack(">BI", PRODUCE, 2000) + b"only the beginning")
         assert await wire.answer() == (0x81, OK, u64(0))
         command, status, _ = await wire.answer()
         assert (command, status) == (ERROR, TOO_LARGE)
+        wire.writer.write(b"x" * 900)
+        wire.writer.write(b"x" * (2000 - 918) + struct.pack(">BI", PRODUCE, 1500) + b"y" * 1500)
+        wire.send(PRODUCE, produce_body("a", b"after"))
+        assert (await wire.answer())[:2] == (ERROR, TOO_LARGE)
+        assert await wire.answer() == (0x81, OK, u64(1))
+        wire.writer.write(struct.pack(">BI", PRODUCE, 5000))  # nobody means that: we do not wait for it
+        assert (await wire.answer())[:2] == (ERROR, TOO_LARGE)
         assert await wire.ended()
 
     over_tcp(tmp_path, body, tcp={"max_frame": 1000})
+
+
+def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(tmp_path: Path) -> None:
+    """As the original's client does: blocking, all of the frame first."""
+
+    def send(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), 60) as connection:
+            connection.sendall(struct.pack(">BI", PRODUCE, 65 << 20))
+            for _ in range(65):
+                connection.sendall(bytes(1 << 20))
+            connection.sendall(struct.pack(">BI", NEXT, 3) + named("a"))
+            answers = b""
+            while len(answers) < 6 or not answers.endswith(u64(0)):
+                answers += connection.recv(4096) or pytest.fail(f"closed after {answers!r}")
+            return answers
+
+    async def body(_: Served, wire: Wire) -> None:
+        port = wire.writer.get_extra_info("peername")[1]
+        answers = await asyncio.to_thread(send, port)
+        assert answers[:2] == bytes([ERROR, TOO_LARGE])
+        assert b"larger than the limit of 67108864" in answers
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (32 << 10)  # kilobytes: it was not kept
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    over_tcp(tmp_path, body)
 
 
 def test_a_record_above_the_limit_is_refused_alone(tmp_path: Path) -> None:

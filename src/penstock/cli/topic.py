@@ -26,6 +26,7 @@ from penstock.cli import Token, app, explain
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.brokers import error_of
 from penstock.client.reader import Start
+from penstock.client.sync import SyncProducer
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.tls import open_url
 from penstock.wire.records import message
@@ -199,7 +200,8 @@ def produce(
     ] = r"\n",
     whole: Annotated[bool, typer.Option("--whole", help="Each file is one record.")] = False,
     linger: Annotated[float, typer.Option(help="Seconds to wait for a batch to fill.")] = 0.005,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a record may wait to be stored.")] = 30.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no word at the end.")] = False,
 ) -> None:
     """Append records from standard input or files, one per line; each is stored once, in order.
 
@@ -214,13 +216,44 @@ def produce(
         typer.echo("penstock: the delimiter is empty; --whole makes each input one record", err=True)
         raise typer.Exit(2)
     with _session(broker, token) as client, _progress(quiet, _size_of(files), f"to {topic}") as advance:
-        records = 0
-        with client.producer(topic, linger=linger) as producer:
-            for source in _sources(files):
-                for payloads, size in _records(source, None if whole else end):
-                    producer.send_many(payloads)
-                    records += len(payloads)
-                    advance(size, records)
+        _produce(
+            client.producer(topic, linger=linger, timeout=timeout), topic, files, None if whole else end, advance, quiet
+        )
+
+
+def _produce(
+    producer: SyncProducer,
+    topic: str,
+    files: list[Path] | None,
+    end: bytes | None,
+    advance: Callable[[int, int], None],
+    quiet: bool,
+) -> None:
+    """Send all records; say what became of them, whatever happens."""
+    sent = 0
+    try:
+        with producer:
+            for payloads, size in (found for source in _sources(files) for found in _records(source, end)):
+                producer.send_many(payloads)
+                sent += len(payloads)
+                advance(size, sent)
+                if producer.failure is not None:  # leaving raises it; what is queued behind would wait as long again
+                    producer.abort()
+                    break
+    except BaseException:
+        typer.echo(f"penstock: {_stored(producer, topic)}, of {sent:,} that were read", err=True)
+        raise
+    if not quiet:
+        typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
+
+
+def _stored(producer: SyncProducer, topic: str) -> str:
+    records, first, last = producer.stored
+    if first is None or last is None:
+        return f"no records were stored in {topic}"
+    where = f"offset {first}" if records == 1 else f"offsets {first} to {last}"
+    among = "" if last - first + 1 == records else ", among others"
+    return f"{records:,} record{'s' if records > 1 else ''} stored in {topic} ({where}{among})"
 
 
 @commands.command()

@@ -10,25 +10,26 @@ only the caller knows whether it may be sent again.
 """
 
 import asyncio
+import logging
 import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import (
-    Forbidden,
-    InvalidOffset,
     InvalidRequest,
-    NotFound,
     PenstockError,
-    TooLarge,
+    StorageFailed,
+    StorageFull,
     Unauthorized,
     Unavailable,
 )
 from penstock.net.tls import explain, first_answer_missing
 from penstock.wire import frames
 from penstock.wire.frames import ANSWER, Bytes, Command
-from penstock.wire.status import TcpStatus
+from penstock.wire.status import PLAIN, TcpStatus, read_message
+
+log = logging.getLogger("penstock.client")
 
 BUFFER = 256 << 10
 Address = tuple[str, int]
@@ -39,22 +40,15 @@ class ConnectionLost(Unavailable):
     """The connection ended before the answer came; the request may or may not have been done."""
 
 
-_ERRORS: dict[int, Callable[[str], PenstockError]] = {
-    TcpStatus.TOPIC_NOT_FOUND: NotFound,
-    TcpStatus.INVALID_OFFSET: InvalidOffset,
-    TcpStatus.SERIALIZATION: InvalidRequest,
-    TcpStatus.PRODUCE_FAILED: Unavailable,
-    TcpStatus.INTERNAL: Unavailable,
-    TcpStatus.INVALID_REQUEST: InvalidRequest,
-    TcpStatus.PAYLOAD_TOO_LARGE: TooLarge,
-    TcpStatus.UNKNOWN_COMMAND: InvalidRequest,
-    TcpStatus.UNAUTHORIZED: Unauthorized,
-    TcpStatus.FORBIDDEN: Forbidden,
-}
+_NAMED: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (StorageFull, StorageFailed)}
+MAY_PASS = (Unavailable, StorageFull, StorageFailed)  # worth sending again, until the caller's time is over
 
 
-def error_of(status: int, message: str) -> PenstockError:
-    return _ERRORS.get(status, Unavailable)(message)
+def error_of(status: int, text: str) -> PenstockError:
+    """The error that an answer stands for."""
+    name, message = read_message(text)
+    known = status in TcpStatus.__members__.values()
+    return (_NAMED.get(name) or PLAIN.get(TcpStatus(status) if known else TcpStatus.INTERNAL, Unavailable))(message)
 
 
 class Recycled:
@@ -243,6 +237,24 @@ def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
 
 def token_text(token: Token | None) -> str:
     return (token if isinstance(token, str) else token()) if token else ""
+
+
+class Waiting:
+    """Logs what is waited for: once, and again when that is something else."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self.error: PenstockError | None = None  # the last one
+
+    def note(self, error: PenstockError, seconds: float) -> None:
+        if type(error) is not type(self.error):
+            log.warning("%s waits for the broker, up to %.0f s more: %s", self._who, max(0.0, seconds), error)
+        self.error = error
+
+    def over(self) -> None:
+        if self.error is not None:
+            self.error = None
+            log.warning("%s goes on", self._who)
 
 
 class Backoff:

@@ -12,7 +12,8 @@ and in the order it was sent.
 A batch that is refused for good (too large) fails alone, and the ones behind it go on under a new id, since the broker
 waits in vain for the missing number under the old one. When the oldest batch has got no answer within `timeout`, what
 became of it and of those sent behind it is unknown: all of them fail. Whoever awaits one of their records gets the
-error, and `flush` and `close` raise it, so it cannot be lost in silence.
+error, and `flush` and `close` raise it, so it cannot be lost in silence. What a producer waits for meanwhile (no
+broker, a full disk) is logged once.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Self
 
-from penstock.client.connection import Backoff, Connection, ConnectionLost, Link
+from penstock.client.connection import MAY_PASS, Backoff, Connection, ConnectionLost, Link, Waiting
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 from penstock.wire import frames
 from penstock.wire.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes
@@ -80,7 +81,9 @@ class Producer:
                 f"a batch has 1 to {MAX_RECORDS} records and 1 to {MAX_FRAME // 2} bytes, with 1 or more in flight"
             )
         self.topic = topic
-        self.records = 0  # answered so far
+        self.records = 0  # stored so far, and the offsets of the first and the last one
+        self.first_offset: int | None = None
+        self.last_offset: int | None = None
         self.id = os.urandom(16) if idempotent else None
         self._link = link
         self._linger, self._timeout = linger, timeout
@@ -97,6 +100,7 @@ class Producer:
         self._room: deque[asyncio.Future[None]] = deque()
         self._failure: PenstockError | None = None  # the first one not yet raised by flush or close
         self._closing = False
+        self._waiting = Waiting(f"the producer of {topic}")
         self._sender = self._loop.create_task(self._run(), name=f"producer of {topic}")
 
     async def __aenter__(self) -> Self:
@@ -132,6 +136,18 @@ class Producer:
             failure, self._failure = self._failure, None
             raise failure
 
+    @property
+    def failure(self) -> PenstockError | None:
+        """The first failure that neither `flush` nor `close` has raised yet."""
+        return self._failure
+
+    def abort(self) -> None:
+        """Stop at once: what has no answer yet fails, and the broker may or may not have it."""
+        self._closing = True
+        self._close_batch()
+        self._sender.cancel()
+        self._fail_all(Unavailable("the producer was stopped before this record was answered"))
+
     async def close(self) -> None:
         """Flush, then stop. Safe to call twice."""
         try:
@@ -140,7 +156,7 @@ class Producer:
             self._closing = True
             self._changed.set()
             if not self._queue:
-                await self._sender
+                await asyncio.wait([self._sender])
             else:  # interrupted (cancelled) while batches were unanswered
                 self._sender.cancel()
                 self._fail_all(Unavailable("the producer was closed before this record was answered"))
@@ -199,6 +215,13 @@ class Producer:
                 waiter.set_result(None)
                 break
 
+    def _stored(self, first: int, count: int) -> None:
+        self._waiting.over()
+        self.records += count
+        if self.first_offset is None:
+            self.first_offset = first
+        self.last_offset = first + count - 1
+
     def _fail(self, batch: _Batch, error: PenstockError) -> None:
         self._settle(batch)
         if not batch.first_offset.done():
@@ -228,12 +251,13 @@ class Producer:
                 connection = await self._link.connection(oldest.deadline)
                 await self._pump(connection)
                 backoff.reset()
-            except Unavailable as error:
+            except MAY_PASS as error:
                 # Nothing unanswered is taken out of the queue: the next round sends it again, oldest first.
                 unknown = self.id is None and isinstance(error, ConnectionLost)
                 if unknown or self._loop.time() >= oldest.deadline:
                     self._give_up(error)
                 else:
+                    self._waiting.note(error, oldest.deadline - self._loop.time())
                     await asyncio.sleep(min(backoff.delay(), max(0.0, oldest.deadline - self._loop.time())))
             except PenstockError as error:  # the broker does not let us in (a wrong token): waiting changes nothing
                 self._fail_all(error)
@@ -268,8 +292,9 @@ class Producer:
                         body = await answers[0]
                 except TimeoutError:
                     connection.close()  # its answers can no longer be told apart from what we send next
-                    raise Unavailable(f"no answer from the broker within {self._timeout:g} s") from None
-                except Unavailable:
+                    late = Unavailable(f"no answer from the broker within {self._timeout:g} s")
+                    raise self._waiting.error or late from None
+                except MAY_PASS:
                     raise
                 except PenstockError as error:
                     if refused:
@@ -282,7 +307,7 @@ class Producer:
                 answers.popleft()
                 first, count = Body(body).take(BATCH_ANSWER)
                 self._settle(oldest)
-                self.records += count
+                self._stored(first, count)
                 if not oldest.first_offset.done():
                     oldest.first_offset.set_result(first)
                 if not self._linger and self._open is not None:

@@ -21,7 +21,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
 
-from penstock.client.connection import Backoff, Connection, Link
+from penstock.client.connection import MAY_PASS, Backoff, Connection, ConnectionLost, Link, Waiting
 from penstock.client.decode import Batch, Record
 from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, Unavailable
 from penstock.wire import frames
@@ -257,6 +257,7 @@ async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     backoff = Backoff()
+    waiting = Waiting("a request")
     while True:
         connection: Connection | None = None
         try:
@@ -266,9 +267,11 @@ async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
         except TimeoutError:
             if connection is not None:
                 connection.close()
-            raise Unavailable(f"no answer from the broker within {timeout:g} s") from None
-        except Unavailable:
+            raise waiting.error or Unavailable(f"no answer from the broker within {timeout:g} s") from None
+        except MAY_PASS as error:
             delay = backoff.delay()
             if loop.time() + delay > deadline:
                 raise
+            if not isinstance(error, ConnectionLost):
+                waiting.note(error, deadline - loop.time())
             await asyncio.sleep(delay)

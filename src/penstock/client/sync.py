@@ -21,7 +21,7 @@ from penstock.client.connection import Address, Token
 from penstock.client.decode import Batch, Record
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader, Start
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.wire.frames import Bytes, Info
 
 T = TypeVar("T")
@@ -160,8 +160,21 @@ class SyncProducer(Facade):
         """Wait until the record is stored."""
         return self._portal.call(_result, delivery)
 
+    @property
+    def failure(self) -> PenstockError | None:
+        return self._producer.failure
+
+    @property
+    def stored(self) -> tuple[int, int | None, int | None]:
+        """How many records are stored, and the offsets of the first and the last one."""
+        return self._producer.records, self._producer.first_offset, self._producer.last_offset
+
     def flush(self) -> None:
         self._portal.call(self._producer.flush)
+
+    def abort(self) -> None:
+        """Stop at once; what has no answer yet fails."""
+        self._portal.make(self._producer.abort)
 
     def close(self) -> None:
         self._portal.call(self._producer.close)

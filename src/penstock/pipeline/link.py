@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.client.connection import Backoff, error_of, parse_addresses, wants_tls
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.client.connection import MAY_PASS, Backoff, error_of, parse_addresses, wants_tls
+from penstock.errors import InvalidRequest, StorageFailed, StorageFull, Unavailable
 from penstock.net.tls import client_context, explain
 from penstock.protocol.claims import Claim, Claimed, Commit
 from penstock.wire import frames
@@ -89,10 +89,12 @@ class TopicLink:
             try:
                 connection = self._socket or self._connect()
                 return _exchange(connection, pieces)
-            except (OSError, EOFError, Unavailable) as error:  # not the request failed but the broker: ask again
+            except (OSError, EOFError, *MAY_PASS) as error:  # not the request failed but the broker: ask again
                 self.close()
                 delay = backoff.delay()
                 if time.monotonic() + delay > deadline:
+                    if isinstance(error, StorageFull | StorageFailed):
+                        raise
                     places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     raise Unavailable(
                         f"the broker at {places} did not answer for {self._patience:g} s ({error}); start it, or give "

@@ -37,7 +37,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, PenstockError
+from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound, PenstockError
 from penstock.pipeline.columns import TOPIC_COLUMNS, topic_batch
 from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
 from penstock.pipeline.topics import Topics, TopicState
@@ -178,6 +178,10 @@ class TopicOptions:
                         f"read and have aged out ({error}). {REMEDY}"
                     ) from error
                 start = max(state.first, start + 1)
+            except Damaged as error:
+                if self.fail_on_loss or error.resume is None:
+                    raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
+                start = max(error.resume, start + 1)
             except (Conflict, NotFound) as error:
                 if self.fail_on_loss:
                     raise DataLoss(f"{error}. {REMEDY}") from error

@@ -13,8 +13,10 @@ The formats (all little-endian; `penstock.topics.layout` is the reference):
     batches.crc, batches-<base>.crc           rows of 72 bytes: first offset u64, records u32, flags u32, start u64,
                                               end u64, append time in microseconds u64, producer 16, sequence u64, ...
     incarnation                               text: 32 hexadecimal digits, a space, 8 digits CRC32C, a newline
+    damage.json                               what was lost: `lost_from` and `lost_to` of each place
 """
 
+import json
 import mmap
 import os
 import re
@@ -254,8 +256,27 @@ class TopicFiles:
     def read(self, start: int, end: int) -> Iterator[Slice]:
         """The records from `start` up to, not including, `end`. Offsets that compaction removed are simply not there.
 
-        `InvalidOffset` when retention has deleted the segment that held `start`.
+        `InvalidOffset` when retention has deleted the segment that held `start`, `Damaged` at records that were lost.
         """
+        for lost_from, lost_to in self._lost():
+            if start < lost_to and lost_from < end:
+                yield from self._read(start, lost_from)
+                raise Damaged(f"{self.directory}: offsets {lost_from} to {lost_to - 1} are lost", lost_to)
+        yield from self._read(start, end)
+
+    def _lost(self) -> list[tuple[int, int]]:
+        """Offsets that the broker noted as lost, from and up to, in order."""
+        try:
+            places = json.loads((self.directory / "damage.json").read_bytes())
+            return sorted((int(place["lost_from"]), int(place["lost_to"])) for place in places if "lost_to" in place)
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, LookupError) as error:
+            raise Damaged(
+                f"{self.directory / 'damage.json'} cannot be read: {error}; a broker's start mends it"
+            ) from None
+
+    def _read(self, start: int, end: int) -> Iterator[Slice]:
         attempts = 0
         while start < end:
             try:

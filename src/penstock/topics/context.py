@@ -3,7 +3,6 @@
 import asyncio
 import resource
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -11,13 +10,11 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from penstock.config.schema import Topics
-from penstock.errors import StorageFull
 from penstock.metrics import Metrics
 from penstock.storage.fs import Fs
+from penstock.storage.space import Space
 from penstock.topics.layout import RELAXED, STRICT
 from penstock.topics.segment import Segment
-
-SPACE_CHECK_SECONDS = 0.25
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,8 +81,12 @@ class Context:
         self.clock = clock
         self.instruments = Instruments(metrics)
         self.open_files = OpenFiles()
-        self._free = 0
-        self._free_until = 0.0
+        self.space = Space(fs, directory, settings.free_space_reserve, "appends to topics")
+        metrics.gauge(
+            "penstock_topic_disk_full",
+            "Whether appends are refused for want of room",
+            read=lambda: bool(self.space.full),
+        )
 
     @property
     def open_state(self) -> int:
@@ -105,15 +106,3 @@ class Context:
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self.pool, lambda: function(*args, **kwargs))
         return await asyncio.shield(future)
-
-    def take_space(self, size: int) -> None:
-        """Refuse an append that would eat into the reserve."""
-        now = time.monotonic()
-        if now >= self._free_until or self._free - size < self.settings.free_space_reserve:
-            self._free = self.fs.free_bytes(self.directory)
-            self._free_until = now + SPACE_CHECK_SECONDS
-        if self._free - size < self.settings.free_space_reserve:
-            raise StorageFull(
-                f"the disk has {self._free} bytes free, of which {self.settings.free_space_reserve} are kept in reserve"
-            )
-        self._free -= size

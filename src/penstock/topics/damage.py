@@ -29,9 +29,8 @@ class Damage:
 
     def read(self) -> None:
         try:
-            found = json.loads(self.fs.read(self.directory / DAMAGE))
-            self.places = [place for place in found if isinstance(place, dict)]
-        except (ValueError, TypeError):
+            self.places = read_places(self.fs.read(self.directory / DAMAGE))
+        except ValueError:
             self.report("repaired", f"{DAMAGE} could not be read and is started anew")
             self._changed = True
 
@@ -48,6 +47,17 @@ class Damage:
         if lost:
             self.places.append({"outcome": outcome, "what": text, **lost})
             self._changed = True
+
+    def report_lost(self, text: str, file: str, lost_from: int, lost_to: int, **more: Any) -> None:
+        """Records of these offsets are gone: report it, unless it is noted already."""
+        if not any((place.get("lost_from"), place.get("lost_to")) == (lost_from, lost_to) for place in self.places):
+            self.report("lost", text, file=file, lost_from=lost_from, lost_to=lost_to, **more)
+
+    @property
+    def end(self) -> int:
+        """No offset below this one may be given to another record."""
+        ends = (place.get("lost_to", 0) for place in self.places)
+        return max((end for end in ends if end < 1 << 62), default=0)
 
     def holes_of(self, base: int) -> tuple[tuple[int, int], ...]:
         found = (
@@ -76,14 +86,21 @@ class Damage:
         segment.holes = self.holes_of(segment.base)
 
     def note_gaps(self, segments: list[Segment]) -> None:
-        known = {(place.get("lost_from"), place.get("lost_to")) for place in self.places}
         for one, other in pairwise(segments):
-            if one.end < other.base and (one.end, other.base) not in known and not one.compacted:
+            if one.end < other.base and not one.compacted:
                 name = one.path(DATA).name
-                self.report(
-                    "lost",
-                    f"{name} ends at offset {one.end}, the next segment begins at {other.base}",
-                    file=name,
-                    lost_from=one.end,
-                    lost_to=other.base,
-                )
+                text = f"{name} ends at offset {one.end}, the next segment begins at {other.base}"
+                self.report_lost(text, name, one.end, other.base)
+
+
+def read_places(data: bytes) -> list[dict[str, Any]]:
+    """The contents of a `damage.json`; ValueError when it is none."""
+    found = json.loads(data)
+    if not isinstance(found, list):
+        raise ValueError(f"{DAMAGE} holds no list")
+    return [place for place in found if isinstance(place, dict) and _is_sane(place)]
+
+
+def _is_sane(place: dict[str, Any]) -> bool:
+    numbers = ("lost_from", "lost_to", "base", "start", "end")
+    return all(type(place.get(key, 0)) is int for key in numbers) and ("lost_from" in place) == ("lost_to" in place)

@@ -33,6 +33,7 @@ class Recovered(NamedTuple):
     """A topic as found on disk."""
 
     incarnation: str
+    incarnation_lost: bool  # it is a new one, for a topic that had one
     segments: tuple[Segment, ...]  # in order of offsets, the active one last
     next_offset: int
     producers: Producers
@@ -220,6 +221,13 @@ class DurableLog:
         self._synced = self._mark()
         sealed, fresh = await self._context.run(self._writer.switch, self.next_offset, self._synced, [])
         self._install(sealed, fresh)
+        await self._write_checkpoint()
+
+    async def _skip_to(self, offset: int) -> None:
+        """Let the active segment, which is empty, begin here."""
+        active = self._segments[-1]
+        active.base = active.end = self.next_offset = offset
+        self._synced = self._mark()
         await self._write_checkpoint()
 
     async def drop(self, segments: Sequence[Segment]) -> None:

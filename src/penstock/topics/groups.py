@@ -13,6 +13,16 @@ in memory, on a monotonic clock; the committed offsets live in a journal.
 
 A line that does not match its checksum is skipped and counted; the group then starts from its commit before that. The
 journal is replaced by a snapshot when it has grown to several times what it says, and after any failed write.
+
+    <data_directory>/.penstock/groups/offsets.copy   a commit for each group and topic as of then; before them
+        ["copy", size]                               how large the journal was; it never becomes smaller than that
+
+The copy is written when the broker starts and stops, and whenever the journal has doubled. A journal that is missing
+or smaller than its copy says has lost commits: the groups go on from the copy, which is reported. They read again what
+they did since; nothing is passed over.
+
+What a group committed was there. When a topic ends before that, its records are lost: the topic reports it and gives
+none of their offsets again (`Topic.expect`).
 """
 
 import asyncio
@@ -38,7 +48,7 @@ from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics.groups")
 
-JOURNAL = "offsets.log"
+JOURNAL, COPY = "offsets.log", "offsets.copy"
 SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
 SNAPSHOT_FACTOR = 8
 
@@ -113,20 +123,29 @@ class Groups:
         self._writing: asyncio.Task[None] | None = None
         self._journal: File | None = None
         self._start_over = False  # the journal cannot be trusted: write a snapshot
+        self._journal_size = 0
+        self._copied = 0  # size of the journal as the copy says; 0: there is none
         self.skipped = 0  # damaged lines found at start
         self._expired = metrics.counter("penstock_topic_leases_expired_total", "Leases that ran out", "group")
+        self._damage = metrics.counter(
+            "penstock_topic_group_damage_total",
+            "Faults in the groups' committed offsets found at a start, by outcome",
+            "outcome",
+        )
         metrics.gauge("penstock_topic_group_lag", "Records not yet committed", "group", "topic", read=self._lags)
         store.on_delete(self._topic_deleted)
 
     async def start(self) -> None:
-        data = await asyncio.get_running_loop().run_in_executor(self._pool, self._load)
-        self._replay(data)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._load)
+        await self._check_topics()
+        await self._copy()
         await self.sinks.start()
 
     async def stop(self) -> None:
         await self.minutes.stop()
         while self._writing is not None:
             await asyncio.wait([self._writing])
+        await self._copy()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -226,8 +245,11 @@ class Groups:
             cursor = self._cursor(group, found, found.first_offset if start == "earliest" else found.next_offset)
             self._write_later(_commit_line(cursor))
         self._expire()
-        if cursor.advance(found.first_offset if cursor.committed < found.first_offset else 0):
+        before = cursor.committed
+        if cursor.advance(found.first_offset if before < found.first_offset else 0):
             self._write_later(_commit_line(cursor))
+            if found.lost_at(before) is not None:
+                log.warning("group %s passes offsets %d to %d of %s: lost", group, before, cursor.committed - 1, topic)
         piece = self._piece(cursor, found, max(1, max_records))
         if piece is None:
             return None
@@ -338,12 +360,44 @@ class Groups:
 
     # The journal
 
-    def _load(self) -> bytes:
+    def _load(self) -> None:
         self._fs.make_dir(self._directory)
+        journal, copy = self._read(JOURNAL), self._read(COPY)
+        head, _, snapshot = (copy or b"").partition(b"\n")
+        noted = parse(head)
+        if isinstance(noted, list) and len(noted) == 2 and noted[0] == "copy":
+            self._copied = int(noted[1])
+        elif copy is not None:
+            self._report("damaged", f"{COPY} is damaged and is written anew")
+        self._journal_size = len(journal or b"")
+        if self._journal_size < self._copied:
+            self._replay(snapshot)
+            what = f"has {len(journal)} bytes, {self._copied} were written" if journal is not None else "is missing"
+            text = (
+                f"{JOURNAL} {what}: {len(self._cursors)} cursors of groups go on from {COPY} and may read records again"
+            )
+            self._report("restored", text)
+            self._start_over = True
+        elif journal is None and copy is None and (groups := self.minutes.groups()):
+            text = f"{JOURNAL} is missing: the committed offsets of {', '.join(groups)} are lost, they start over"
+            self._report("lost", text)
+        self._replay(journal or b"")
+        if journal and not journal.endswith(b"\n"):
+            self.skipped += 1
+        if self.skipped:
+            self._start_over = True
+            text = f"{JOURNAL}: {self.skipped} damaged lines were skipped; groups go on from earlier commits"
+            self._report("damaged", text)
+
+    def _read(self, name: str) -> bytes | None:
         try:
-            return self._fs.read(self._directory / JOURNAL)
+            return self._fs.read(self._directory / name)
         except FileNotFoundError:
-            return b""
+            return None
+
+    def _report(self, outcome: str, text: str) -> None:
+        log.warning("group offsets: %s: %s", outcome, text)
+        self._damage.add(1, outcome)
 
     def _replay(self, data: bytes) -> None:
         for text in data.split(b"\n")[:-1]:
@@ -356,15 +410,44 @@ class Groups:
                 self._cursors.pop((group, topic), None)
             else:
                 incarnation, offset = rest
-                found = self._store.get(topic)
-                if found is not None and found.incarnation == incarnation:
-                    offset = min(offset, found.next_offset)  # a power loss took records that a group had committed
                 self._cursors[group, topic] = Cursor(group, topic, incarnation, offset, offset)
-        if data and not data.endswith(b"\n"):
-            self.skipped += 1
-        if self.skipped:
-            self._start_over = True
-            log.warning("%s: %d damaged lines were skipped; groups go on from earlier commits", JOURNAL, self.skipped)
+
+    async def _check_topics(self) -> None:
+        """What the groups know of their topics against what the topics hold."""
+        gone = {cursor.topic for cursor in self._cursors.values() if self._store.get(cursor.topic) is None}
+        for name in sorted(gone - self._store.unreadable.keys()):
+            self._report("lost", f"groups committed offsets on topic {name}, which does not exist")
+        for cursor in self._cursors.values():
+            topic = self._store.get(cursor.topic)
+            if topic is None:
+                continue
+            if topic.incarnation != cursor.incarnation:
+                if not topic.incarnation_lost:
+                    continue  # of an earlier topic of that name
+                cursor.incarnation = topic.incarnation
+                self._start_over = True
+                text = (
+                    f"topic {topic.name} lost its incarnation: group {cursor.group} keeps its offset {cursor.committed}"
+                )
+                self._report("restored", text)
+            await topic.expect(cursor.committed, f"group {cursor.group}")
+
+    async def _copy(self) -> None:
+        """Write the copy, unless it says what there is; after damage, the journal as well."""
+        if self._start_over and self._cursors:
+            self._write_later(b"")
+            while self._writing is not None:
+                await asyncio.wait([self._writing])
+        elif self._journal_size != self._copied:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._pool, self._write_copy, self._snapshot(), self._journal_size)
+
+    def _write_copy(self, snapshot: bytes, size: int) -> None:
+        try:
+            self._fs.replace(self._directory / COPY, line(["copy", size]) + snapshot, sync=self._sync)
+            self._copied = size
+        except (StorageFull, StorageFailed) as error:
+            log.warning("the copy of the group offsets could not be written: %s", error)
 
     async def _write(self, lines: bytes) -> None:
         """Return when these lines are durable; whatever is waiting shares one write and one fsync."""
@@ -384,9 +467,11 @@ class Groups:
             while self._lines:
                 lines, self._lines = self._lines, []
                 waiting, self._waiting = self._waiting, []
-                snapshot = self._snapshot() if self._must_start_over() else None
+                over = self._must_start_over()
+                copy = over or self._journal_size >= 2 * self._copied
+                snapshot = self._snapshot() if copy else b""
                 try:
-                    await loop.run_in_executor(self._pool, self._write_lines, b"".join(lines), snapshot)
+                    await loop.run_in_executor(self._pool, self._write_lines, b"".join(lines), snapshot, over)
                 except (StorageFull, StorageFailed) as error:
                     self._start_over = True
                     log.error("group offsets could not be written: %s", error)
@@ -394,7 +479,7 @@ class Groups:
                         if not future.done():
                             future.set_exception(type(error)(str(error)))
                 else:
-                    self._start_over = self._start_over and snapshot is None
+                    self._start_over = self._start_over and not over
                     for future in waiting:
                         if not future.done():
                             future.set_result(None)
@@ -409,13 +494,16 @@ class Groups:
     def _snapshot(self) -> bytes:
         return b"".join(_commit_line(cursor) for cursor in self._cursors.values())
 
-    def _write_lines(self, lines: bytes, snapshot: bytes | None) -> None:
+    def _write_lines(self, lines: bytes, snapshot: bytes, start_over: bool) -> None:
+        """Append the lines; with `start_over` the snapshot, which has them, becomes the journal instead."""
         path = self._directory / JOURNAL
-        if snapshot is not None:
+        if start_over:
+            self._write_copy(snapshot, min(len(snapshot), self._journal_size or len(snapshot)))
             self._fs.replace(path, snapshot, sync=self._sync)
             if self._journal is not None:
                 self._journal.close()
                 self._journal = None
+            self._journal_size = len(snapshot)
             return
         if self._journal is None:
             fresh = not self._fs.exists(path)
@@ -425,6 +513,9 @@ class Groups:
         self._journal.append([lines])
         if self._sync:
             self._journal.sync()
+        self._journal_size = self._journal.size
+        if snapshot:
+            self._write_copy(snapshot, self._journal_size)
 
 
 def _commit_line(cursor: Cursor) -> bytes:

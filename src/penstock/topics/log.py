@@ -208,7 +208,7 @@ class Log(DurableLog):
         return bool(limit) and self._segments[-1].data_size > 0 and self._segments[-1].data_size + size > limit
 
     def _put_together(self, entries: list[Entry]) -> Commit:
-        self._context.take_space(sum(entry.size for entry in entries))
+        self._context.space.take(sum(entry.size for entry in entries))
         self._last_time = max(self._context.now(), self._last_time + 1)  # distinct: it also tells commits apart
         position = self._segments[-1].data_size
         return Commit(entries, self.next_offset, position, self._last_time, self._producers)
@@ -239,6 +239,8 @@ class Log(DurableLog):
 
     def _fail(self, entries: list[Entry], error: PenstockError) -> None:
         self._context.instruments.failures.add(1, type(error).__name__)
+        if isinstance(error, StorageFull):
+            self._context.space.refused(error, sum(entry.size for entry in entries))
         if self._writer.broken:
             log.error("topic %s: segment %d is closed: %s", self.name, self._segments[-1].base, self._writer.broken)
         for entry in entries:

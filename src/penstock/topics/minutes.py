@@ -105,6 +105,10 @@ class Minutes:
                 found.setdefault(key, Minute(*key)).add(minute)
         return [found[key] for key in sorted(found)]
 
+    def groups(self) -> list[str]:
+        """The groups that were at work lately. Reads the files."""
+        return sorted({minute.group for minute in filter(None, map(_decode, self._read()))})
+
     def _minute(self, now: float, topic: str, group: str) -> Minute:
         at = int(now) // MINUTE * MINUTE
         key = (at, topic, group)

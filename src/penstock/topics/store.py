@@ -133,6 +133,11 @@ class TopicStore:
         """Topics that could not be opened, with the reason."""
         return dict(self._unreadable)
 
+    @property
+    def disk_full(self) -> str | None:
+        """Why appends are refused for want of room, if they are."""
+        return self._context.space.full
+
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
@@ -161,7 +166,7 @@ class TopicStore:
 
     async def _create(self, name: str) -> Topic:
         directory = self.directory / name
-        self._context.take_space(0)
+        self._context.space.take(0)
         recovered = await self._context.run(self._make, directory)
         topic = self._topics[name] = Topic(name, directory, self._context, recovered)
         return topic
@@ -208,6 +213,7 @@ class TopicStore:
 
     async def maintain(self) -> None:
         """Roll old segments, delete what retention lets go, close what nobody uses. Runs by itself every so often."""
+        self._context.space.check()
         for topic in list(self._topics.values()):
             try:
                 await retain(topic, self._context)

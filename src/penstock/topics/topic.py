@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.topics.commit import Appended
 from penstock.topics.context import Context
 from penstock.topics.durable import Recovered
-from penstock.topics.layout import ARCHIVED, COMPACT, DELETE, POLICY, pack_checked
+from penstock.topics.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
 from penstock.topics.log import Log
 from penstock.topics.producers import Producer
 from penstock.topics.segment import Batch, Raw, Segment, empty_batch
@@ -41,6 +41,7 @@ class Topic(Log):
         self.archived_offset = found.archived
         self.policy = found.policy
         self.findings = found.damage
+        self.incarnation_lost = found.incarnation_lost  # it has a new one, though its records are the same
         self._subscribers: dict[int, Callable[[], None]] = {}
         self._subscriptions = 0
         self._waiters: dict[asyncio.Future[None], int] = {}
@@ -133,6 +134,8 @@ class Topic(Log):
         def look(segments: tuple[Segment, ...]) -> Any:
             if strict and not segments[0].base <= offset <= self.next_offset:
                 raise InvalidOffset(f"offset {offset} lies outside {segments[0].base} to {self.next_offset}")
+            if offset < segments[0].base:
+                self._refuse_lost_beginning(segments[0], offset)
             return self._read_from(segments, read, max(offset, segments[0].base))
 
         return self._looking(look)
@@ -168,12 +171,21 @@ class Topic(Log):
                 return found
         return None
 
+    def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
+        """What retention deleted is passed over; what was lost is not, when nothing was deleted since."""
+        place = self.lost_at(at)
+        if place is not None and place["lost_to"] == first.base:
+            raise _lost(place, first.base)
+
     def _refuse_gap(self, following: Segment, at: int) -> None:
-        for place in self.damage:
-            if place.get("lost_from", -1) <= at < place.get("lost_to", -1):
-                raise Damaged(
-                    f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", following.base
-                )
+        place = self.lost_at(at)
+        if place is not None:
+            raise _lost(place, following.base)
+
+    def lost_at(self, offset: int) -> dict[str, Any] | None:
+        """The damage that cost the record of this offset, if one did."""
+        places = (place for place in self.damage if place.get("lost_from", -1) <= offset < place.get("lost_to", -1))
+        return next(places, None)
 
     def times(self, batch: Batch) -> np.ndarray:
         """Append time of each record, microseconds since 1970."""
@@ -229,6 +241,23 @@ class Topic(Log):
             for callback in tuple(self._subscribers.values()):
                 callback()
 
+    # What others know
+
+    async def expect(self, offset: int, who: str) -> None:
+        """Records below `offset` were there, as `who` knows. Those that are not are lost, and their offsets are not
+        given again. Called before anything is appended."""
+        if offset <= self.next_offset:
+            return
+        end = self.next_offset
+        text = f"offsets {end} to {offset - 1} are not in {DATA}, {who} had them"
+        self.findings.report_lost(text, DATA, end, offset)
+        try:
+            await self._context.run(self.findings.write)
+            await self.seal()
+            await self._skip_to(offset)
+        except (StorageFull, StorageFailed) as error:
+            log.error("topic %s: offsets from %d on may be given again: %s", self.name, end, error)
+
     # Ending
 
     async def stop(self) -> None:
@@ -278,6 +307,10 @@ class Topic(Log):
             callback()
         self._subscribers.clear()
         self.close_files()
+
+
+def _lost(place: dict[str, Any], resume: int) -> Damaged:
+    return Damaged(f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", resume)
 
 
 def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ Works on files alone, so it runs on a stopped broker's directory as well as besi
 - index rows: each points at the record of its offset, none is missing or left over
 - sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
 - metadata, checkpoint, incarnation, archived, policy: whole, and in agreement with the rest
+- damage.json: offsets that it says are lost, though the files were repaired since
 
 A swap or a roll of segments that was interrupted is looked at as it will be when the topic is opened. The commit that
 a kill cut short is reported: from the files alone it cannot be told from one that was answered and then lost its end.
@@ -25,13 +26,16 @@ import numpy as np
 from penstock.errors import Unavailable
 from penstock.storage.fs import DISK, File, Fs
 from penstock.topics.check import failing, runs
+from penstock.topics.damage import read_places
 from penstock.topics.layout import (
     ARCHIVED,
     BATCH_SIZE,
     BATCH_TYPE,
     BATCHES,
     CHECKPOINT,
+    CLEAN,
     COMPACTED,
+    DAMAGE,
     DATA,
     HEADER_SIZE,
     INCARNATION,
@@ -49,6 +53,7 @@ from penstock.topics.layout import (
     parse_sealed,
     sealed_name,
 )
+from penstock.topics.recovery.interrupted import unfinished_roll
 from penstock.topics.scan import agreeing
 
 INDEX_ROWS = 1 << 20
@@ -115,6 +120,7 @@ class _Verifier:
         self.progress = progress
         self.report = Report(directory.name)
         self.total = 0
+        self.open_state = False  # the broker did not stop cleanly, or runs
         self.renamed: dict[str, str] = {}  # names that opening the topic will give, and what has them now
 
     def run(self) -> Report:
@@ -127,6 +133,7 @@ class _Verifier:
         files += [(DATA, None)] if DATA in names else []
         self.total = sum(self.fs.size(self._path(name)) for name, _ in files)
         checkpoint = self._checkpoint(names)
+        self.open_state = checkpoint is not None and checkpoint.state != CLEAN
         ours = checkpoint is not None or INCARNATION in names
         if DATA not in names and f"{DATA}.new" not in names:  # a roll had not come to it
             self.report.add(DATA, 0, "is missing")
@@ -139,6 +146,7 @@ class _Verifier:
             compacted = gaps
             end = last if last is not None else end
         self._small_files(names, checkpoint, end)
+        self._noted(names)
         return self.report
 
     def _names(self) -> set[str]:
@@ -155,12 +163,9 @@ class _Verifier:
                     self.renamed[name] = f"{name}.swap"
                     names.add(name)
                 names.difference_update(sealed_name(kind, other) for other in others)
-        for name, (kind, base) in [(name, found) for name in names if (found := parse_sealed(name)) is not None]:
-            if sealed_name(DATA, base) not in names and kind not in names:  # a roll renames the data last
-                self.renamed[kind] = name
-                names.add(kind)
-                names.discard(name)
-        return names
+        unrolled = unfinished_roll(self.fs, self.directory, names)
+        self.renamed.update(unrolled)
+        return (names | unrolled.keys()) - set(unrolled.values())
 
     def _path(self, name: str) -> Path:
         return self.directory / self.renamed.get(name, name)
@@ -283,7 +288,7 @@ class _Verifier:
         at = int(ends[-1])
         if at < size and not len(beyond):
             self.report.unchecked += self._between(data, at, size)
-            if name != DATA:
+            if name != DATA or self.open_state:  # otherwise another server may have written them after a clean stop
                 self.report.add(
                     batches_name, len(rows) * BATCH_SIZE, f"rows are missing: {name} goes on from byte {at}"
                 )
@@ -297,6 +302,20 @@ class _Verifier:
         return count
 
     # The small files
+
+    def _noted(self, names: set[str]) -> None:
+        """What was found lost before: files that were repaired no longer show it."""
+        if DAMAGE not in names:
+            return
+        try:
+            places = read_places(self.fs.read(self.directory / DAMAGE))
+        except ValueError:
+            self.report.add(DAMAGE, 0, "cannot be read")
+            return
+        for place in places:
+            if "lost_from" in place:
+                file, start, end = place.get("file", DATA), place["lost_from"], place.get("lost_to", 0)
+                self.report.add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
 
     def _checkpoint(self, names: set[str]) -> Checkpoint | None:
         if CHECKPOINT not in names:

@@ -183,6 +183,16 @@ class Writer:
                 file.close()
 
 
+def skip_to(fs: Fs, directory: Path, active: Segment, offset: int) -> list[Segment]:
+    """Let the active segment begin at this offset; the one before it, if it has records, and the active one."""
+    if not active.rows:
+        active.base = active.end = offset
+        return [active]
+    durable = Mark(active.end, active.rows, active.data_size, active.batches_size, active.newest)
+    sealed, fresh = Writer(fs, directory, active).switch(offset, durable, [])
+    return [sealed, fresh] if sealed is not None else [fresh]
+
+
 def lay_out(segment: Segment, jobs: list[Write]) -> None:
     """The numbers of a segment that holds just these writes."""
     segment.rows = sum(job.count for job in jobs)

@@ -49,7 +49,9 @@ All integers are big-endian. A request is `[command u8][length u32][body]`, an a
 
     any failure: 0xFF with the status and [length u32][message UTF-8]
 
-The first five are the original's, to the letter. In FETCH the raw log is the file, byte for byte; `next offset` is
+The first five are the original's, to the letter. Its statuses are fewer than our errors: where one stands for several,
+the message begins with the class of `penstock.errors` and a colon (`StorageFull: the disk has ...`), see
+`penstock.wire.status`. In FETCH the raw log is the file, byte for byte; `next offset` is
 where to go on, `log end` what the next appended record will be given (equal: the reader is at the end). `lengths`
 repeats what the raw log holds, so that a reader splits it with numpy instead of walking it record by record. A producer
 id with a sequence that the topic has seen is answered with the first answer and stored once.

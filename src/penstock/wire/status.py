@@ -84,3 +84,32 @@ def status_of(error: BaseException) -> Status:
 def is_expected(error: BaseException) -> bool:
     """Whether the error's text was written for a client; anything else is logged and answered without details."""
     return isinstance(error, errors.PenstockError | msgspec.DecodeError)
+
+
+# The class that a TCP status says by itself. Other errors with that status put their class before the message.
+PLAIN: dict[TcpStatus, type[errors.PenstockError]] = {
+    TcpStatus.TOPIC_NOT_FOUND: errors.NotFound,
+    TcpStatus.INVALID_OFFSET: errors.InvalidOffset,
+    TcpStatus.SERIALIZATION: errors.InvalidRequest,
+    TcpStatus.PRODUCE_FAILED: errors.Unavailable,
+    TcpStatus.INTERNAL: errors.Unavailable,
+    TcpStatus.INVALID_REQUEST: errors.InvalidRequest,
+    TcpStatus.PAYLOAD_TOO_LARGE: errors.TooLarge,
+    TcpStatus.UNKNOWN_COMMAND: errors.InvalidRequest,
+    TcpStatus.UNAUTHORIZED: errors.Unauthorized,
+    TcpStatus.FORBIDDEN: errors.Forbidden,
+}
+NAMES = {kind.__name__ for kind in TABLE if kind.__module__ == errors.__name__} - {"PenstockError"}
+
+
+def tcp_message(error: BaseException, status: TcpStatus) -> str:
+    """The text of an answer, with the error's class before it when the status does not tell that."""
+    kind = next((kind for kind in type(error).__mro__ if kind.__name__ in NAMES), None)
+    plain = kind is None or kind is PLAIN.get(status) or status == TcpStatus.UNKNOWN_COMMAND
+    return str(error) if plain or kind is None else f"{kind.__name__}: {error}"
+
+
+def read_message(text: str) -> tuple[str, str]:
+    """The name of the class (empty: as the status says) and the message."""
+    name, colon, rest = text.partition(": ")
+    return (name, rest) if colon and name in NAMES else ("", text)

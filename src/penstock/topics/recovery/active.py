@@ -5,17 +5,20 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from penstock.errors import StorageFailed, StorageFull
 from penstock.storage.fs import File
+from penstock.topics.check import checksum
 from penstock.topics.layout import (
     BATCH_SIZE,
     BATCHES,
+    CHECKPOINT,
     CLEAN,
     DATA,
     HEADER_SIZE,
+    INCARNATION,
     INDEX,
+    INDEX_ROW,
     INDEX_SIZE,
     INDEX_TYPE,
     KINDS,
@@ -26,11 +29,22 @@ from penstock.topics.layout import (
     pack_metadata,
     parse_batches,
 )
-from penstock.topics.recovery.place import Place, anchors_of
-from penstock.topics.scan import CHAIN, agreeing, drop_untiled, is_record, scan
+from penstock.topics.recovery.place import BELIEVABLE, Place, anchors_of
+from penstock.topics.scan import CHAIN, Hole, Scan, agreeing, drop_untiled, is_record, scan, walk
 from penstock.topics.segment import Segment
+from penstock.topics.writer import skip_to
 
 log = logging.getLogger("penstock.topics")
+
+
+UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
+
+
+class Claim(NamedTuple):
+    """What a file says about where the records end."""
+
+    end: int  # the offset after the last one
+    file: str
 
 
 class _Tail(NamedTuple):
@@ -59,45 +73,106 @@ class ActiveSegment:
         return None
 
     def open(self, sealed: list[Segment], checkpoint: Checkpoint | None, proven: int | None) -> tuple[Segment, bool]:
-        """The active segment, and whether anything had to be scanned, cut or rebuilt."""
-        ours = checkpoint is not None
-        for kind in KINDS:
-            if kind not in self.place.names:
-                if ours and checkpoint is not None and not self._just_rolled(sealed, checkpoint):
-                    self.place.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
-                self.place.fs.open(self.place.directory / kind, create=True).close()
+        """The active segment, and whether anything had to be scanned, cut or rebuilt.
+
+        Everything is looked at, and what is lost is noted in `damage.json`, before anything is cut: until then the
+        files that know of lost records are the only ones that do.
+        """
+        self._create_missing(sealed, checkpoint)
         segment = Segment(self.place.fs, self.place.directory, 0, sealed=False)
         data, index, batches = (segment.file(kind) for kind in (DATA, INDEX, BATCHES))
         floor = sealed[-1].end if sealed else 0
-        segment.base = proven if proven is not None else self._likely_base(data, floor, bool(sealed), checkpoint)
+        segment.base = proven if proven is not None else self._likely_base(data, index, floor)
         segment.end = segment.base
         here = checkpoint if checkpoint is not None and checkpoint.base == segment.base else None
         start, rows = self._trusted(segment, here, data, index)
         if here is not None:
             self._check_hints(here, index, batches)
         shorter = here is not None and here.data_size > data.size
-        if here is not None and shorter:
-            self.place.report(
-                "lost",
-                f"{DATA} has {data.size} bytes, {here.data_size} were durable",
-                file=DATA,
-                lost_bytes=here.data_size - data.size,
-            )
         tail = self._tail_rows(batches, None if shorter else here)
+        whole = self._check_tail(data, tail, start)
         state = CLEAN if checkpoint is None or shorter else checkpoint.state
-        cut = self._torn_at(data, tail, 0 if here is None else here.data_size, state)
+        cut = self._torn_at(data, tail, whole, 0 if here is None else here.data_size, state)
+        newest = self._newest_commit(tail) if state != CLEAN else BELIEVABLE
+        claims = [Claim(self._end_in_sidecar(tail, newest), BATCHES)]
+        fresh: np.ndarray | None = None  # index rows to write from row `rows` on
         untouched = start == data.size and rows * INDEX_SIZE == index.size
         if untouched:
             segment.rows, segment.data_size = rows, start
-            segment.end = self._end_at(segment, here)
+            segment.end = self._end_at(segment)
         else:
-            self._scan(segment, data, index, start, rows, cut)
-        untouched &= self._match_batches(segment, data, batches, tail)
+            told, fresh = self._scan(segment, data, index, start, rows, cut, tail.rows[whole == FAILED])
+            claims.append(Claim(min(told, newest), INDEX))
+            if segment.data_size == cut < data.size:
+                beyond = walk(data, cut, data.size, segment.end, None)[2]
+                claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
+        self._report_lost(segment, sealed, checkpoint, claims, data)
+        size = self._sidecar_size(segment, tail, newest)
+        if state != CLEAN:
+            self._check_cover(segment, batches, size)
+        self.place.damage.write()
+        untouched &= size == batches.size and segment.data_size == data.size
+        self._trim_sidecar(segment, batches, size)
+        if fresh is not None:
+            index.truncate(rows * INDEX_SIZE)
+            index.append([fresh.tobytes()])
         if not untouched:
             self._settle(segment, data, index, batches)
         segment.holes = self.place.damage.holes_of(segment.base)
-        self._check_metadata(segment, checkpoint)
         return segment, not untouched
+
+    def skip_lost(self, segment: Segment, checkpoint: Checkpoint | None) -> list[Segment]:
+        """Give no offset again that is noted as lost; the active segment, after the one that was closed for that."""
+        segments = [segment]
+        end = self.place.damage.end
+        if segment.end < end:
+            segments = skip_to(self.place.fs, self.place.directory, segment, end)
+        self._check_metadata(segments[-1].end, checkpoint)
+        return segments
+
+    def _create_missing(self, sealed: list[Segment], checkpoint: Checkpoint | None) -> None:
+        ours = checkpoint is not None or INCARNATION in self.place.names
+        rolled = checkpoint is not None and bool(sealed) and sealed[-1].base == checkpoint.base  # and just so
+        for kind in KINDS:
+            if kind not in self.place.names:
+                if ours and not rolled:
+                    self.place.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
+                self.place.fs.open(self.place.directory / kind, create=True).close()
+
+    # What was there once
+
+    def _newest_commit(self, tail: "_Tail") -> int:
+        """The first offset of the newest commit in the sidecar: the only one that nobody may have got an answer to."""
+        rows = tail.rows[tail.good]
+        return int(rows["first"][rows["time"] == rows["time"].max()].min()) if len(rows) else BELIEVABLE
+
+    def _end_in_sidecar(self, tail: "_Tail", newest: int) -> int:
+        ends = (tail.rows["first"] + tail.rows["count"])[tail.good & (tail.rows["first"] < newest)]
+        return int(ends.max()) if len(ends) else 0
+
+    def _report_lost(
+        self,
+        segment: Segment,
+        sealed: list[Segment],
+        checkpoint: Checkpoint | None,
+        claims: list[Claim],
+        data: File,
+    ) -> None:
+        """Compare where the records end with where any other file says that they do."""
+        if checkpoint is not None:
+            claims.append(Claim(checkpoint.next_offset, CHECKPOINT))
+        else:  # written together with it, and without a checksum: the checkpoint is the better witness
+            claims.append(Claim(self.place.read_metadata() or 0, METADATA))
+        claims += [Claim(orphan.end, f"the rest of segment {base}") for base, orphan in self.place.orphans.items()]
+        known = max((claim for claim in claims if claim.end < BELIEVABLE), key=lambda claim: claim.end)
+        if known.end <= max(segment.end, self.place.damage.end):
+            return
+        if not segment.rows and sealed and sealed[-1].compacted:
+            segment.base = segment.end = known.end  # compaction may have removed them
+            return
+        size = f" (it has {data.size} bytes)" if data.size == segment.data_size else ""
+        text = f"offsets {segment.end} to {known.end - 1} are not in {DATA}{size}, {known.file} had them"
+        self.place.damage.report_lost(text, DATA, segment.end, known.end)
 
     def _check_hints(self, here: Checkpoint, index: File, batches: File) -> None:
         """What the checkpoint says was durable of index and sidecar must be there."""
@@ -112,20 +187,18 @@ class ActiveSegment:
             if not bool(good[0]):
                 self.place.report("lost", f"{BATCHES}: the row at {here.batches_size - BATCH_SIZE} is damaged")
 
-    def _just_rolled(self, sealed: list[Segment], checkpoint: Checkpoint) -> bool:
-        return bool(sealed) and sealed[-1].base == checkpoint.base
-
-    def _likely_base(self, data: File, floor: int, rolled: bool, checkpoint: Checkpoint | None) -> int:
-        """The first offset of data.log when nothing with a checksum tells: its first record, if that makes sense."""
+    def _likely_base(self, data: File, index: File, floor: int) -> int:
+        """The first offset of data.log when nothing with a checksum tells: its first record's, if that makes sense,
+        or of an empty one, what the index says."""
         if data.size >= HEADER_SIZE:
             offset = int(RECORD_HEADER.unpack(data.read_at(0, HEADER_SIZE))[0])
-            if floor <= offset < 1 << 62 and is_record(data, 0, data.size, offset, None, CHAIN):
+            if floor <= offset < BELIEVABLE and is_record(data, 0, data.size, offset, None, CHAIN):
                 return offset
-            return floor
-        if rolled:
-            return max(floor, checkpoint.next_offset if checkpoint is not None else 0)
-        metadata = self.place.read_metadata()
-        return metadata if metadata is not None and metadata < 1 << 62 else floor
+        elif index.size >= INDEX_SIZE:
+            offset, position = INDEX_ROW.unpack(index.read_at(0, INDEX_SIZE))
+            if floor <= offset < BELIEVABLE and position == 0:
+                return int(offset)
+        return floor
 
     def _trusted(self, segment: Segment, here: Checkpoint | None, data: File, index: File) -> tuple[int, int]:
         """How far the checkpoint can be believed: bytes of data, rows of index."""
@@ -145,12 +218,15 @@ class ActiveSegment:
             good = int(last["position"][0]) + HEADER_SIZE + length == here.data_size
         return (here.data_size, rows) if good else (0, 0)
 
-    def _end_at(self, segment: Segment, here: Checkpoint | None) -> int:
+    def _end_at(self, segment: Segment) -> int:
         if segment.rows:
             return int(segment.index_rows(segment.rows - 1, segment.rows)["offset"][0]) + 1
-        return max(segment.base, here.next_offset if here is not None else 0)
+        return segment.base
 
-    def _scan(self, segment: Segment, data: File, index: File, start: int, rows: int, cut: int) -> None:
+    def _scan(
+        self, segment: Segment, data: File, index: File, start: int, rows: int, cut: int, failed: np.ndarray
+    ) -> tuple[int, np.ndarray | None]:
+        """Find the records; where the index says that they end, and its rows from `rows` on if they must be written."""
         offset = segment.base
         if rows:
             tail = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
@@ -160,15 +236,15 @@ class ActiveSegment:
         batches = self.place.intact_batches(segment)
         found = scan(data, cut, start, offset, index=told_rows, anchors=anchors_of(batches))
         found = drop_untiled(found, batches[batches["start"] >= start])
-        if found.holes:
-            self.place.damage.note_holes(segment, found.holes)
-        if not np.array_equal(found.rows, told_rows) or index.size % INDEX_SIZE:
-            if len(found.rows) < len(told_rows) or not np.array_equal(found.rows[: len(told_rows)], told_rows):
-                self.place.report("repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were built anew")
-            index.truncate(rows * INDEX_SIZE)
-            index.append([found.rows.tobytes()])
+        self.place.damage.note_holes(segment, sorted([*found.holes, *_failed_holes(failed, found)]))
         segment.rows = rows + len(found.rows)
         segment.data_size, segment.end = found.end, found.next_offset
+        told_end = offset + _consecutive(told_rows, offset)
+        if np.array_equal(found.rows, told_rows) and index.size % INDEX_SIZE == 0:
+            return told_end, None
+        if len(found.rows) < len(told_rows) or not np.array_equal(found.rows[: len(told_rows)], told_rows):
+            self.place.report("repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were built anew")
+        return told_end, found.rows
 
     def _tail_rows(self, batches: File, here: Checkpoint | None) -> "_Tail":
         """The sidecar rows that the checkpoint does not cover, and which of them are intact."""
@@ -176,7 +252,19 @@ class ActiveSegment:
         rows, good = parse_batches(batches.read_at(start, batches.size - start))
         return _Tail(start, rows, good)
 
-    def _torn_at(self, data: File, tail: "_Tail", start: int, state: int) -> int:
+    def _check_tail(self, data: File, tail: "_Tail", start: int) -> np.ndarray:
+        """For each of these rows whether its data matches its checksum; those of data before `start` are not read."""
+        found = np.full(len(tail.rows), UNREAD)
+        for i in np.flatnonzero(tail.good & (tail.rows["start"] >= start)):
+            begin, end, wanted = (int(tail.rows[column][i]) for column in ("start", "end", "crc"))
+            fine = end <= data.size and checksum(data, begin, end) == wanted
+            if not fine and end <= data.size:  # memory that flipped once must not cost records: ask the disk
+                data.forget(begin, end - begin)
+                fine = checksum(data, begin, end) == wanted
+            found[i] = MATCHED if fine else FAILED
+        return found
+
+    def _torn_at(self, data: File, tail: "_Tail", checked: np.ndarray, start: int, state: int) -> int:
         """Where the data of a commit that was never finished begins; the end of the file when there is none.
 
         Written strictly, only the last commit can be unfinished: a bad batch before a good later commit was whole
@@ -185,11 +273,11 @@ class ActiveSegment:
         if state == CLEAN:
             return data.size
         covered, bad, newest_good = start, [], -1
-        for row in tail.rows[tail.good]:
+        for row, outcome in zip(tail.rows, checked, strict=True):
             begin, end = int(row["start"]), int(row["end"])
-            if begin < start:
+            if outcome == UNREAD or begin < start:
                 continue
-            if end <= data.size and crc32c(data.read_at(begin, end - begin)) == int(row["crc"]):
+            if outcome == MATCHED:
                 newest_good = int(row["time"])
                 covered = end if begin == covered else covered
             else:
@@ -198,15 +286,30 @@ class ActiveSegment:
             return covered
         return min((begin for begin, time in bad if time >= newest_good), default=data.size)
 
-    def _match_batches(self, segment: Segment, data: File, batches: File, tail: "_Tail") -> bool:
-        """Make the sidecar end where the data does. Whether nothing had to change."""
+    def _sidecar_size(self, segment: Segment, tail: "_Tail", newest: int) -> int:
+        """Where the sidecar must end so that it does where the data does."""
         if not bool(tail.good.all()):
             bad = int((~tail.good).sum())
             self.place.report("lost", f"{BATCHES}: {bad} rows are damaged, their records have no checksum and no time")
         beyond = np.flatnonzero(tail.good & (tail.rows["end"] > segment.data_size))
-        keep = int(beyond[0]) if len(beyond) else len(tail.rows)
-        size = tail.start + keep * BATCH_SIZE
-        unchanged = size == batches.size and segment.data_size == data.size
+        if len(beyond) and newest < BELIEVABLE:
+            ends = (tail.rows["first"] + tail.rows["count"])[tail.good]
+            self.place.report(
+                "unfinished",
+                f"the last commit, offsets {newest} to {int(ends.max()) - 1}, is not whole and is dropped: it was "
+                "being written when the broker ended, and not acknowledged",
+            )
+        return tail.start + (int(beyond[0]) if len(beyond) else len(tail.rows)) * BATCH_SIZE
+
+    def _check_cover(self, segment: Segment, batches: File, size: int) -> None:
+        """While we write, there is a row for all data."""
+        last, good = parse_batches(batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0))
+        end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
+        if end < segment.data_size and (not len(good) or bool(good[0])):
+            text = f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no checksum and no time"
+            self.place.report("lost", text)
+
+    def _trim_sidecar(self, segment: Segment, batches: File, size: int) -> None:
         if size != batches.size:
             batches.truncate(size)
         segment.batches_size = size
@@ -215,7 +318,6 @@ class ActiveSegment:
             last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
             if bool(fine[0]):
                 segment.newest = int(last["time"][0])
-        return unchanged
 
     def _settle(self, segment: Segment, data: File, index: File, batches: File) -> None:
         """Cut the files to what was found, and make that durable: from here on it counts as synced."""
@@ -235,9 +337,25 @@ class ActiveSegment:
         except (StorageFull, StorageFailed) as error:
             log.error("topic %s: what was recovered could not be synced: %s", self.place.directory.name, error)
 
-    def _check_metadata(self, segment: Segment, checkpoint: Checkpoint | None) -> None:
+    def _check_metadata(self, end: int, checkpoint: Checkpoint | None) -> None:
         told = self.place.read_metadata()
-        if told != segment.end:
+        if told != end:
             if told is None or (checkpoint is not None and checkpoint.state == CLEAN):
-                self.place.report("repaired", f"{METADATA} said {told}, the next offset is {segment.end}")
-            self.place.fs.replace(self.place.directory / METADATA, pack_metadata(segment.end), sync=False)
+                self.place.report("repaired", f"{METADATA} said {told}, the next offset is {end}")
+            self.place.fs.replace(self.place.directory / METADATA, pack_metadata(end), sync=False)
+
+
+def _consecutive(rows: np.ndarray, offset: int) -> int:
+    """How many leading index rows have the offsets from this one on."""
+    follows = rows["offset"] == np.arange(offset, offset + len(rows), dtype=np.uint64)
+    return len(rows) if bool(follows.all()) else int(np.argmin(follows))
+
+
+def _failed_holes(failed: np.ndarray, found: Scan) -> list[Hole]:
+    """Batches that fail their checksum although their records follow one another: none of them is handed out."""
+    known = {hole.start for hole in found.holes}
+    return [
+        Hole(int(row["start"]), int(row["end"]), int(row["first"]), int(row["first"] + row["count"]))
+        for row in failed
+        if row["end"] <= found.end and int(row["start"]) not in known
+    ]

@@ -1,10 +1,26 @@
 """Finishing or undoing a roll or a swap that a crash interrupted, before anything of the topic is looked at."""
 
+import contextlib
+from collections.abc import Set
 from pathlib import Path
 
+import numpy as np
+
 from penstock.storage.fs import Fs
-from penstock.topics.layout import DATA, KINDS, parse_checked, sealed_name
-from penstock.topics.recovery.place import Place
+from penstock.topics.layout import (
+    BATCHES,
+    DATA,
+    HEADER_SIZE,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    KINDS,
+    RECORD_HEADER,
+    parse_batches,
+    parse_checked,
+    parse_sealed,
+    sealed_name,
+)
+from penstock.topics.recovery.place import BELIEVABLE, Orphan, Place
 
 
 def finish_interrupted(place: Place) -> None:
@@ -16,19 +32,48 @@ def finish_interrupted(place: Place) -> None:
         if name.endswith((".new", ".swap")):
             place.fs.remove(place.directory / name)
             place.names.discard(name)
+    unrolled = unfinished_roll(place.fs, place.directory, place.names)
     with_data = {base for kind, base in place.sealed_files() if kind == DATA}
     for kind, base in place.sealed_files():
         if base in with_data:
             continue
-        if kind not in place.names:  # a roll renames the data last: it had not come to it
-            place.fs.rename(place.directory / sealed_name(kind, base), place.directory / kind)
+        sealed = sealed_name(kind, base)
+        if unrolled.get(kind) == sealed:
+            place.fs.rename(place.directory / sealed, place.directory / kind)
             place.names.add(kind)
         else:
-            place.report("lost", f"{sealed_name(DATA, base)} is missing", file=sealed_name(DATA, base))
-            place.fs.rename(
-                place.directory / sealed_name(kind, base), place.directory / f"orphan-{sealed_name(kind, base)}"
-            )
-        place.names.discard(sealed_name(kind, base))
+            orphan = place.orphans.setdefault(base, Orphan(base))
+            orphan.end = max(orphan.end, _end_of_orphan(place, kind, sealed))
+            orphan.names.append(sealed)
+        place.names.discard(sealed)
+
+
+def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
+    """Kinds of the active segment whose file a roll renamed before it was interrupted, and the names they have now.
+
+    A roll renames the data last, so that data.log still begins at the base that the others are named after.
+    """
+    sealed = [parsed for parsed in map(parse_sealed, names) if parsed is not None]
+    newest = max((base for _, base in sealed), default=-1)
+    if newest < 0 or (DATA, newest) in sealed or DATA not in names:
+        return {}
+    with contextlib.closing(fs.open(directory / DATA, write=False)) as file:
+        header = file.read_at(0, HEADER_SIZE)
+    if len(header) == HEADER_SIZE and RECORD_HEADER.unpack(header)[0] != newest:
+        return {}  # it begins elsewhere: the data of that segment is missing
+    return {kind: sealed_name(kind, newest) for kind, base in sealed if base == newest and kind not in names}
+
+
+def _end_of_orphan(place: Place, kind: str, name: str) -> int:
+    """The offset after the last record that the index or the sidecar of a missing data file names; 0: none."""
+    data = place.fs.read(place.directory / name)
+    if kind == BATCHES:
+        rows, good = parse_batches(data)
+        ends = (rows["first"] + rows["count"])[good]
+        return int(ends.max()) if len(ends) else 0
+    offsets = np.frombuffer(data, INDEX_TYPE, len(data) // INDEX_SIZE)["offset"]
+    rising = int(np.argmin(np.append(offsets[1:] > offsets[:-1], False))) if len(offsets) else 0
+    return int(offsets[rising]) + 1 if len(offsets) and offsets[rising] < BELIEVABLE else 0
 
 
 def finish_swap(fs: Fs, directory: Path, marker: str) -> None:

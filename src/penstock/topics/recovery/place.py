@@ -1,5 +1,6 @@
 """The directory of a topic that is being opened, and what all parts of recovery do in it."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ from penstock.topics.layout import (
 )
 from penstock.topics.segment import Segment
 
+BELIEVABLE = 1 << 62  # an offset from here on is garbage
+
+
+@dataclass(slots=True)
+class Orphan:
+    """A sealed segment whose data file is missing."""
+
+    end: int  # the offset after its last record, as its other files say
+    names: list[str] = field(default_factory=list)  # those files
+
 
 class Place:
     def __init__(self, context: Context, directory: Path) -> None:
@@ -25,6 +36,7 @@ class Place:
         self.context = context
         self.directory = directory
         self.names = set(self.fs.list_dir(directory))
+        self.orphans: dict[int, Orphan] = {}  # by base
         self.damage = Damage(self.fs, directory, context.instruments.damage)
 
     def report(self, outcome: str, text: str, **lost: Any) -> None:

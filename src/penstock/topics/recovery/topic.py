@@ -24,6 +24,7 @@ from penstock.topics.layout import (
     pack_metadata,
     parse_batches,
     parse_checked,
+    sealed_name,
 )
 from penstock.topics.producers import Producers
 from penstock.topics.recovery.active import ActiveSegment
@@ -61,22 +62,28 @@ class _Recovery:
             damage.read()
         finish_interrupted(place)
         checkpoint = self._read_checkpoint()
-        incarnation = self._read_incarnation(checkpoint)
+        incarnation, incarnation_lost = self._read_incarnation(checkpoint)
         sealed, last = SealedSegments(place), ActiveSegment(place)
         bases = sorted(base for kind, base in place.sealed_files() if kind == DATA)
         proven = last.proven_base(bases, checkpoint)
         limits: list[int | None] = [*bases[1:], proven]
         segments = [sealed.open(base, limit) for base, limit in zip(bases, limits, strict=False)]
         active, scanned = last.open(segments, checkpoint, proven)
-        segments.append(active)
+        segments += last.skip_lost(active, checkpoint)
+        active = segments[-1]
+        self._report_orphans(segments)
         damage.note_gaps(segments)
         producers = self._producers(segments, checkpoint)
         same = checkpoint is not None and checkpoint.base == active.base and not scanned
         damage.write()
+        for orphan in place.orphans.values():
+            for name in orphan.names:
+                place.fs.rename(place.directory / name, place.directory / f"orphan-{name}")
         for segment in segments:
             segment.forget_files()
         return Recovered(
             incarnation=incarnation,
+            incarnation_lost=incarnation_lost,
             segments=tuple(segments),
             next_offset=active.end,
             producers=producers,
@@ -86,6 +93,12 @@ class _Recovery:
             policy=self._read_policy(),
             damage=damage,
         )
+
+    def _report_orphans(self, segments: list[Segment]) -> None:
+        for base in sorted(self.place.orphans):
+            end = next(segment.base for segment in segments if segment.base > base or segment is segments[-1])
+            name = sealed_name(DATA, base)
+            self.place.damage.report_lost(f"{name} is missing: offsets {base} to {end - 1}", name, base, end)
 
     def _read_checkpoint(self) -> Checkpoint | None:
         if CHECKPOINT not in self.place.names:
@@ -97,21 +110,23 @@ class _Recovery:
             self.place.report("repaired", f"{CHECKPOINT} is damaged, the active segment is scanned whole")
         return checkpoint
 
-    def _read_incarnation(self, checkpoint: Checkpoint | None) -> str:
+    def _read_incarnation(self, checkpoint: Checkpoint | None) -> tuple[str, bool]:
+        """It, and whether it is a new one although the topic had one."""
+        place = self.place
         text = None
-        if INCARNATION in self.place.names:
-            text = parse_checked(self.place.fs.read(self.place.directory / INCARNATION))
-            if text is None or len(text) != 32:
-                self.place.report("repaired", f"{INCARNATION} is damaged")
-                text = None
-        elif checkpoint is not None:
-            self.place.report("repaired", f"{INCARNATION} is missing")
-        if text is None:
-            text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
-            self.place.fs.replace(
-                self.place.directory / INCARNATION, pack_checked(text), sync=self.place.context.durable
-            )
-        return text
+        if INCARNATION in place.names:
+            text = parse_checked(place.fs.read(place.directory / INCARNATION))
+            if text is not None and len(text) == 32:
+                return text, False
+        ours = checkpoint is not None or bool(place.names & {INCARNATION, BATCHES}) or bool(place.sealed_files())
+        lost = ours and checkpoint is None
+        if ours:
+            what = "is damaged" if INCARNATION in place.names else "is missing"
+            more = f", and {CHECKPOINT} does not have it: the topic gets a new one" if lost else ""
+            place.report("lost" if lost else "repaired", f"{INCARNATION} {what}{more}")
+        text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
+        place.fs.replace(place.directory / INCARNATION, pack_checked(text), sync=place.context.durable)
+        return text, lost
 
     def _read_archived(self) -> int | None:
         if ARCHIVED not in self.place.names:

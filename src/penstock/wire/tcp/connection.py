@@ -25,7 +25,7 @@ from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.wire import frames
 from penstock.wire.bodies import MIN_RATE, RETRY_SECONDS, TOO_MANY
 from penstock.wire.frames import REQUEST, Command
-from penstock.wire.status import TcpStatus, is_expected, status_of
+from penstock.wire.status import TcpStatus, is_expected, status_of, tcp_message
 
 if TYPE_CHECKING:
     from penstock.wire.auth import Identity
@@ -39,6 +39,7 @@ UNSENT = 4 << 20
 WAITING = (Command.FETCH, Command.GROUP_LEASE)
 HANDSHAKE = 0x16  # the first byte of a client that speaks TLS
 LARGE = 64 << 10  # an incomplete frame above this is received into memory of its own
+DISCARDED = 4  # a frame of up to so many times the limit is refused and read to its end; after a larger one we close
 BACKLOG = 256 << 10  # read ahead while held, so that a client that leaves is noticed
 
 
@@ -65,7 +66,7 @@ def failure(error: BaseException, *, produce: bool = False) -> bytes:
     if not is_expected(error):
         log.error("a request failed unexpectedly", exc_info=error)
         return frames.failure(status, "internal error; the server's log has the details")
-    return frames.failure(status, str(error))
+    return frames.failure(status, tcp_message(error, status))
 
 
 class Connection(asyncio.Protocol):
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._partial = b""  # an incomplete small frame
         self._large: bytearray | None = None  # an incomplete large one, and how much of it has come
         self._large_filled = 0
+        self._discard = 0  # bytes that are still to come of a frame that was refused
         self._backlog: deque[bytes] = deque()  # read, but held
         self._backlog_bytes = 0
         self._slots: deque[Slot] = deque()
@@ -175,6 +177,12 @@ class Connection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         """Join what came with what was incomplete, and run every whole request in it."""
+        if self._discard:
+            came = min(self._discard, len(data))
+            self._discard -= came
+            if came == len(data):
+                return
+            data = data[came:]
         began = 0.0
         if self._large is not None:
             missing = len(self._large) - self._large_filled
@@ -231,10 +239,13 @@ class Connection(asyncio.Protocol):
         most = self.max_frame
         while end - at >= REQUEST.size:
             command, length = REQUEST.unpack_from(data, at)
-            if length > most:
-                self._refuse(command, length)
-                return end
             stop = at + REQUEST.size + length
+            if length > most:
+                self._refuse(command, length, max(0, stop - end))
+                at = min(stop, end)
+                if self._closing or self._discard:
+                    return end
+                continue
             if stop > end or self._held():
                 break
             if command == Command.PRODUCE:
@@ -262,11 +273,16 @@ class Connection(asyncio.Protocol):
         self.hold_for(answer, lambda found: self.fill(slot, *found), lambda error: self.fill(slot, failure(error)))
         self._waits = waits
 
-    def _refuse(self, command: int, length: int) -> None:
+    def _refuse(self, command: int, length: int, missing: int) -> None:
+        """Answer a frame that is too large and pass over the rest of it: closing while the client still sends would
+        take the answer away from it."""
         most = self.max_frame
         error = TooLarge(f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}")
         self.answer(failure(error))
-        self.finish()  # we will not read the rest of it, so the next frame cannot be found
+        if most < self._commands.max_frame or length > DISCARDED * most:  # a stranger, or no frame at all
+            self.finish()
+        else:
+            self._discard = missing
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -367,7 +383,7 @@ class Connection(asyncio.Protocol):
         """A frame has begun to arrive and does not go on, or arrives too slowly to ever end."""
         received = self._large_filled if self._large is not None else len(self._partial)
         if not received:
-            return False
+            return self._discard > 0 and not self._reading_paused and now - self.seen > limit
         if self._reading_paused or self._held():  # we hold it back, not the client
             self._frame_since = self.seen = now
             return False

@@ -28,6 +28,7 @@ class Health(msgspec.Struct):
     database: str
     database_host: str  # the one in use; "" while there is none
     database_problem: str  # why it is down, or that another host takes writes too; "" when all is well
+    disk: str  # of the topics: ok, or why appends are refused
     server: str
     worker_id: int
     version: str
@@ -50,11 +51,13 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
 
     def health(_: Request) -> Response:
         up = broker.database.healthy
+        full = broker.logs.topics.disk_full if broker.logs else None
         found = Health(
-            status="healthy" if up else "unhealthy",
+            status="unhealthy" if not up else "degraded" if full else "healthy",
             database="connected" if up else "disconnected",
             database_host=broker.database.host,
             database_problem=broker.database.problem,
+            disk=f"full: {full}" if full else "ok",
             server=broker.config.server_name,
             worker_id=broker.presence.worker,
             version=__version__,

@@ -1,0 +1,76 @@
+"""A broker on a disk that is really full: everybody who should hears of it, and it ends when there is room."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
+from tests.support.wait import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def produce(broker: BrokerProcess, data: bytes) -> "subprocess.CompletedProcess[bytes]":
+    host, port = broker.tcp
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "topic",
+        "produce",
+        "t",
+        "--broker",
+        f"{host}:{port}",
+        "--timeout",
+        "2",
+    ]
+    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
+
+
+def append(broker: BrokerProcess, payload: str) -> httpx.Response:
+    return httpx.post(f"{broker.url}/topics/t/produce", json={"payload": payload})
+
+
+def test_a_full_disk_is_seen_everywhere_and_ends_by_itself(disk: Path, postgres: str) -> None:
+    settings = {"topics__free_space_reserve": 1 << 20, "topics__retention_interval": 0.2}
+    with BrokerProcess(disk / "data", database_url=fresh_database(postgres), **settings) as broker:
+        assert append(broker, "first").json()["offset"] == 0
+        healthy = httpx.get(f"{broker.url}/health").json()
+        assert (healthy["status"], healthy["disk"]) == ("healthy", "ok")
+        filler = disk / "filler"
+        filler.write_bytes(bytes(os.statvfs(disk).f_bavail * 4096 - (1 << 20)))
+
+        failed = produce(broker, b"x" * 100_000 + b"\n")
+        assert failed.returncode == 1
+        assert b"waits for the broker" in failed.stderr
+        assert b"no records were stored in t, of 1 that were read" in failed.stderr
+        assert b"kept in reserve" in failed.stderr.splitlines()[-1]
+        assert append(broker, "x" * 100_000).status_code == 507
+        health = httpx.get(f"{broker.url}/health")
+        assert (health.status_code, health.json()["status"]) == (200, "degraded")
+        assert health.json()["disk"].startswith("full: the disk has")
+        assert "penstock_topic_disk_full 1" in httpx.get(f"{broker.url}/metrics/prometheus").text
+
+        filler.unlink()
+        until(lambda: "are accepted again" in broker.log)
+        assert httpx.get(f"{broker.url}/health").json()["status"] == "healthy"
+        assert "penstock_topic_disk_full 0" in httpx.get(f"{broker.url}/metrics/prometheus").text
+        assert append(broker, "second").json()["offset"] == 1
+        assert broker.log.count("are refused until there is room") == 1
