@@ -5,7 +5,8 @@ CREATE OR REPLACE FUNCTION queue_cursors(g groups, p_partitions bigint[], p_star
 DECLARE
   made int; t timestamptz; quiet bigint[];
 BEGIN
-  SELECT array_agg(s.id) INTO quiet FROM (
+  -- None of them: an empty array. NULL would make "not quiet" unknown, and a cursor rest beside messages for good.
+  SELECT coalesce(array_agg(s.id), '{}') INTO quiet FROM (
     SELECT p.id FROM partitions p WHERE p.id = ANY (p_partitions) ORDER BY p.id FOR NO KEY UPDATE SKIP LOCKED) s;
   t := clock_timestamp();
   WITH start AS MATERIALIZED (
