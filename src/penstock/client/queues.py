@@ -37,6 +37,7 @@ _acked = msgspec.json.Decoder(list[Acked])
 
 log = logging.getLogger("penstock.client")
 
+MOST_REPORTED = 1000
 LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
 GRACE = 10.0  # seconds an answer may come later than that
 
@@ -59,6 +60,7 @@ class QueueClient:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
+        self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
         self._fetched: dict[int, list[Message]] = {}  # by the takes under way, and not yet given to their loops
 
     # -- push -------------------------------------------------------------------------------------------------------
@@ -132,6 +134,12 @@ class QueueClient:
             result.transaction_id = result.transaction_id or item["transactionId"]
         return results
 
+    def _report_missing(self, address: str, reason: str | None) -> None:
+        """A consumer may start before its producer, so this is no error; but a wrong name must not look like no work."""
+        if reason and address not in self._missing and len(self._missing) < MOST_REPORTED:
+            self._missing.add(address)
+            log.warning("nothing to take from %s: %s (a queue is made by its first push)", address, reason)
+
     # -- pop and ack ------------------------------------------------------------------------------------------------
 
     async def pop(
@@ -189,6 +197,7 @@ class QueueClient:
         )
         check(answer)
         if not answer.body:
+            self._report_missing(str(address or namespace or task), answer.headers.get("empty-reason"))
             return []
         popped = understood(_popped.decode, answer.body)
         for message in popped.messages:

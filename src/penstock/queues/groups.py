@@ -203,7 +203,7 @@ class Groups:
         if partition is not None:
             number = await self._catalog.partition(queue, partition)
             if number is None:
-                raise NotFound("Partition not found")
+                raise NotFound(f"Partition not found: {partition} of queue {queue}")
             moved, last = await self._seek(group_id, [number], target)
         else:
             async for numbers in self._walk(queue_id):

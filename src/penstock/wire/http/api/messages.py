@@ -24,6 +24,9 @@ NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
 LONGEST_BUFFERING = 3_600_000  # milliseconds: who asks for more has mistaken the unit, and would wait for years
 LEASE_TIME = "Lease-Time"
+# A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
+NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
+NO_PARTITION = Response(204, headers=(("Empty-Reason", "no such partition"),))
 _encode = msgspec.json.Encoder().encode
 
 
@@ -262,6 +265,9 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
             popped = found
         else:
             popped = await queues.pop(wanted)
+        if popped.reason == "unknown":
+            known = wanted.queue is not None and await queues.catalog.queue(wanted.queue) is not None
+            return NO_PARTITION if known else NO_QUEUE
         info = await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
         return pop_answer(popped, info.options["leaseTime"] if info else None)
 
