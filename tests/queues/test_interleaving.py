@@ -26,8 +26,9 @@ SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 ACTORS = 4
 PARTITIONS = ["p", "q"]
 GROUPS = ["__QUEUE_MODE__", "a", "b", "c"]
+GROUP = "SELECT id FROM groups WHERE queue_id = $1 AND name = $2"
 POP = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, 1000000)"
-# What is committed never shows a cursor at rest beside messages: the next push would hide the fault, so we look each time.
+# What is committed never shows a cursor at rest beside messages. The next push would hide it, so we look each time.
 BLIND = """
   SELECT g.name, c.partition_id FROM cursors c JOIN groups g ON g.id = c.group_id
    WHERE c.queue_id = $1 AND c.due_at IS NULL AND EXISTS (
@@ -154,9 +155,7 @@ class History:
             yield
 
     async def pop(self, c: Any, n: int) -> AsyncIterator[None]:
-        number = await c.fetchval(
-            "SELECT id FROM groups WHERE queue_id = $1 AND name = $2", self.queue, GROUPS[n % 4]
-        )
+        number = await c.fetchval(GROUP, self.queue, GROUPS[n % 4])
         if number is not None:
             async for _ in self.take(c, number, None, 1 + n % 5):
                 yield
@@ -228,7 +227,7 @@ class History:
         if n % 5 == 0:
             return
         if ids and n % 3 == 0:  # the subscription stays under another number
-            heir = await c.fetchval("SELECT id FROM groups WHERE queue_id = $1 AND name = $2", self.queue, GROUPS[n % 4])
+            heir = await c.fetchval(GROUP, self.queue, GROUPS[n % 4])
             for event in self.events.get(ids[0], []) if heir is not None else []:
                 if event.partitions is EVERYWHERE:
                     self.note(heir, event)
@@ -242,9 +241,7 @@ class History:
                 yield
 
     async def seek(self, c: Any, n: int) -> AsyncIterator[None]:
-        number = await c.fetchval(
-            "SELECT id FROM groups WHERE queue_id = $1 AND name = $2", self.queue, GROUPS[n % 4]
-        )
+        number = await c.fetchval(GROUP, self.queue, GROUPS[n % 4])
         rows = await c.fetch("SELECT id FROM partitions WHERE queue_id = $1 ORDER BY id", self.queue)
         if number is None or not rows:
             return
@@ -261,9 +258,7 @@ class History:
 
     async def resubscribe(self, c: Any, n: int) -> AsyncIterator[None]:
         """The group starts long ago in partitions it has not met; which those are is not modelled, so it may."""
-        number = await c.fetchval(
-            "SELECT id FROM groups WHERE queue_id = $1 AND name = $2", self.queue, GROUPS[n % 4]
-        )
+        number = await c.fetchval(GROUP, self.queue, GROUPS[n % 4])
 
         async def move() -> None:
             await c.fetch("SELECT queue_resubscribe($1, '2000-01-01')", GROUPS[n % 4])

@@ -3,10 +3,13 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -522,6 +525,66 @@ def test_counts_follow_the_messages(api, queue):
     assert group["totalLag"] == 4
     assert api.delete(f"queues/{queue}/clear")["deleted"] == 6
     assert api.get(f"resources/queues/{queue}")["totals"]["total"] == 0
+
+
+PROBE = """
+import http.client, select, sys, time
+connection, longest = http.client.HTTPConnection(sys.argv[1]), 0.0
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    began = time.monotonic()
+    connection.request("GET", "/health/live")
+    assert connection.getresponse().read() is not None
+    longest = max(longest, time.monotonic() - began)
+print(longest)
+"""
+
+
+@contextmanager
+def longest_wait(broker: BrokerProcess) -> Iterator[list[float]]:
+    """How long /health/live waited at most while the block ran; asked by a process that does nothing else."""
+    address = broker.url.removeprefix("http://")
+    with subprocess.Popen(
+        [sys.executable, "-c", PROBE, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as probe:
+        assert probe.stdout is not None
+        assert probe.stdin is not None
+        waits: list[float] = []
+        try:
+            assert probe.stdout.readline() == "ready\n"
+            yield waits
+        finally:
+            probe.stdin.close()
+        waits.append(float(probe.stdout.readline()))
+
+
+def test_a_request_with_many_items_keeps_nobody_waiting_and_one_with_too_many_is_refused(broker, api, queue):
+    """A million items took eight seconds, during which nothing else was answered."""
+    item = b'{"queue":"%b","payload":{"n":1}}' % queue.encode()
+    operation = b'{"type":"push","items":[%b]}' % item
+    ack = b'{"transactionId":"t","partitionId":"p"}'
+    million = {
+        "push": b'{"items":[%b]}' % b",".join([item] * 1_000_000),
+        "ack/batch": b'{"acknowledgments":[%b]}' % b",".join([ack] * 1_000_000),
+        "transaction": b'{"operations":[%b]}' % b",".join([operation] * 500_000),
+    }
+    with longest_wait(broker) as waits:
+        for path, body in million.items():
+            assert "at most 10000 (queues.max_items)" in api.post(path, body, 413)["error"]
+        items = [{"queue": queue, "payload": {"queue": n}} for n in range(10_001)]
+        api.post("push", {"items": items}, 413)
+        stored = api.post("push", {"items": items[:10_000]}, 201)
+        assert [result["index"] for result in stored] == list(range(10_000))
+        assert {result["status"] for result in stored} == {"queued"}
+        messages = api.pop(queue, batch=10_000)
+        assert [message["data"]["queue"] for message in messages] == list(range(10_000))
+        acked = api.ack(*messages)
+        assert [result["index"] for result in acked] == list(range(10_000))
+        assert all(result["success"] for result in acked)
+        pushes = [{"type": "push", "queue": queue, "payload": n} for n in range(5_000)]
+        assert len(api.post("transaction", {"operations": pushes})["results"]) == 5_000
+        assert api.post("push", {"items": items[:5000], "bufferMs": 10}, 201)["pushed"]
+    assert waits[0] < 2.0, waits
 
 
 def test_concurrent_requests_get_their_own_results(broker, queue):

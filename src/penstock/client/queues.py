@@ -38,6 +38,7 @@ _acked = msgspec.json.Decoder(list[Acked])
 log = logging.getLogger("penstock.client")
 
 MOST_REPORTED = 1000
+MOST_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
 LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
 GRACE = 10.0  # seconds an answer may come later than that
 
@@ -94,11 +95,18 @@ class QueueClient:
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
     ) -> list[Pushed]:
-        """Store many messages in one request, in order."""
+        """Store many messages, in order; in one request, or in several when there are more than a broker takes."""
         items = [new_item(address, payload, partition) for payload in payloads]
-        if not items:
-            return []
-        return [_own(result) for result in await self.push_items(items, buffer_ms=buffer_ms, buffer_max=buffer_max)]
+        results: list[Pushed] = []
+        for begin in range(0, len(items), MOST_ITEMS):
+            part = items[begin : begin + MOST_ITEMS]
+            try:
+                results += await self.push_items(part, buffer_ms=buffer_ms, buffer_max=buffer_max)
+            except QueueFull as error:
+                raise QueueFull(str(error), [*results, *error.results]) from None
+        for index, result in enumerate(results):
+            result.index = index
+        return [_own(result) for result in results]
 
     async def push_items(
         self,
@@ -135,7 +143,7 @@ class QueueClient:
         return results
 
     def _report_missing(self, address: str, reason: str | None) -> None:
-        """A consumer may start before its producer, so this is no error; but a wrong name must not look like no work."""
+        """A consumer may start before its producer, so this is no error; a wrong name must not look like no work."""
         if reason and address not in self._missing and len(self._missing) < MOST_REPORTED:
             self._missing.add(address)
             log.warning("nothing to take from %s: %s (a queue is made by its first push)", address, reason)

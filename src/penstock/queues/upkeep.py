@@ -49,7 +49,9 @@ class Upkeep:
         self._tasks: list[asyncio.Task[None]] = []
         self._removed = metrics.counter("penstock_queue_removed_total", "Messages deleted in the background", "reason")
         self._healed = metrics.counter(
-            "penstock_queue_cursors_healed_total", "Cursors that rested beside waiting messages, made due again", "queue"
+            "penstock_queue_cursors_healed_total",
+            "Cursors that rested beside waiting messages, made due again",
+            "queue",
         )
         self._step = STEP
         self._walked = (0, 0)  # partition and group of the last cursor that `heal` looked at
