@@ -67,6 +67,16 @@ def test_payloads_may_be_arguments_and_plain_text(shell, queue):
     assert "exactly one" in shell.run("push", queue, "1", "2", "-t", "x", code=2).output
 
 
+def test_a_pop_says_when_there_is_no_such_queue(shell, queue, caplog):
+    assert shell.lines("pop", f"{queue}@g") == []
+    assert f"nothing to take from {queue}@g: no such queue" in caplog.text
+    caplog.clear()
+    shell.run("push", queue, "1")
+    assert len(shell.lines("pop", f"{queue}@g", "--ack")) == 1
+    assert shell.lines("pop", f"{queue}@g") == []
+    assert caplog.text == ""
+
+
 def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     (made,) = shell.lines("configure", queue, "leaseTime=30", "ordering=none", "--namespace", "ns")
     assert (made["options"]["leaseTime"], made["options"]["ordering"]) == (30, "none")
@@ -81,7 +91,7 @@ def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     assert shell.lines("delete", queue, "--keep", "--yes")[0]["deleted"] == 2
     shell.run("delete", queue, "--yes")
     assert "there was no queue" in shell.run("delete", queue, "--yes").output
-    assert "Queue not found" in shell.run("describe", queue, code=1).output
+    assert f"Queue not found: {queue}" in shell.run("describe", queue, code=1).output
 
 
 def test_a_group_is_shown_and_moved_after_a_look_at_what_that_means(shell, queue):

@@ -213,6 +213,20 @@ def test_a_full_queue_raises_with_what_did_not_fit(broker, queue):
     run(body)
 
 
+def test_more_messages_than_a_broker_takes_at_once_go_in_several_requests(broker, queue):
+    async def body():
+        async with Client(broker.url) as client:
+            results = await client.push_many(queue, range(10_050))
+            assert [result.index for result in results] == list(range(10_050))
+            assert {result.status for result in results} == {"queued"}
+            first = await client.pop(queue, batch=10_000, auto_ack=True)
+            assert [message.data for message in first] == list(range(10_000))
+            rest = await client.pop(queue, batch=10_000, auto_ack=True)
+            assert [message.data for message in rest] == list(range(10_000, 10_050))
+
+    asyncio.run(body())
+
+
 def test_qos_0_goes_through_the_brokers_buffer(broker, queue):
     async def body() -> None:
         async with Client(broker.url) as client:

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -402,5 +402,130 @@ def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> 
             await queues.traces.add(message.partition_id, message.transaction_id, b"1", names=[long])
         with pytest.raises(InvalidRequest, match="consumerGroup"):
             await queues.messages.bury(message.partition_id, message.transaction_id, long)
+
+    run(database_url, body)
+
+
+@pytest.mark.parametrize("ordering", ["partition", "none"])
+def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
+    database_url: str, ordering: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else is: not what is done, leased, delayed, or of a deleted group."""
+    monkeypatch.setattr("penstock.queues.upkeep.HEAL_STEP", 3)
+
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"ordering": ordering, "retryDelay": 60_000})
+        for partition in range(6):
+            await push(queues, "q", f"a{partition}", f"b{partition}", partition=str(partition))
+        for group in ("g", "h"):
+            assert len((await pop(queues, "q", group=group, partitions=6, auto_ack=True)).messages) == 12
+        await push(queues, "q", "c1", partition="1")
+        await push(queues, "q", "c2", partition="2")
+        await push(queues, "q", "c3", partition="3")
+        leased = await pop(queues, "q", group="g", partition="2")
+        failed = await pop(queues, "q", group="g", partition="3")
+        await answer(queues, failed.messages, "failed")
+
+        async def walk() -> int:
+            healed = await queues.upkeep.heal()
+            while queues.upkeep._walked != (0, 0):
+                healed += await queues.upkeep.heal()
+            return healed
+
+        assert await walk() == 0
+        assert not caplog.records
+        await queues.database.fetch(
+            """UPDATE cursors c SET due_at = NULL, version = version + 1 FROM partitions p, groups g
+                WHERE p.id = c.partition_id AND p.name = '1' AND g.id = c.group_id AND g.name = 'g'"""
+        )
+        assert (await pop(queues, "q", group="g", partitions=6)).messages == []
+        entry = (await queues.groups.listing("g"))[0]
+        assert entry["totalLag"] == 3
+        assert await walk() == 1
+        assert values(await pop(queues, "q", group="g", partitions=6, wait=True, timeout=10)) == ["c1"]
+        assert await walk() == 0
+        assert queues.upkeep._healed.value("q") == 1
+        (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert "'g'" in line
+        assert "'q'" in line
+        assert "'1'" in line
+        await complete(queues, leased)
+
+    caplog.set_level("WARNING", logger="penstock.queues")
+    run(database_url, body)
+
+
+def test_a_group_with_lag_that_no_partition_shows_is_not_called_stable_and_seeking_heals_it(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", *range(100))
+        await pop(queues, "q", group="g", auto_ack=True)
+        await push(queues, "q", *range(100))
+        await queues.database.fetch("UPDATE cursors SET due_at = NULL, version = version + 1")
+        entry = (await queues.groups.listing("g"))[0]
+        assert (entry["totalLag"], entry["partitionsWithLag"], entry["state"]) == (100, 0, "Lagging")
+        rows = await queues.database.fetch("SELECT max(seq) AS last FROM messages")
+        assert rows[0]["last"] == 200
+        await queues.groups.seek("g", "q", to="beginning")
+        assert len((await pop(queues, "q", 200, group="g")).messages) == 200
+
+    run(database_url, body)
+
+
+def test_seeking_to_where_a_blind_cursor_is_makes_it_see(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 1, 2)
+        assert values(await pop(queues, "q", 1, group="g")) == [1]
+        await queues.groups.seek("g", "q", to="beginning")
+        await queues.database.fetch("UPDATE cursors SET due_at = NULL, version = version + 1")
+        assert (await pop(queues, "q", group="g")).messages == []
+        await queues.groups.seek("g", "q", to="beginning")
+        assert values(await pop(queues, "q", group="g")) == [1, 2]
+
+    run(database_url, body)
+
+
+def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_are_committed(database_url: str) -> None:
+    """The cursor it makes must not rest: `array_agg` over no rows is NULL, and so is everything made of it."""
+
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", "first")
+        other = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+        number = await other.fetchval("SELECT id FROM partitions")
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(
+            """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['t'], ARRAY[true], NULL, NULL, NULL,
+                                        ARRAY['2'::bytea])""",
+            number,
+        )
+        await complete(queues, await pop(queues, "q", group="all"))
+        assert (await pop(queues, "q", group="new", subscription_mode="new")).messages == []
+        await transaction.commit()
+        await other.close()
+        assert values(await pop(queues, "q", group="all", wait=True, timeout=10)) == [2]
+        assert (await pop(queues, "q", group="new")).messages == []  # it was pushed before
+        assert [await queues.groups.lag("q", group) for group in ("all", "new")] == [1, 0]
+        await push(queues, "q", 3)
+        assert values(await pop(queues, "q", group="new")) == [3]
+        assert await queues.upkeep.heal() == 0
+
+    run(database_url, body)
+
+
+def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_partition(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 1, partition="one")
+        await complete(queues, await pop(queues, "q", group="g", partition="one"))
+        other = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("SELECT queue_ensure(ARRAY['q'], ARRAY['two'])")
+        deciding = asyncio.create_task(queues.groups.subscription("g", datetime(2000, 1, 1, tzinfo=UTC)))
+        await asyncio.wait({deciding}, timeout=0.3)
+        await transaction.commit()
+        await other.close()
+        assert (await deciding)["rowsUpdated"] == 1
+        await push(queues, "q", 2, partition="two")
+        assert values(await pop(queues, "q", group="g")) == [2]
 
     run(database_url, body)

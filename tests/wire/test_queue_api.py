@@ -3,10 +3,13 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -200,6 +203,17 @@ def test_an_empty_pop_is_204_without_a_body(api, queue):
     api.get(f"pop/queue/{queue}", 204, wait="true", timeout=300)
     assert 0.25 < time.monotonic() - began < 3
     api.get("pop", 204, namespace=f"none-{queue}")
+
+
+def test_an_empty_pop_says_when_there_is_no_such_queue(api, queue):
+    """In a header: 204 is what the dialect's clients expect, and a queue is made by the first push to it."""
+    path = f"/api/v1/pop/queue/{queue}"
+    assert api.client.get(path).headers["Empty-Reason"] == "no such queue"
+    api.push(queue, 1)
+    assert len(api.pop(queue)) == 1
+    assert "Empty-Reason" not in api.client.get(path).headers
+    assert api.client.get(f"{path}/partition/other").headers["Empty-Reason"] == "no such partition"
+    assert api.client.get(f"/api/v1/pop?namespace={queue}x").headers["Empty-Reason"] == "no such queue"
 
 
 def test_queue_partition_and_group_names_are_percent_decoded(api):
@@ -435,16 +449,61 @@ def test_a_seek_can_be_tried_without_doing_it(api, queue):
 
 def test_what_does_not_exist_is_a_404(api, queue):
     nowhere = f"{uuid.uuid4()}/t"
-    assert api.get(f"resources/queues/{queue}", 404)["error"] == "Queue not found"
-    assert api.get(f"status/queues/{queue}", 404)["error"] == "Queue not found"
+    assert api.get(f"resources/queues/{queue}", 404)["error"] == f"Queue not found: {queue}"
+    assert api.get(f"status/queues/{queue}", 404)["error"] == f"Queue not found: {queue}"
     assert api.get(f"messages/{nowhere}", 404)["error"] == "Message not found"
     assert api.delete(f"messages/{nowhere}", 404)["success"] is False
-    assert api.get("consumer-groups/nobody", 404)["error"] == "Consumer group not found"
+    assert api.get("consumer-groups/nobody", 404)["error"] == "Consumer group not found: nobody"
     api.post("traces", {"transactionId": "t", "partitionId": str(uuid.uuid4()), "data": 1}, 404)
     api.delete(f"queues/{queue}/clear", 404)
     assert api.get(f"traces/{nowhere}") == {"traces": []}
     assert api.delete(f"resources/queues/{queue}") == {"deleted": True, "queue": queue, "existed": False}
     assert api.delete("consumer-groups/nobody")["success"] is True
+
+
+def test_pages_go_on_from_where_the_last_one_ended_and_far_offsets_are_refused(api, queue):
+    """What comes before an offset is read and thrown away: a million of it would take half a minute."""
+    for batch in range(5):
+        items = [{"queue": queue, "partition": f"p{n % 3}", "payload": n} for n in range(batch * 4, batch * 4 + 4)]
+        api.post("push", {"items": items}, 201)
+    whole = api.get("messages", queue=queue)
+    assert whole["next"] is None
+    for filters in ({}, {"partition": "p1"}, {"status": "pending"}, {"partition": "p2", "status": "pending"}):
+        wanted = [m["id"] for m in whole["messages"] if m["partition"] == filters.get("partition", m["partition"])]
+        seen, cursor = [], None
+        while True:
+            query = {"queue": queue, "limit": 3, **filters} | ({"cursor": cursor} if cursor else {})
+            page = api.client.get("/api/v1/messages", params=query).json()
+            seen += [message["id"] for message in page["messages"]]
+            cursor = page["next"]
+            if cursor is None:
+                break
+            assert len(page["messages"]) == 3
+        assert sorted(seen) == sorted(wanted)
+        assert len(set(seen)) == len(seen)
+    assert [m["id"] for m in api.get("messages", queue=queue, limit=4, offset=3)["messages"]] == [
+        m["id"] for m in whole["messages"][3:7]
+    ]
+    assert "cursor must be" in api.get("messages", 400, queue=queue, cursor="x")["error"]
+
+    partitions = [row["id"] for row in api.get("resources/partitions", queue=queue)["partitions"]]
+    after = api.get("resources/partitions", queue=queue, after=partitions[0], limit=1)["partitions"]
+    assert [row["id"] for row in after] == partitions[1:2]
+    assert "after must be" in api.get("resources/partitions", 400, queue=queue, after="x")["error"]
+
+    api.ack(*api.pop(queue, batch=20, partitions=3), status="dlq")
+    dead = [letter["dlqId"] for letter in api.get("dlq", queue=queue)["messages"]]
+    assert len(dead) == 20
+    page = api.get("dlq", queue=queue, limit=5, before=dead[4])["messages"]
+    assert [letter["dlqId"] for letter in page] == dead[5:10]
+
+    for path in (
+        "messages", "dlq", "resources/partitions", "resources/queues", f"resources/queues/{queue}", "status/queues",
+        f"status/queues/{queue}", f"status/queues/{queue}/messages", "traces/names", "traces/by-name/n",
+        "consumer-groups/g",
+    ):  # fmt: skip
+        text = api.get(path, 400, offset=1_000_000)["error"]
+        assert text.startswith("offset must be at most 10000, not 1000000: "), path
 
 
 def test_counts_follow_the_messages(api, queue):
@@ -466,6 +525,66 @@ def test_counts_follow_the_messages(api, queue):
     assert group["totalLag"] == 4
     assert api.delete(f"queues/{queue}/clear")["deleted"] == 6
     assert api.get(f"resources/queues/{queue}")["totals"]["total"] == 0
+
+
+PROBE = """
+import http.client, select, sys, time
+connection, longest = http.client.HTTPConnection(sys.argv[1]), 0.0
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    began = time.monotonic()
+    connection.request("GET", "/health/live")
+    assert connection.getresponse().read() is not None
+    longest = max(longest, time.monotonic() - began)
+print(longest)
+"""
+
+
+@contextmanager
+def longest_wait(broker: BrokerProcess) -> Iterator[list[float]]:
+    """How long /health/live waited at most while the block ran; asked by a process that does nothing else."""
+    address = broker.url.removeprefix("http://")
+    with subprocess.Popen(
+        [sys.executable, "-c", PROBE, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as probe:
+        assert probe.stdout is not None
+        assert probe.stdin is not None
+        waits: list[float] = []
+        try:
+            assert probe.stdout.readline() == "ready\n"
+            yield waits
+        finally:
+            probe.stdin.close()
+        waits.append(float(probe.stdout.readline()))
+
+
+def test_a_request_with_many_items_keeps_nobody_waiting_and_one_with_too_many_is_refused(broker, api, queue):
+    """A million items took eight seconds, during which nothing else was answered."""
+    item = b'{"queue":"%b","payload":{"n":1}}' % queue.encode()
+    operation = b'{"type":"push","items":[%b]}' % item
+    ack = b'{"transactionId":"t","partitionId":"p"}'
+    million = {
+        "push": b'{"items":[%b]}' % b",".join([item] * 1_000_000),
+        "ack/batch": b'{"acknowledgments":[%b]}' % b",".join([ack] * 1_000_000),
+        "transaction": b'{"operations":[%b]}' % b",".join([operation] * 500_000),
+    }
+    with longest_wait(broker) as waits:
+        for path, body in million.items():
+            assert "at most 10000 (queues.max_items)" in api.post(path, body, 413)["error"]
+        items = [{"queue": queue, "payload": {"queue": n}} for n in range(10_001)]
+        api.post("push", {"items": items}, 413)
+        stored = api.post("push", {"items": items[:10_000]}, 201)
+        assert [result["index"] for result in stored] == list(range(10_000))
+        assert {result["status"] for result in stored} == {"queued"}
+        messages = api.pop(queue, batch=10_000)
+        assert [message["data"]["queue"] for message in messages] == list(range(10_000))
+        acked = api.ack(*messages)
+        assert [result["index"] for result in acked] == list(range(10_000))
+        assert all(result["success"] for result in acked)
+        pushes = [{"type": "push", "queue": queue, "payload": n} for n in range(5_000)]
+        assert len(api.post("transaction", {"operations": pushes})["results"]) == 5_000
+        assert api.post("push", {"items": items[:5000], "bufferMs": 10}, 201)["pushed"]
+    assert waits[0] < 2.0, waits
 
 
 def test_concurrent_requests_get_their_own_results(broker, queue):

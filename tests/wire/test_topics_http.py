@@ -121,6 +121,7 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         (produce("t", payload=5), 400),
         (produce("t", payload="x", payloads=["y"]), 400),
         (produce("t", payloads=[]), 400),
+        (produce("t", payloads=["x"] * 100_001), 413),
         (produce("t", payload="!", encoding="base64"), 400),
         (produce("t", payload="x", encoding="rot13"), 400),
         (post("/topics/t/produce", b"{"), 400),

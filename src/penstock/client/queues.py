@@ -38,6 +38,8 @@ _acked = msgspec.json.Decoder(list[Acked])
 
 log = logging.getLogger("penstock.client")
 
+MOST_REPORTED = 1000
+MOST_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
 LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
 GRACE = 10.0  # seconds an answer may come later than that
 
@@ -60,6 +62,7 @@ class QueueClient:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
+        self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
         self._fetched: dict[int, list[Message]] = {}  # by the takes under way, and not yet given to their loops
 
     # -- push -------------------------------------------------------------------------------------------------------
@@ -94,11 +97,18 @@ class QueueClient:
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
     ) -> list[Pushed]:
-        """Store many messages in one request, in order."""
+        """Store many messages, in order; in one request, or in several when there are more than a broker takes."""
         items = [new_item(address, payload, partition) for payload in payloads]
-        if not items:
-            return []
-        return [_own(result) for result in await self.push_items(items, buffer_ms=buffer_ms, buffer_max=buffer_max)]
+        results: list[Pushed] = []
+        for begin in range(0, len(items), MOST_ITEMS):
+            part = items[begin : begin + MOST_ITEMS]
+            try:
+                results += await self.push_items(part, buffer_ms=buffer_ms, buffer_max=buffer_max)
+            except QueueFull as error:
+                raise QueueFull(str(error), [*results, *error.results]) from None
+        for index, result in enumerate(results):
+            result.index = index
+        return [_own(result) for result in results]
 
     async def push_items(
         self,
@@ -135,6 +145,12 @@ class QueueClient:
             result.index = index
             result.transaction_id = result.transaction_id or item["transactionId"]
         return results
+
+    def _report_missing(self, address: str, reason: str | None) -> None:
+        """A consumer may start before its producer, so this is no error; a wrong name must not look like no work."""
+        if reason and address not in self._missing and len(self._missing) < MOST_REPORTED:
+            self._missing.add(address)
+            log.warning("nothing to take from %s: %s (a queue is made by its first push)", address, reason)
 
     # -- pop and ack ------------------------------------------------------------------------------------------------
 
@@ -193,6 +209,7 @@ class QueueClient:
         )
         check(answer)
         if not answer.body:
+            self._report_missing(str(address or namespace or task), answer.headers.get("empty-reason"))
             return []
         popped = understood(_popped.decode, answer.body)
         for message in popped.messages:

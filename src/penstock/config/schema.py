@@ -170,6 +170,7 @@ class Queues:
         "", "where a new group starts when the client does not say", "DEFAULT_SUBSCRIPTION_MODE"
     )
     max_batch: int = key(10_000, "most messages one pop may take")
+    max_items: int = key(10_000, "most items of one request: pushed, acknowledged or in a transaction; above it 413")
     max_batch_bytes: Size = key(32 << 20, "most bytes of payload one pop takes, unless its first message has more")
     merge_max: int = key(500, "most items merged into one SQL call")
     retention_interval_ms: Milliseconds = key(300_000, "how often retention runs", "RETENTION_INTERVAL")

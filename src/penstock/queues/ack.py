@@ -9,7 +9,7 @@ from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
 from penstock.queues.merge import Done, Merger
-from penstock.queues.push import Fetch
+from penstock.queues.push import SLICE, Fetch
 from penstock.queues.signals import Signals
 from penstock.queues.types import Ack, Acked, Extended
 
@@ -68,6 +68,8 @@ class Acknowledger:
         places: list[int] = []
         last, error = None, None
         for place, ack in enumerate(acks):
+            if place and not place % SLICE:
+                await asyncio.sleep(0)
             key = ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error
             if key != last:
                 last = key
@@ -89,6 +91,8 @@ class Acknowledger:
         if places:
             rows = await fetch(SQL, starts, *zip(*runs, strict=True), [acks[place].transaction_id for place in places])
             for items, outcomes, queue, partition, released, dead in rows:
+                if len(items) > SLICE:
+                    await asyncio.sleep(0)
                 if outcomes is None:
                     for item in items:
                         place = places[item - 1]

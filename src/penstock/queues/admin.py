@@ -62,7 +62,7 @@ class Admin:
     async def describe(self, queue: str) -> QueueInfo:
         info = await self._catalog.queue(queue)
         if info is None:
-            raise NotFound("Queue not found")
+            raise NotFound(f"Queue not found: {queue}")
         return info
 
     async def delete(self, queue: str) -> bool:
@@ -87,7 +87,7 @@ class Admin:
         if partition is not None:
             number = await self._catalog.partition(queue, partition)
             if number is None:
-                raise NotFound("Partition not found")
+                raise NotFound(f"Partition not found: {partition} of queue {queue}")
             rows = await self._database.fetch(
                 "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[4611686018427387904], false)", number
             )
@@ -109,12 +109,19 @@ class Admin:
             if not row["more"]:
                 return deleted
 
-    async def partitions(self, queue: str | None = None, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
+    async def partitions(
+        self, queue: str | None = None, limit: int = 100, offset: int = 0, after: str | None = None
+    ) -> list[dict[str, Any]]:
+        """In the order they were made; `after`: those made after this one, for the next page."""
+        await self._catalog.load_installation()
+        number = self._catalog.partition_id(after) if after else 0
+        if number is None:
+            raise InvalidRequest("after must be the id of a partition")
         rows = await self._database.browse(
             """WITH page AS MATERIALIZED (  -- in the order of the index on (queue, id): a page is cut, not sorted
                  SELECT p.*, q.name AS queue FROM queues q
-                  CROSS JOIN LATERAL (SELECT * FROM partitions p WHERE p.queue_id = q.id ORDER BY p.queue_id, p.id
-                                       LIMIT $2::bigint + $3::bigint) p
+                  CROSS JOIN LATERAL (SELECT * FROM partitions p WHERE p.queue_id = q.id AND p.id > $4
+                                       ORDER BY p.queue_id, p.id LIMIT $2::bigint + $3::bigint) p
                   WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
                   ORDER BY p.id LIMIT $2 OFFSET $3)
                SELECT p.id, p.name, p.queue, p.created_at, last.seq, last.created_at AS newest,
@@ -128,8 +135,8 @@ class Admin:
             queue,
             limit,
             offset,
+            number,
         )
-        await self._catalog.load_installation()
         return [
             {
                 "id": self._catalog.partition_uuid(row["id"]),

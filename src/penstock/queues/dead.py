@@ -48,13 +48,16 @@ class DeadLetters:
     def __init__(self, database: Database, catalog: Catalog, keys: Keys, signals: Signals) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
 
-    async def listing(self, which: Which, limit: int = 100, offset: int = 0) -> dict[str, Any]:
-        """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to MOST_BYTES of them."""
+    async def listing(
+        self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
+    ) -> dict[str, Any]:
+        """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to MOST_BYTES of them.
+        `before`: those older than this letter, for the next page."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
             f"""WITH page AS MATERIALIZED (
                   SELECT d.id, octet_length(d.payload) AS size, q.name AS queue, p.name AS partition, g.name AS group_name
-                         {SOURCE} ORDER BY d.id DESC LIMIT $7 OFFSET $8)
+                         {SOURCE} AND ($10::bigint IS NULL OR d.id < $10) ORDER BY d.id DESC LIMIT $7 OFFSET $8)
                 SELECT d.id, d.partition_id, d.seq, d.failed_at, d.attempts, d.error, d.created_at, d.transaction_id, d.trace_id,
                        d.producer, d.key_id, page.queue, page.partition, page.group_name, page.upto > $9 AS omitted,
                        CASE WHEN page.upto > $9 THEN 'null' ELSE d.payload END AS payload
@@ -64,6 +67,7 @@ class DeadLetters:
             limit,
             offset,
             MOST_BYTES,
+            before,
         )
         total = await self._database.browse(
             f"SELECT count(*) FROM (SELECT 1 {SOURCE} LIMIT {MOST_COUNTED}) x", *which.args()

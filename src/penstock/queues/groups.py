@@ -190,15 +190,8 @@ class Groups:
     async def subscription(self, group: str, moment: datetime) -> dict[str, Any]:
         """Change where the group starts in partitions it has not met yet."""
         check_text("consumerGroup", group)
-        rows = await self._database.fetch(
-            """UPDATE groups g SET mode = 'timestamp', start_at = $2,
-                      discover_to = CASE WHEN g.mode IS NULL
-                        THEN coalesce((SELECT max(p.id) FROM partitions p WHERE p.queue_id = g.queue_id), 0) ELSE g.discover_to END
-                WHERE g.name = $1 RETURNING 1""",
-            group,
-            moment,
-        )
-        return {"success": True, "consumerGroup": group, "newTimestamp": moment, "rowsUpdated": len(rows)}
+        rows = await self._database.fetch("SELECT queue_resubscribe($1, $2)", group, moment)
+        return {"success": True, "consumerGroup": group, "newTimestamp": moment, "rowsUpdated": rows[0][0]}
 
     async def seek(
         self, group: str, queue: str, *, partition: str | None = None, moment: datetime | None = None, to: str = "end"
@@ -210,7 +203,7 @@ class Groups:
         if partition is not None:
             number = await self._catalog.partition(queue, partition)
             if number is None:
-                raise NotFound("Partition not found")
+                raise NotFound(f"Partition not found: {partition} of queue {queue}")
             moved, last = await self._seek(group_id, [number], target)
         else:
             async for numbers in self._walk(queue_id):
@@ -291,7 +284,10 @@ def _lag(row: Any) -> int:
 
 def _entry(row: Any, members: int) -> dict[str, Any]:
     behind = (row["now"] - row["oldest"]).total_seconds() if row["oldest"] else 0.0
-    state = "Dead" if not row["done"] and behind > 300 else "Lagging" if behind > 300 else "Stable"
+    # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal` mends that).
+    blind = row["lag"] > 0 and not row["partitions"] and row["mode"] is not None and not row["discovering"]
+    late = behind > 300 or blind
+    state = "Dead" if late and not row["done"] else "Lagging" if late else "Stable"
     return {
         "name": row["name"],
         "topics": [row["queue"]],

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.database import Database
-from penstock.errors import NotFound
+from penstock.errors import InvalidRequest, NotFound
 from penstock.queues.ack import STATUSES
 from penstock.queues.catalog import Catalog, check_group, check_text
 from penstock.queues.crypto import Keys
@@ -14,22 +14,25 @@ from penstock.queues.signals import Signals
 from penstock.queues.types import QUEUE_MODE
 
 # Where a listing comes from: the newest of the chosen queues, found in the order of transactions between those of the
-# two moments; or of one partition, found in the order of its sequence. Neither looks at what is outside the time asked for.
+# two moments; or of one partition, found in the order of its sequence. Neither looks at what is outside the time asked
+# for, nor at what a page before it has shown (the place $8, $9, $10).
 FROM_QUEUES = """
-    FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
+    SELECT m.* FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
              AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)) chosen
     CROSS JOIN LATERAL (
       SELECT * FROM messages m WHERE m.queue_id = chosen.id AND m.created_at BETWEEN $4 AND $5
          AND m.xid >= queue_xid_at(chosen.id, $4::timestamptz - interval '1 minute')
          AND m.xid <= queue_xid_at(chosen.id, $5::timestamptz + interval '1 minute')
-       ORDER BY m.xid DESC, m.seq DESC LIMIT $6) m"""
+         AND m.xid <= $8::text::xid8 AND (m.xid, m.seq, m.partition_id) < ($8::text::xid8, $9::bigint, $10::bigint)
+       ORDER BY m.xid DESC, m.seq DESC, m.partition_id DESC LIMIT $6) m"""
 FROM_PARTITION = """
-    FROM (SELECT * FROM messages m WHERE m.partition_id = $1 AND m.created_at BETWEEN $4 AND $5
-             AND m.seq BETWEEN queue_seq_at($1, $4) AND queue_seq_at($1, $5) ORDER BY m.seq DESC LIMIT $6) m"""
+    SELECT * FROM messages m WHERE m.partition_id = $1 AND m.created_at BETWEEN $4 AND $5
+       AND m.seq BETWEEN queue_seq_at($1, $4) AND queue_seq_at($1, $5) AND m.seq < $9::bigint
+       AND $8::text IS NOT NULL AND $10::bigint IS NOT NULL"""
 LIST = """
-  SELECT m.partition_id, m.seq, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
+  SELECT m.partition_id, m.seq, m.xid::text AS xid, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
          q.name AS queue, q.namespace, q.task, q.priority, p.name AS partition, view.*
-    {source}
+    FROM ({source} ORDER BY {order} LIMIT $6) m
     JOIN queues q ON q.id = m.queue_id AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)
     JOIN partitions p ON p.id = m.partition_id
     CROSS JOIN LATERAL (
@@ -44,9 +47,12 @@ LIST = """
         FROM groups g LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = m.partition_id AND c.group_id = g.id
                                           ORDER BY c.version DESC LIMIT 1) c ON true
        WHERE g.queue_id = m.queue_id) view
-   ORDER BY m.created_at DESC, m.partition_id, m.seq DESC"""
+   ORDER BY {order}"""
 
-IN_QUEUES, IN_PARTITION = LIST.format(source=FROM_QUEUES), LIST.format(source=FROM_PARTITION)
+IN_QUEUES = LIST.format(source=FROM_QUEUES, order="m.xid DESC, m.seq DESC, m.partition_id DESC")
+IN_PARTITION = LIST.format(source=FROM_PARTITION, order="m.seq DESC")
+LOOKED_AT = 10_000  # messages in one page that is asked for a status, which is in no index
+START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before everything
 
 
 class Messages:
@@ -65,8 +71,11 @@ class Messages:
         until: datetime | None = None,
         limit: int = 200,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> dict[str, Any]:
-        """The newest first, without payloads. Looks back one hour when no time is given."""
+        """The newest first, without payloads. Looks back one hour when no time is given. `cursor` is the `next` of the
+        page before; it is None at the end."""
+        after = _place(cursor)
         await self._catalog.load_installation()
         number = None
         if partition is not None and queue is not None:
@@ -75,10 +84,16 @@ class Messages:
         until = until or now + timedelta(minutes=1)
         since = since or now - timedelta(hours=1)
         entries: list[dict[str, Any]] = []
-        most = offset + (10_000 if status else limit)
+        sifted = status is not None or (partition is not None and number is None)
+        most = offset + (LOOKED_AT if sifted else limit)
         chosen: tuple[str, Any] = (IN_QUEUES, queue) if number is None else (IN_PARTITION, number)
-        rows = await self._database.browse(*chosen, namespace, task, since, until, most, QUEUE_MODE)
+        rows = await self._database.browse(*chosen, namespace, task, since, until, most, QUEUE_MODE, *after)
+        last, more = None, len(rows) >= most
         for row in rows:
+            if len(entries) == offset + limit:
+                more = True
+                break
+            last = f"{row['xid']}.{row['seq']}.{row['partition_id']}"
             if partition is not None and row["partition"] != partition:
                 continue
             entry = self._entry(row)
@@ -86,7 +101,7 @@ class Messages:
                 entries.append(entry)
         buses = max((row["buses"] for row in rows), default=0)
         queue_mode = any(row["has_queue_mode"] for row in rows)
-        return {"messages": entries[offset : offset + limit], "mode": _mode(queue_mode, buses)}
+        return {"messages": entries[offset:], "mode": _mode(queue_mode, buses), "next": last if more else None}
 
     async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
         row = await self._find(partition_id, transaction_id)
@@ -281,6 +296,19 @@ class Messages:
             "createdAt": row["created_at"],
             "leaseExpiresAt": row["lease_expires_at"] if row["any_leased"] else None,
         }
+
+
+def _place(cursor: str | None) -> tuple[str, int, int]:
+    """Where a page begins."""
+    if not cursor:
+        return START
+    try:
+        xid, seq, partition = map(int, cursor.split("."))
+    except ValueError:
+        raise InvalidRequest("cursor must be the `next` of the page before") from None
+    if not (0 <= xid < 1 << 64 and 0 <= seq < 1 << 62 and 0 <= partition < 1 << 62):
+        raise InvalidRequest("cursor must be the `next` of the page before")
+    return str(xid), seq, partition
 
 
 def _status(dead: bool, queue_mode: bool, queue_done: bool, leased: bool, buses: int, bus_done: int) -> str:

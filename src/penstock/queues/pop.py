@@ -25,6 +25,7 @@ from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
 from penstock.queues.ids import lease_of, leases_of
 from penstock.queues.merge import Merger
+from penstock.queues.push import SLICE
 from penstock.queues.signals import Signals, Waiter
 from penstock.queues.types import QUEUE_MODE, Message, Popped, PopRequest
 
@@ -269,30 +270,37 @@ class Popper:
             for _, partition, name, seqs, transactions, traces, times, producers, keys, payloads, *_ in taken.rows:
                 partition_id, uuid = catalog.partition_uuid(partition), catalog.message_uuid
                 nothing = [None] * len(seqs)
-                if keys:
-                    payloads = [
-                        payload if key is None else self._keys.open(partition, key, payload)
-                        for key, payload in zip(keys, payloads, strict=True)
+                columns = (
+                    seqs,
+                    transactions,
+                    traces or nothing,
+                    payloads,
+                    producers or nothing,
+                    times,
+                    keys or nothing,
+                )
+                for begin in range(0, len(seqs), SLICE):
+                    if begin:
+                        await asyncio.sleep(0)
+                    messages += [
+                        Message(
+                            uuid(partition, seq),
+                            transaction,
+                            None if trace is None else str(trace),
+                            payload if key is None else self._keys.open(partition, key, payload),
+                            producer,
+                            at,
+                            queue,
+                            name,
+                            partition_id,
+                            lease,
+                            group,
+                            seq,
+                        )
+                        for seq, transaction, trace, payload, producer, at, key in zip(
+                            *(column[begin : begin + SLICE] for column in columns), strict=True
+                        )
                     ]
-                messages += [
-                    Message(
-                        uuid(partition, seq),
-                        transaction,
-                        None if trace is None else str(trace),
-                        payload,
-                        producer,
-                        at,
-                        queue,
-                        name,
-                        partition_id,
-                        lease,
-                        group,
-                        seq,
-                    )
-                    for seq, transaction, trace, payload, producer, at in zip(
-                        seqs, transactions, traces or nothing, payloads, producers or nothing, times, strict=True
-                    )
-                ]
         except (PenstockError, asyncio.CancelledError):
             self._orphaned(taken)
             raise

@@ -4,6 +4,7 @@ Repeating a call whose outcome is unknown is safe: transaction ids are fixed bef
 partition, so what was stored is found again.
 """
 
+import asyncio
 import os
 from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Container, Iterable
@@ -26,6 +27,8 @@ SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8)"
 Fetch = Callable[..., Awaitable[list[Any]]]
 Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
+SLICE = 1000  # items of a large call handled before others get a turn
+LIGHT = 1 << 12  # bytes that are sealed in the time of one more item
 ROUNDS = 4  # how often stale numbers are looked up again
 HEAVY = (
     1 << 15
@@ -82,7 +85,9 @@ class Pusher:
         what we took it for any more."""
         logs: dict[Key, dict[str, int]] = {}  # partition -> transaction id -> place
         twins: list[tuple[int, int]] = []
-        for place in left:
+        for nth, place in enumerate(left, 1):
+            if not nth % SLICE:
+                await asyncio.sleep(0)
             item = items[place]
             key = item.queue, item.partition
             log = logs.get(key)
@@ -98,10 +103,15 @@ class Pusher:
         stale = [place for key in logs if key not in known for place in logs[key].values()]
         found = sorted((known[key], key) for key in logs if key in known)
         sealed: dict[int, tuple[str, bytes]] = {}
+        weight = 0
         for partition, key in [one for one in found if one[1][0] in encrypted]:
             try:
                 for place in logs[key].values():
                     sealed[place] = self._keys.seal(partition, items[place].payload)
+                    weight += 1 + len(items[place].payload) // LIGHT
+                    if weight > SLICE:
+                        weight = 0
+                        await asyncio.sleep(0)
             except Unavailable as error:
                 for place in logs[key].values():
                     answers[place] = error
@@ -128,6 +138,8 @@ class Pusher:
             for nth, (partition, key) in enumerate(found):
                 partition_id = self._catalog.partition_uuid(partition)
                 for n, place in enumerate(logs[key].values(), starts[nth]):
+                    if not (n + 1) % SLICE:
+                        await asyncio.sleep(0)
                     number = numbers[n] if heads is None else heads[nth] + n
                     if number is None:
                         stale.append(place)
@@ -174,7 +186,7 @@ class Pusher:
         check(items, self._catalog.partitions)
         for item in items:
             if not item.transaction_id:
-                return [item if item.transaction_id else with_id(item) for item in items]
+                return named([item if item.transaction_id else copy(item) for item in items])
         return items
 
 
@@ -207,15 +219,28 @@ def _unless_empty(values: list[T]) -> list[T] | None:
     return values if any(values) else None
 
 
-def with_id(item: Item) -> Item:
-    """The item under a transaction id made for it."""
-    return msgspec.structs.replace(item, transaction_id=random_id(), fresh=True)
+def named(items: list[Item]) -> list[Item]:
+    """The same items, those without a transaction id under one made for them."""
+    nameless = [item for item in items if not item.transaction_id]
+    for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
+        item.transaction_id, item.fresh = identifier, True
+    return items
 
 
 def random_id() -> str:
     """A transaction id for a message whose producer gave none (UUID version 4)."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def random_ids(count: int) -> list[str]:
+    """Many at once: asking the system for random bytes is what takes the time."""
+    digits = os.urandom(16 * count).hex()
+    return [
+        f"{digits[i : i + 8]}-{digits[i + 8 : i + 12]}-4{digits[i + 13 : i + 16]}-a{digits[i + 17 : i + 20]}"
+        f"-{digits[i + 20 : i + 32]}"
+        for i in range(0, 32 * count, 32)
+    ]
 
 
 def trace_of(text: str) -> UUID:

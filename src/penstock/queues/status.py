@@ -67,7 +67,7 @@ class Status:
         """One queue with its partitions (`limit` of them) and totals."""
         found = await self.queues(queue=queue)
         if not found:
-            raise NotFound("Queue not found")
+            raise NotFound(f"Queue not found: {queue}")
         await self._catalog.load_installation()
         rows = await self._database.browse(
             """WITH page AS MATERIALIZED (

@@ -1,5 +1,7 @@
 """What has to be done from time to time: roll up counters, retention, eviction and ttl, purge deleted queues.
 
+One job mends what should never be broken: a cursor at rest beside messages that its group could have (`heal`).
+
 Every job works in steps of a few thousand rows with a commit each, finds its work through an index (messages in the
 order they were committed, cursors that have something to do) and never walks all partitions to find nothing. Brokers do
 not get in each other's way: a job runs under an advisory lock that the others only try for.
@@ -9,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,6 +26,9 @@ from penstock.queues.sinks import Sinks
 log = logging.getLogger("penstock.queues")
 
 ROLLUP_INTERVAL = 5.0
+HEAL_INTERVAL = 5.0
+HEAL_STEP = 1000  # cursors; in one run at most
+HEAL_STEPS = 5  # of them, so a million cursors are walked in about a quarter of an hour
 TIDY_INTERVAL = 3600.0
 HISTORY_DAYS = 7
 STEP = 5000  # messages at most
@@ -43,7 +49,13 @@ class Upkeep:
         self._database, self._settings = database, settings
         self._tasks: list[asyncio.Task[None]] = []
         self._removed = metrics.counter("penstock_queue_removed_total", "Messages deleted in the background", "reason")
+        self._healed = metrics.counter(
+            "penstock_queue_cursors_healed_total",
+            "Cursors that rested beside waiting messages, made due again",
+            "queue",
+        )
         self._step = STEP
+        self._walked = (0, 0)  # partition and group of the last cursor that `heal` looked at
         self._positions: dict[tuple[int, str], str] = {}  # (queue, rule) -> the transaction to go on from
 
     async def start(self) -> None:
@@ -53,6 +65,7 @@ class Upkeep:
             (self.retain, settings.retention_interval_ms / 1000),
             (self.evict, settings.eviction_interval_ms / 1000),
             (self.purge, ROLLUP_INTERVAL),
+            (self.heal, HEAL_INTERVAL),
             (self.tidy, TIDY_INTERVAL),
         ]
         self._tasks = [asyncio.create_task(self._every(job, interval)) for job, interval in jobs]
@@ -77,6 +90,30 @@ class Upkeep:
                 await asyncio.sleep(CALM)
         while rows := (await self._database.fetch("SELECT queue_purge($1)", STEP))[0][0]:
             total += rows
+            await asyncio.sleep(CALM)
+        return total
+
+    async def heal(self) -> int:
+        """Make cursors due that rest beside messages their group could have, and say so: each is a fault.
+
+        Walks over all cursors by their key, some thousands in a run and on from there in the next."""
+        total = 0
+        for _ in range(HEAL_STEPS):
+            row = (await self._database.fetch("SELECT * FROM queue_heal($1, $2, $3)", *self._walked, HEAL_STEP))[0]
+            healed = list(zip(row["healed_queues"], row["healed_groups"], row["healed_partitions"], strict=True))
+            for (queue, group), count in Counter((queue, group) for queue, group, _ in healed).items():
+                first = next(one[2] for one in healed if one[:2] == (queue, group))
+                log.warning(
+                    "group '%s' of queue '%s' did not see waiting messages in %d partitions (the first: '%s'):"
+                    " its cursor was at rest beside them. They are delivered now; please report this fault",
+                    *(group, queue, count, first),
+                )
+                self._healed.add(count, queue)
+            total += len(healed)
+            if row["last_partition"] is None:
+                self._walked = (0, 0)
+                break
+            self._walked = row["last_partition"], row["last_group"]
             await asyncio.sleep(CALM)
         return total
 

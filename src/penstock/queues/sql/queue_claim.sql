@@ -34,6 +34,13 @@ BEGIN
   END IF;
 
   IF c.position < 0 AND c.start_at <= p_now THEN
+    -- What is skipped is counted, so nobody may be deleting it: only with the partition's lock, else soon.
+    PERFORM 1 FROM partitions WHERE id = c.partition_id FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      c.due_at := clock_timestamp();
+      PERFORM queue_keep(c);
+      RETURN;
+    END IF;
     c.position := queue_seq_at(c.partition_id, c.start_at);
     SELECT count(*) INTO skipped FROM messages m WHERE m.partition_id = c.partition_id AND m.seq <= c.position;
     IF skipped > 0 THEN

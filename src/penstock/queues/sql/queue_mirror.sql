@@ -23,6 +23,7 @@ BEGIN
   IF ids IS NULL THEN RETURN NULL; END IF;
   PERFORM 1 FROM partitions p WHERE p.id = ANY (ids) ORDER BY p.id FOR NO KEY UPDATE;
   SELECT * INTO g FROM groups x WHERE x.id = g.id FOR NO KEY UPDATE;
+  IF NOT FOUND THEN RETURN -1; END IF;  -- deleted meanwhile
   PERFORM queue_cursors(g, ids, g.start_at);
   FOREACH id IN ARRAY ids LOOP
     SELECT m.seq INTO head FROM messages m WHERE m.partition_id = id AND m.xid < p_to ORDER BY m.seq DESC LIMIT 1;

@@ -1,6 +1,7 @@
 -- queue_seek: move a group in the given partitions to p_to: end, beginning, or time (after p_moment).
 -- Leases and attempts of the group there are dropped. Answers how many cursors are there now, and where the last one is.
--- Cursors that are there already are left alone, and their partitions unlocked: seeking twice costs reads only.
+-- Cursors that are there already (and do not rest beside messages) are left alone, and their partitions unlocked: seeking
+-- twice costs reads only.
 CREATE OR REPLACE FUNCTION queue_seek(p_group int, p_partitions bigint[], p_to text, p_moment timestamptz, OUT moved bigint, OUT last bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -14,7 +15,8 @@ BEGIN
                         ORDER BY x.version DESC LIMIT 1) c ON true
    WHERE p.id = ANY (p_partitions) AND p.queue_id = g.queue_id
      AND (later OR c.version IS NULL OR c.start_at IS NOT NULL OR c.failing OR NOT isempty(c.leased) OR NOT isempty(c.settled)
-          OR c.position <> queue_place(p, p_to, p_moment));
+          OR c.position <> queue_place(p, p_to, p_moment)
+          OR c.due_at IS NULL AND EXISTS (SELECT 1 FROM messages m WHERE m.partition_id = p.id AND m.seq > c.position));
 
   IF ids IS NOT NULL THEN
     PERFORM 1 FROM partitions p WHERE p.id = ANY (ids) ORDER BY p.id FOR NO KEY UPDATE;

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from penstock.errors import InvalidRequest
 from penstock.wire.http.messages import Response, json_response
 
 T = TypeVar("T")
+MOST_OFFSET = 10_000  # what comes before a page is read and thrown away, so pages far down are found by other means
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
@@ -49,6 +50,26 @@ def _explain(problem: str, texts: Mapping[str, str]) -> str:
     if name in texts:
         return texts[name]
     return f"Invalid body: {problem.replace('`$.', '`').replace('at `$`', 'at the top')}"
+
+
+Offset = Annotated[int, msgspec.Meta(ge=0, description=f"0 to {MOST_OFFSET}")]
+
+
+def check_offset(offset: int, farther: str) -> None:
+    """For `__post_init__` of a query: `farther` says what to do beyond the limit."""
+    if offset > MOST_OFFSET:
+        raise ValueError(f"offset must be at most {MOST_OFFSET}, not {offset}: {farther}")
+
+
+class Paged(msgspec.Struct, frozen=True):
+    """The query of a listing that is cut by `limit` and `offset`."""
+
+    offset: Offset = 0
+
+    farther: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, self.farther)
 
 
 def moment(text: str, what: str) -> datetime:

@@ -8,7 +8,7 @@ from penstock.errors import NotFound
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import answer, moment
+from penstock.wire.http.api.bodies import Offset, answer, check_offset, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
 
@@ -34,14 +34,19 @@ class Filter(msgspec.Struct, rename="camel", frozen=True):
 
 class Page(Filter, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
-    offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+    before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    offset: Offset = 0
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, "read on with before=<dlqId of the last one>")
 
 
 def routes(queues: Queues) -> list[Route]:
     dead = queues.dead
 
     async def page(request: Request) -> Response:
-        return answer(await dead.listing(request.args.which(), request.args.limit, request.args.offset))
+        args = request.args
+        return answer(await dead.listing(args.which(), args.limit, args.offset, args.before))
 
     async def requeue(request: Request) -> Response:
         return answer({"success": True, "requeued": _found(request.args, await dead.requeue(request.args.which()))})

@@ -1,13 +1,13 @@
 """Consumer groups: who reads what, how far behind, and moving them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import answer, decoder, moment
+from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
 
@@ -18,9 +18,10 @@ class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
     min_lag_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 3600.0
 
 
-class DescribeQuery(msgspec.Struct, frozen=True):
+class DescribeQuery(Paged, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
-    offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+
+    farther: ClassVar[str] = "partitions that are behind are listed by GET /api/v1/consumer-groups/lagging"
 
 
 class DeleteQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -56,7 +57,7 @@ def routes(queues: Queues) -> list[Route]:
     async def describe(request: Request) -> Response:
         found = await groups.describe(request.params["group"], request.args.limit, request.args.offset)
         if not found and not await groups.listing(request.params["group"]):
-            raise NotFound("Consumer group not found")
+            raise NotFound(f"Consumer group not found: {request.params['group']}")
         return answer(found)
 
     async def delete(request: Request) -> Response:

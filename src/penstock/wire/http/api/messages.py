@@ -15,9 +15,11 @@ import msgspec
 from penstock.buffer.maintenance import PopGate
 from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
+from penstock.queues.push import named
 from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
+from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.messages import EMPTY, Answer, Request, Response, error_response, json_response
 from penstock.wire.http.routes import Route
 
@@ -25,6 +27,9 @@ NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
 LONGEST_BUFFERING = 3_600_000  # milliseconds: who asks for more has mistaken the unit, and would wait for years
 LEASE_TIME = "Lease-Time"
+# A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
+NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
+NO_PARTITION = Response(204, headers=(("Empty-Reason", "no such partition"),))
 _encode = msgspec.json.Encoder().encode
 
 
@@ -248,8 +253,14 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
     submit = (pushes or queues).submit
     gate = gate or PopGate()
 
+    limit = ItemLimit(queues.settings.max_items)
+
     def push(request: Request) -> Awaitable[Response]:
+        limit.check_body(request.body)
         body = read_push(request.body)
+        if len(body.items) > SLICE:
+            limit.check(len(body.items))
+            return push_many(pushes or queues, pushes, body, request.subject)
         if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
             return push_later(pushes, body, request.subject)
         return submit(items_of(body.items, request.subject), push_answer)
@@ -287,8 +298,11 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
             popped = found
         else:
             popped = await queues.pop(wanted)
+        if popped.reason == "unknown":
+            known = wanted.queue is not None and await queues.catalog.queue(wanted.queue) is not None
+            return NO_PARTITION if known else NO_QUEUE
         info = await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
-        return pop_answer(popped, info.options["leaseTime"] if info else None)
+        return await pop_answer(popped, info.options["leaseTime"] if info else None)
 
     def patience(args: PopQuery) -> float:
         return _seconds(queues.settings.default_timeout_ms if args.timeout is None else args.timeout)
@@ -298,7 +312,11 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
         return queues.settle([_ack(body, body.consumer_group or QUEUE_MODE)], ack_answer)
 
     def acks(request: Request) -> Answer | Awaitable[Answer]:
+        limit.check_body(request.body)
         body = read_acks(request.body)
+        if len(body.acknowledgments) > SLICE:
+            limit.check(len(body.acknowledgments))
+            return ack_many(queues, body)
         if not body.acknowledgments:
             return json_response([])
         group = body.consumer_group or QUEUE_MODE
@@ -423,13 +441,46 @@ def recovered_items(events: Sequence[RecoveredItem]) -> list[Item]:
     return items
 
 
-async def push_later(pushes: Pushes, body: PushBody, producer: str | None = None) -> Response:
+async def push_many(
+    target: Pushes | Queues, pushes: Pushes | None, body: PushBody, producer: str | None = None
+) -> Response:
+    """A push of so many items that others get a turn between slices of it."""
+    items: list[Item] = []
+    async for part in slices(body.items):
+        items += named(items_of(part, producer))
+    if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
+        return await push_later(pushes, body, producer, items)
+    results = await target.push(items)
+    answers: list[Queued | Duplicate | NotQueued] = []
+    async for some in slices(results):
+        answers += push_answers(some, len(answers))
+    return pushed_response(results, answers)
+
+
+async def ack_many(queues: Queues, body: AckBatchBody) -> Response:
+    """The same for acknowledgements."""
+    group = body.consumer_group or QUEUE_MODE
+    acks: list[Ack] = []
+    async for part in slices(body.acknowledgments):
+        acks += [_ack(item, group) for item in part]
+    results = await queues.ack(acks)
+    answers: list[AckAnswer] = []
+    async for some in slices(results):
+        answers += ack_answers(some, len(answers))
+    return Response(200, _encode(answers))
+
+
+async def push_later(
+    pushes: Pushes, body: PushBody, producer: str | None = None, items: list[Item] | None = None
+) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
     if body.buffer_ms is not None and not 0 <= body.buffer_ms <= LONGEST_BUFFERING:
         raise InvalidRequest(f"bufferMs must be between 0 and {LONGEST_BUFFERING}")
     if body.buffer_max is not None and body.buffer_max < 1:
         raise InvalidRequest("bufferMax must be at least 1")
-    results = await pushes.push(items_of(body.items, producer), body.buffer_ms, body.buffer_max)
+    if items is None:
+        items = items_of(body.items, producer)
+    results = await pushes.push(items, body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
         return push_answer(results)  # there was no room on the disk, so it went to the database at once
     return json_response(Later(True, True, pushes.healthy), 201)
@@ -437,9 +488,13 @@ async def push_later(pushes: Pushes, body: PushBody, producer: str | None = None
 
 def push_answer(results: Sequence[Pushed]) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
+    return pushed_response(results, push_answers(results))
+
+
+def push_answers(results: Sequence[Pushed], first: int = 0) -> list[Queued | Duplicate | NotQueued]:
+    """What each item gets; `first` is the number of the first one."""
     answers: list[Queued | Duplicate | NotQueued] = []
-    full: list[int] = []
-    for index, result in enumerate(results):
+    for index, result in enumerate(results, first):
         status = result.status
         if status == "queued":
             answers.append(
@@ -458,9 +513,13 @@ def push_answer(results: Sequence[Pushed]) -> Response:
         elif status == "buffered":
             answers.append(NotQueued(index, status, result.queue, result.partition, result.transaction_id))
         else:
-            full.append(index)
             text = f"queue '{result.queue}' is full (maxSize)"
             answers.append(NotQueued(index, "failed", result.queue, result.partition, result.transaction_id, text))
+    return answers
+
+
+def pushed_response(results: Sequence[Pushed], answers: Sequence[Queued | Duplicate | NotQueued]) -> Response:
+    full = [answer.index for answer in answers if answer.status == "failed"]
     if full:
         names = ", ".join(sorted({results[index].queue for index in full}))
         text = f"{len(full)} of {len(results)} messages do not fit, queue full (maxSize): {names}"
@@ -468,15 +527,17 @@ def push_answer(results: Sequence[Pushed]) -> Response:
     return Response(201, _encode(answers))
 
 
-def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
+async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
     """204 for nothing. How long the lease lasts is told in a header, for clients that keep it alive."""
     messages = popped.messages
     if not messages:
         return EMPTY
     first = messages[0]
     times: dict[datetime, str] = {}  # what was pushed together has one time
-    delivered = []
-    for message in messages:
+    delivered: list[Delivered] = []
+    for nth, message in enumerate(messages, 1):
+        if not nth % SLICE:
+            await asyncio.sleep(0)
         at = times.get(message.created_at)
         if at is None:
             at = times[message.created_at] = microseconds(message.created_at)
@@ -515,7 +576,11 @@ def _ack(item: AckItem, group: str) -> Ack:
 
 
 def ack_answer(results: Sequence[Acked]) -> Response:
-    answers = [
+    return Response(200, _encode(ack_answers(results)))
+
+
+def ack_answers(results: Sequence[Acked], first: int = 0) -> list[AckAnswer]:
+    return [
         AckAnswer(
             index,
             result.transaction_id,
@@ -526,9 +591,8 @@ def ack_answer(results: Sequence[Acked]) -> Response:
             result.lease_released,
             result.dlq,
         )
-        for index, result in enumerate(results)
+        for index, result in enumerate(results, first)
     ]
-    return Response(200, _encode(answers))
 
 
 def extend_answer(extended: Extended, *, alone: bool) -> Response:

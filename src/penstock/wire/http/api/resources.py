@@ -4,7 +4,7 @@ Nothing here counts rows: totals come from counters the engine keeps.
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -14,14 +14,14 @@ from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME
 from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import answer, decoder, moment
+from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
 
 SIX = ("total", "pending", "processing", "completed", "failed", "deadLetter")
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"
 
 
 class ConfigureBody(msgspec.Struct):
@@ -31,26 +31,30 @@ class ConfigureBody(msgspec.Struct):
     options: dict[str, msgspec.Raw] | None = None  # decoded one by one: an error names the option
 
 
-class QueuesQuery(msgspec.Struct, frozen=True):
+class QueuesQuery(Paged, frozen=True):
     namespace: str | None = None
     task: str | None = None
     limit: Limit = 10_000
-    offset: Offset = 0
+
+    farther: ClassVar[str] = "name a namespace or a task"
 
 
 class StatusQueuesQuery(QueuesQuery, frozen=True):
     limit: Limit = 100
 
 
-class PageQuery(msgspec.Struct, frozen=True):
+class PageQuery(Paged, frozen=True):
     limit: Limit = 1000
-    offset: Offset = 0
+
+    farther: ClassVar[str] = PARTITIONS
 
 
-class PartitionsQuery(msgspec.Struct, frozen=True):
+class PartitionsQuery(Paged, frozen=True):
     queue: str | None = None
     limit: Limit = 100
-    offset: Offset = 0
+    after: str | None = None
+
+    farther: ClassVar[str] = PARTITIONS
 
 
 class ClearQuery(msgspec.Struct, frozen=True):
@@ -70,9 +74,10 @@ class RangeQuery(msgspec.Struct, frozen=True):
         return moment(self.from_, "from") if self.from_ else to - default, to
 
 
-class MessagesQuery(msgspec.Struct, frozen=True):
+class MessagesQuery(Paged, frozen=True):
     limit: Limit = 50
-    offset: Offset = 0
+
+    farther: ClassVar[str] = "read on with GET /api/v1/messages?queue=...&cursor=<next of the page before>"
 
 
 read_configure = decoder(ConfigureBody, {"queue": "queue is required", "options": "options must be an object"})
@@ -150,7 +155,7 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
 
     async def partitions(request: Request) -> Response:
         args = request.args
-        found = await admin.partitions(args.queue or None, args.limit, args.offset)
+        found = await admin.partitions(args.queue or None, args.limit, args.offset, args.after)
         return answer({"partitions": found, "pagination": {"limit": args.limit, "offset": args.offset}})
 
     async def namespaces(_: Request) -> Response:

@@ -1,22 +1,21 @@
 """Stored messages one by one, and their traces: what an operator looks at and mends."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
 from penstock.queues.types import QUEUE_MODE
-from penstock.wire.http.api.bodies import answer, decoder, moment
+from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
-class ListQuery(msgspec.Struct, frozen=True):
+class ListQuery(Paged, frozen=True):
     queue: str | None = None
     partition: str | None = None
     ns: str | None = None
@@ -25,21 +24,25 @@ class ListQuery(msgspec.Struct, frozen=True):
     from_: str | None = msgspec.field(name="from", default=None)
     to: str | None = None
     limit: Limit = 200
-    offset: Offset = 0
+    cursor: str | None = None
+
+    farther: ClassVar[str] = "read on with cursor=<next of the page before>, or narrow it with from and to"
 
 
 class GroupQuery(msgspec.Struct, rename="camel", frozen=True):
     consumer_group: str | None = None
 
 
-class PageQuery(msgspec.Struct, frozen=True):
+class PageQuery(Paged, frozen=True):
     limit: Limit = 100
-    offset: Offset = 0
+
+    farther: ClassVar[str] = "use more than one name for so many traces"
 
 
-class NamesQuery(msgspec.Struct, frozen=True):
+class NamesQuery(Paged, frozen=True):
     limit: Limit = 50
-    offset: Offset = 0
+
+    farther: ClassVar[str] = "ask for the traces of a name or of a message"
 
 
 class BuryBody(msgspec.Struct, rename="camel"):
@@ -76,6 +79,7 @@ def routes(queues: Queues) -> list[Route]:
             until=moment(args.to, "to") if args.to else None,
             limit=args.limit,
             offset=args.offset,
+            cursor=args.cursor,
         )
         return answer(found)
 

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.topics.groups import Groups
 from penstock.topics.names import check_name
 from penstock.topics.store import TopicStore
@@ -42,6 +42,7 @@ from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
 MAX_MESSAGES = 1000
+MAX_PAYLOADS = 100_000  # of one produce: more would keep other requests waiting
 MAX_WAIT = 60.0  # seconds a lease request may wait
 OCTETS = "application/octet-stream"
 GROUP = "/topics/{topic}/groups/{group}"
@@ -318,6 +319,8 @@ def _payloads(request: Request) -> tuple[list[bytes], bool]:
     if isinstance(body.payloads, list) and body.payload is UNSET:
         if not body.payloads:
             raise InvalidRequest("`payloads` is empty")
+        if len(body.payloads) > MAX_PAYLOADS:
+            raise TooLarge(f"`payloads` has more than {MAX_PAYLOADS} records: send them in several requests")
         return [payload_bytes(payload, body.encoding) for payload in body.payloads], True
     raise InvalidRequest("The body must have either `payload` or `payloads`")
 

@@ -8,6 +8,7 @@ from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
 from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Item, Pushed
 from penstock.wire.http.api.bodies import decoder
+from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.messages import Pushes, PushItem, items_of
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
@@ -71,13 +72,20 @@ read_transaction = decoder(TransactionBody, {"operations": "operations array req
 
 
 def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
+    limit = ItemLimit(queues.settings.max_items)
+
     async def transaction(request: Request) -> Response:
+        limit.check_body(request.body)
         body = read_transaction(request.body)
         if not body.operations:
             raise InvalidRequest("operations array cannot be empty")
         operations: list[Item | Ack] = []
-        for index, operation in enumerate(body.operations):
-            operations += _operations(index, operation, request.subject)
+        limit.check(len(body.operations) + sum(len(operation.items or ()) for operation in body.operations))
+        index = 0
+        async for part in slices(body.operations):
+            for operation in part:
+                operations += _operations(index, operation, request.subject)
+                index += 1
         if not operations:
             raise InvalidRequest("operations array cannot be empty")
         if pushes and (items := [operation for operation in operations if isinstance(operation, Item)]):
