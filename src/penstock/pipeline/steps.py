@@ -43,9 +43,9 @@ def keep_steps(spark: Any, pipeline: Pipeline) -> None:
         if differences:
             raise ConfigError(
                 f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: "
-                f"{'; '.join(differences)}. Its figures would be continued from theirs. "
-                "Either go on with the steps as they were, or give the pipeline a new "
-                "`checkpoint`: it then reads from startingOffsets on and writes to the sink again"
+                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either go on with the steps "
+                "as they were, or give the pipeline a new `checkpoint`: it then reads from startingOffsets on and "
+                "writes to the sink again"
             )
     if before is None or any(before.get(key) != now[key] for key in now):
         if before is not None:
