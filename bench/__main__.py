@@ -30,8 +30,12 @@ def main() -> int:
     names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SUPPORT)
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which: {', '.join(names)} (default: all)")
-    parser.add_argument("--rounds", type=int, help="rounds per contest (default: each contest's own)")
-    parser.add_argument("--markdown", action="store_true", help="print the results of the last runs, run nothing")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds per contest (default: each contest's own)"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the results of the last runs, run nothing"
+    )
     arguments = parser.parse_args()
     if arguments.markdown:
         print(markdown(json.loads((HERE / "results.json").read_text())))
@@ -45,7 +49,9 @@ def main() -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two benchmarks at once would measure each other
         results = {name: run(name, arguments.rounds, console) for name in arguments.names or names}
     save(results)
-    failed = [figure.name for figures in results.values() for figure in figures if figure.met is False]
+    failed = [
+        figure.name for figures in results.values() for figure in figures if figure.met is False
+    ]
     if failed:
         console.print(f"[red]below target:[/red] {', '.join(failed)}")
     return 1 if failed else 0
@@ -73,10 +79,16 @@ def run(name: str, rounds: int | None, console: Console) -> list[Figure]:
 
 
 def save(results: dict[str, list[Figure]]) -> None:
-    """Replace the rows of what ran, keep the others: a partial run does not lose the rest of the table."""
+    """Replace the rows of what ran, keep the others: a partial run does not lose the rest of the
+    table.
+    """
     path = HERE / "results.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    machine = {"python": platform.python_version(), "system": platform.system(), "cores": os.cpu_count()}
+    machine = {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+    }
     for name, figures in results.items():
         kept[name] = {
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -95,7 +107,10 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for name, found in sorted(results.items()):
         lines += ["", f"## `make bench B={name}` ({found['at'][:10]})", ""]
-        lines += ["| what | ours | against | theirs | ratio | target |", "|---|---|---|---|---|---|"]
+        lines += [
+            "| what | ours | against | theirs | ratio | target |",
+            "|---|---|---|---|---|---|",
+        ]
         for figure in found["figures"]:
             theirs = figure.get("against_value")
             ratio = figure.get("ratio")

@@ -1,7 +1,9 @@
-"""The disk buffer: QoS 0 against direct pushes, failover against direct pushes, replay against one insert per event.
+"""The disk buffer: QoS 0 against direct pushes, failover against direct pushes, replay against one
+insert per event.
 
-All of it in one process over the real engine and a private PostgreSQL with durable settings, so that the ratios compare
-paths and not network stacks. Database writes are counted as transaction ids used: what wrote nothing uses none.
+All of it in one process over the real engine and a private PostgreSQL with durable settings, so
+that the ratios compare paths and not network stacks. Database writes are counted as transaction ids
+used: what wrote nothing uses none.
 """
 
 import asyncio
@@ -20,15 +22,13 @@ from penstock.buffer import Buffer
 from penstock.config import schema
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item
-from penstock.storage.fs import DISK
 from tests.support import guard
 
-PAYLOAD = (
-    b'{"order":12345,"customer":"c-6789","lines":[{"sku":"a-1","count":2},{"sku":"b-2","count":1}],"total":"99.95"}'
-)
+PAYLOAD = b'{"order":12345,"customer":"c-6789","lines":[{"sku":"a-1","count":2},{"sku":"b-2","count":1}],"total":"99.95"}'
 MANY = 16  # producers
 PARTITIONS = 16
 
@@ -58,7 +58,13 @@ class Bench:
         self.database = Database(schema.Database(url=self.postgres.url), self.directory, metrics)
         self.queues = Queues(self.database, schema.Queues(), metrics)
         self.buffer = Buffer(
-            self.queues, self.database, schema.Buffer(), self.directory / "buffers", DISK, self.pool, metrics
+            self.queues,
+            self.database,
+            schema.Buffer(),
+            self.directory / "buffers",
+            DISK,
+            self.pool,
+            metrics,
         )
         for part in (self.database, self.queues, self.buffer):
             await part.start()
@@ -80,7 +86,10 @@ class Bench:
 
     def items(self, count: int = 1) -> list[Item]:
         self.number += 1
-        return [Item(f"bench{self.number % 4}", PAYLOAD, f"p{(self.number + n) % PARTITIONS}") for n in range(count)]
+        return [
+            Item(f"bench{self.number % 4}", PAYLOAD, f"p{(self.number + n) % PARTITIONS}")
+            for n in range(count)
+        ]
 
     async def load(
         self, push: Callable[[], Awaitable[Any]], producers: int = MANY, seconds: float = 1.0
@@ -93,7 +102,9 @@ class Bench:
             while (began := time.monotonic()) < end:
                 await push()
                 latencies.append(time.monotonic() - began)
-                await asyncio.sleep(0)  # a request comes from the network: between two of them the loop turns
+                await asyncio.sleep(
+                    0
+                )  # a request comes from the network: between two of them the loop turns
 
         began = time.monotonic()
         await asyncio.gather(*(one() for _ in range(producers)))
@@ -229,7 +240,9 @@ async def _recovery(bench: Bench, events: int = 10_000) -> float:
     directory = bench.directory / "recovery"
 
     def another() -> Buffer:
-        return Buffer(bench.queues, bench.database, schema.Buffer(), directory, DISK, bench.pool, Metrics())
+        return Buffer(
+            bench.queues, bench.database, schema.Buffer(), directory, DISK, bench.pool, Metrics()
+        )
 
     await bench.maintenance(True)
     left = another()

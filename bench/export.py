@@ -1,8 +1,10 @@
-"""Export: how fast a send queue takes blocks, how fast it starts, and a route end to end against a plain loop.
+"""Export: how fast a send queue takes blocks, how fast it starts, and a route end to end against a
+plain loop.
 
-The destination is a small HTTP server in a process of its own, the same for both sides. The plain loop is what one
-writes first: read records from the topic, POST them with httpx, commit the offset, again. It is there twice: as a
-program beside a broker, and inside the broker with its own reader, which no user can have.
+The destination is a small HTTP server in a process of its own, the same for both sides. The plain
+loop is what one writes first: read records from the topic, POST them with httpx, commit the offset,
+again. It is there twice: as a program beside a broker, and inside the broker with its own reader,
+which no user can have.
 """
 
 import asyncio
@@ -36,8 +38,8 @@ from penstock.export.sendqueue import SendQueue as Queue
 from penstock.export.store import compress_blocks
 from penstock.export.telemetry import ExportMetrics
 from penstock.export.writer import Options
+from penstock.log.fs import DISK
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from tests.support.broker import BrokerProcess
@@ -66,7 +68,13 @@ def run(body: Coroutine[Any, Any, float]) -> float:
 def text(size: int, seed: int = 1) -> bytes:
     """About as compressible as JSON telemetry: snappy makes it roughly a third."""
     random = Random(seed)
-    words = [b'"name": "', b'"value": ', b'"host": "web-', b'"region": "eu-central-1", ', b'"status": 200, ']
+    words = [
+        b'"name": "',
+        b'"value": ',
+        b'"host": "web-',
+        b'"region": "eu-central-1", ',
+        b'"status": 200, ',
+    ]
     parts, length = [], 0
     while length < size:
         part = random.choice(words) + b"%d" % random.randrange(100_000) + b'", '
@@ -76,12 +84,18 @@ def text(size: int, seed: int = 1) -> bytes:
 
 
 def push_memory() -> float:
-    """Blocks per second into the memory layer of a route's send queue, 1000 to a push: limits, numbers and books."""
+    """Blocks per second into the memory layer of a route's send queue, 1000 to a push: limits,
+    numbers and books.
+    """
 
     async def body() -> float:
         with ThreadPoolExecutor(1) as pool, scratch() as directory:
             settings = SendQueue(
-                fsync="never", max_size=2 * BLOCKS, max_bytes=1 << 40, inmemory_blocks=2 * BLOCKS, memory_percent=0.0
+                fsync="never",
+                max_size=2 * BLOCKS,
+                max_bytes=1 << 40,
+                inmemory_blocks=2 * BLOCKS,
+                memory_percent=0.0,
             )
             metrics = ExportMetrics(Metrics(), list).of("r")
             queue = Queue("r", settings, DISK, directory, pool, metrics, Clock(), limit=1 << 40)
@@ -122,11 +136,15 @@ Data = Callable[[int, int], bytes]
 
 
 def spill(data: Data = text, *, compressed: bool = False) -> float:
-    """Bytes on disk per second, from pushes: compression (unless `compressed` before), framing, checksums, writing."""
+    """Bytes on disk per second, from pushes: compression (unless `compressed` before), framing,
+    checksums, writing.
+    """
 
     async def body() -> float:
         with ThreadPoolExecutor(os.cpu_count()) as pool, scratch() as directory:
-            options = Options(fsync="never", write_through=False, inmemory_blocks=256, compression=SNAPPY)
+            options = Options(
+                fsync="never", write_through=False, inmemory_blocks=256, compression=SNAPPY
+            )
             queue = FastQueue(DISK, directory, options, pool)
             await queue.open()
             blocks = made_blocks(data, compressed)
@@ -150,12 +168,17 @@ def made_blocks(data: Data, compressed: bool) -> list[Block]:
 
 
 def push_durably(data: Data = text) -> float:
-    """Bytes on disk per second, each push compressed, framed, checksummed and synced before it is answered, by four
-    who push: how a route is run."""
+    """Bytes on disk per second, each push compressed, framed, checksummed and synced before it is
+    answered, by four who push: how a route is run."""
 
     async def body() -> float:
         with ThreadPoolExecutor(os.cpu_count()) as pool, scratch() as directory:
-            queue = FastQueue(DISK, directory, Options(fsync="always", inmemory_blocks=256, compression=SNAPPY), pool)
+            queue = FastQueue(
+                DISK,
+                directory,
+                Options(fsync="always", inmemory_blocks=256, compression=SNAPPY),
+                pool,
+            )
             await queue.open()
             blocks = made_blocks(data, compressed=False)
 
@@ -174,8 +197,8 @@ def push_durably(data: Data = text) -> float:
 
 
 def write_sequentially(data: Data = text, *, durably: bool = False) -> float:
-    """The same compressed bytes, compressed beforehand, written by one writer; `durably`: synced after each push's
-    worth."""
+    """The same compressed bytes, compressed beforehand, written by one writer; `durably`: synced
+    after each push's worth."""
     blocks = [compress(data(SPILL_BLOCK, seed), SNAPPY) for seed in range(16)]
     with scratch() as directory:
         size = 0
@@ -202,12 +225,17 @@ def compress_and_write() -> float:
 
 
 def fill(directory: Path, size: int, block: int, *, clean: bool) -> None:
-    """A queue of `size` bytes on disk; `clean` False: left as a kill leaves it, its metadata as of the last tick, and
-    some blocks delivered since."""
+    """A queue of `size` bytes on disk; `clean` False: left as a kill leaves it, its metadata as of
+    the last tick, and some blocks delivered since."""
 
     async def body() -> float:
         with ThreadPoolExecutor(2) as pool:
-            queue = FastQueue(DISK, directory, Options(fsync="interval", inmemory_blocks=16, chunk_size=CHUNK), pool)
+            queue = FastQueue(
+                DISK,
+                directory,
+                Options(fsync="interval", inmemory_blocks=16, chunk_size=CHUNK),
+                pool,
+            )
             await queue.open()
             payload = os.urandom(block)
             written, ticked = 0, time.monotonic()
@@ -312,7 +340,9 @@ class Topic:
         shutil.rmtree(self.directory)
 
     def export(self, url: str, **target: Any) -> Callable[[], float]:
-        """Records per second by a route, from its start until the last one is delivered and on the books."""
+        """Records per second by a route, from its start until the last one is delivered and on the
+        books.
+        """
 
         async def body() -> float:
             self.turn += 1
@@ -324,7 +354,9 @@ class Topic:
                     "destination": {"type": "http", "url": url, **target},
                     "batch": {"records": BATCH, "linger": 0},
                 }
-                config = Config(data_directory=self.directory / f"run{self.turn}", routes={"r": route})
+                config = Config(
+                    data_directory=self.directory / f"run{self.turn}", routes={"r": route}
+                )
                 exports = Exports(config, pool=pool, metrics=Metrics(), topics=store)
                 began = time.perf_counter()
                 await exports.start()
@@ -347,7 +379,9 @@ class Topic:
             with ThreadPoolExecutor(2) as pool:
                 store = self.store(pool)
                 await store.start()
-                groups = Groups(self.directory / f"groups{self.turn}", store, pool=pool, metrics=Metrics())
+                groups = Groups(
+                    self.directory / f"groups{self.turn}", store, pool=pool, metrics=Metrics()
+                )
                 await groups.start()
                 topic = store.require("orders")
                 began = time.perf_counter()
@@ -355,7 +389,9 @@ class Topic:
                 async with httpx.AsyncClient() as client:
                     while offset < RECORDS:
                         batch = topic.read(offset, BATCH, 1 << 20)
-                        answer = await client.post(url, content=b"\n".join(batch.payloads()) + b"\n")
+                        answer = await client.post(
+                            url, content=b"\n".join(batch.payloads()) + b"\n"
+                        )
                         answer.raise_for_status()
                         offset = batch.next_offset
                         await groups.commit("plain", "orders", offset)
@@ -381,7 +417,9 @@ class Outside:
         self.client = httpx.Client(base_url=self.broker.url, timeout=30)
         record = json.dumps({"id": 1, "pad": "x" * (RECORD - 19)})
         for _ in range(RECORDS // BATCH):
-            self.client.post("/topics/orders/produce", json={"payloads": [record] * BATCH}).raise_for_status()
+            self.client.post(
+                "/topics/orders/produce", json={"payloads": [record] * BATCH}
+            ).raise_for_status()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -390,7 +428,9 @@ class Outside:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def route(self) -> float:
-        """Records per second by a route, from the request that makes it until the last one is delivered."""
+        """Records per second by a route, from the request that makes it until the last one is
+        delivered.
+        """
         self.turn += 1
         name = f"r{self.turn}"
         route = {
@@ -401,7 +441,10 @@ class Outside:
         }
         began = time.perf_counter()
         self.client.post("/api/v1/routes", json=route).raise_for_status()
-        while self.client.get(f"/api/v1/routes/{name}").json()["queue"]["accounting"]["delivered"] < RECORDS:
+        while (
+            self.client.get(f"/api/v1/routes/{name}").json()["queue"]["accounting"]["delivered"]
+            < RECORDS
+        ):
             assert time.perf_counter() - began < 60
             time.sleep(0.005)
         took = time.perf_counter() - began
@@ -496,12 +539,20 @@ def contests() -> Iterable[Contest]:
 
 def figures() -> Iterable[Figure]:
     rates = sorted(push_memory() for _ in range(5))
-    yield Figure("push to memory, 1 KB blocks", rates[2], "blocks/s", "≥ 300,000", rates[2] >= 300_000)
+    yield Figure(
+        "push to memory, 1 KB blocks", rates[2], "blocks/s", "≥ 300,000", rates[2] >= 300_000
+    )
     for block in (64 << 10, 1 << 10):
         for clean, limit in ((True, 100.0), (False, 2000.0)):
             with scratch() as directory:
-                fill(directory, GIB + CHUNK - (CHUNK >> 3), block, clean=clean)  # the last chunk is almost full
-                took = sorted(start_time(directory) for _ in range(3))[1] if clean else start_time(directory)
+                fill(
+                    directory, GIB + CHUNK - (CHUNK >> 3), block, clean=clean
+                )  # the last chunk is almost full
+                took = (
+                    sorted(start_time(directory) for _ in range(3))[1]
+                    if clean
+                    else start_time(directory)
+                )
                 name = f"start with 1 GiB of {block >> 10} KiB blocks, {'clean' if clean else 'killed'}"
                 yield Figure(name, took, "ms", f"< {limit:g} ms", took < limit)
                 if not clean:

@@ -1,8 +1,9 @@
 """What every benchmark shares: alternating rounds, medians with spread, and one table at the end.
 
-Machines are shared and noisy, so no absolute figure stands alone: a `Contest` runs ours and theirs in turn, several
-rounds, and reports the median of the rounds' ratios. A bench module defines `contests() -> Iterable[Contest]` or
-`figures() -> Iterable[Figure]` (for latencies and sizes that have a limit but no peer).
+Machines are shared and noisy, so no absolute figure stands alone: a `Contest` runs ours and theirs
+in turn, several rounds, and reports the median of the rounds' ratios. A bench module defines
+`contests() -> Iterable[Contest]` or `figures() -> Iterable[Figure]` (for latencies and sizes that
+have a limit but no peer).
 """
 
 import statistics
@@ -13,7 +14,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class Figure:
-    """One row of the table. `target` reads as text and `met` is None when there is nothing to reach."""
+    """One row of the table. `target` reads as text and `met` is None when there is nothing to
+    reach.
+    """
 
     name: str
     value: float
@@ -52,7 +55,9 @@ class Contest:
         ours: list[float] = []
         theirs: list[float] = []
         for turn in range(rounds or self.rounds):
-            for side, rates in ((self.ours, ours), (self.theirs, theirs))[:: 1 if turn % 2 == 0 else -1]:
+            for side, rates in ((self.ours, ours), (self.theirs, theirs))[
+                :: 1 if turn % 2 == 0 else -1
+            ]:
                 rates.append(side())
                 if not rates[-1] > 0:
                     raise RuntimeError(f"{self.name}: a round measured nothing")

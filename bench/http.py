@@ -1,4 +1,5 @@
-"""The HTTP layer against uvicorn (bare ASGI, uvloop, httptools): the same small answers, one process each.
+"""The HTTP layer against uvicorn (bare ASGI, uvloop, httptools): the same small answers, one
+process each.
 
 python -m bench.http serve ours|uvicorn      one of the servers alone, to profile it
 """
@@ -81,7 +82,13 @@ def serve_uvicorn() -> None:
         await send({"type": "http.response.body", "body": answer})
 
     config = uvicorn.Config(
-        app, port=0, loop="uvloop", http="httptools", access_log=False, log_level="warning", lifespan="off"
+        app,
+        port=0,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     print(listener.getsockname()[1], flush=True)
@@ -95,7 +102,9 @@ class Servers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}
         for name in ("ours", "uvicorn"):
-            process = subprocess.Popen([sys.executable, "-m", "bench.http", "serve", name], stdout=subprocess.PIPE)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "bench.http", "serve", name], stdout=subprocess.PIPE
+            )
             guard.watch(process.pid)
             assert process.stdout is not None
             self.processes[name] = process
@@ -108,16 +117,22 @@ class Servers:
             process.wait()
 
     def rate(self, name: str, requests: list[bytes], depth: int = 1) -> float:
-        result = load.run(load.Load(port=self.ports[name], requests=requests, connections=32, depth=depth))
+        result = load.run(
+            load.Load(port=self.ports[name], requests=requests, connections=32, depth=depth)
+        )
         if not result.all_are(201):
             raise RuntimeError(f"{name} answered {result.statuses}")
         return result.rate
 
     def rate_of_cpu(self, name: str, requests: list[bytes]) -> float:
-        """Answers per second of the server's own CPU time: the generator's cost and the neighbours' are left out."""
+        """Answers per second of the server's own CPU time: the generator's cost and the neighbours'
+        are left out.
+        """
         process = psutil.Process(self.processes[name].pid)
         before = process.cpu_times()
-        result = load.run(load.Load(port=self.ports[name], requests=requests, connections=32, warm_up=0))
+        result = load.run(
+            load.Load(port=self.ports[name], requests=requests, connections=32, warm_up=0)
+        )
         after = process.cpu_times()
         return result.answers / (after.user + after.system - before.user - before.system)
 
@@ -142,10 +157,15 @@ def contests() -> Iterator[Contest]:
             theirs=lambda: servers.rate_of_cpu("uvicorn", [load.post("/empty")]),
             against="uvicorn",
         )
-        distinct = [load.post(f"/topics/t{n % 50}/produce", b"", f"X-Request-Id: {n:032x}") for n in range(20_000)]
+        distinct = [
+            load.post(f"/topics/t{n % 50}/produce", b"", f"X-Request-Id: {n:032x}")
+            for n in range(20_000)
+        ]
         yield servers.contest("HTTP: POST, every head different", distinct)
         yield servers.contest("HTTP: POST to a coroutine that suspends", [load.post("/coroutine")])
-        yield servers.contest("HTTP: POST of 300 bytes of JSON, decoded to a type", [load.post("/typed", JSON_BODY)])
+        yield servers.contest(
+            "HTTP: POST of 300 bytes of JSON, decoded to a type", [load.post("/typed", JSON_BODY)]
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""A load generator that costs less than the server it measures: prepared requests over raw connections.
+"""A load generator that costs less than the server it measures: prepared requests over raw
+connections.
 
     result = run(Load(port=6632, requests=[post("/api/v1/push", body)], connections=32, seconds=3))
     result.rate, result.p50, result.p99, result.statuses
 
-It runs in a process of its own (a generator inside the server's process would measure itself), keeps `depth` requests
-in flight on each connection, cycles through `requests`, and counts an answer once its last byte has arrived.
+It runs in a process of its own (a generator inside the server's process would measure itself),
+keeps `depth` requests in flight on each connection, cycles through `requests`, and counts an answer
+once its last byte has arrived.
 """
 
 import base64
@@ -56,15 +58,28 @@ def post(path: str, body: bytes = b"", *headers: str) -> bytes:
 
 
 def get(path: str, *headers: str) -> bytes:
-    lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "User-Agent: bench", "Accept: */*", *headers, "", ""]
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        "User-Agent: bench",
+        "Accept: */*",
+        *headers,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 
 def run(load: Load) -> Result:
     """Run the load from a process of its own and wait for the outcome."""
-    order = asdict(load) | {"requests": [base64.b64encode(request).decode() for request in load.requests]}
+    order = asdict(load) | {
+        "requests": [base64.b64encode(request).decode() for request in load.requests]
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "bench.load"], input=json.dumps(order).encode(), stdout=subprocess.PIPE, check=True
+        [sys.executable, "-m", "bench.load"],
+        input=json.dumps(order).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
     )
     return Result(**json.loads(done.stdout))
 
@@ -156,7 +171,11 @@ class _Tally:
     def learn(self, head: bytes) -> _Kind:
         lines = head.decode("latin-1").split("\r\n")
         status = lines[0].split(" ")[1]
-        lengths = [int(line.split(":")[1]) for line in lines[1:] if line.lower().startswith("content-length:")]
+        lengths = [
+            int(line.split(":")[1])
+            for line in lines[1:]
+            if line.lower().startswith("content-length:")
+        ]
         if not lengths and status not in ("204", "304"):
             raise SystemExit(f"an answer without Content-Length: {lines}")
         length = lengths[0] if lengths else 0
@@ -179,13 +198,17 @@ def _fire(load: Load) -> Result:
         callers[caller.file] = caller
 
     def go(seconds: float) -> float:
-        """Reads from all, then writes to all: a write to a sleeping server costs a wake-up, to a busy one nothing."""
+        """Reads from all, then writes to all: a write to a sleeping server costs a wake-up, to a
+        busy one nothing.
+        """
         tally.reset()
         began = now = time.perf_counter()
         while now < began + seconds:
             events = poll.poll(began + seconds - now)
             now = time.perf_counter()
-            for caller in [callers[file] for file, what in events if callers[file].ready(what, now)]:
+            for caller in [
+                callers[file] for file, what in events if callers[file].ready(what, now)
+            ]:
                 caller.flush()
         return now - began
 
@@ -206,7 +229,9 @@ def _fire(load: Load) -> Result:
 
 def main() -> None:
     order = json.load(sys.stdin)
-    load = Load(**order | {"requests": [base64.b64decode(request) for request in order["requests"]]})
+    load = Load(
+        **order | {"requests": [base64.b64decode(request) for request in order["requests"]]}
+    )
     print(json.dumps(asdict(_fire(load))))
 
 

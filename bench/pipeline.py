@@ -1,4 +1,5 @@
-"""Pipelines on Spark, local[2]: the topic source against a per-row source and Parquet, the queue source against JDBC.
+"""Pipelines on Spark, local[2]: the topic source against a per-row source and Parquet, the queue
+source against JDBC.
 
 PENSTOCK_BENCH_SCALE (default 1.0) shrinks the data; the figures of the docs are at 1.0.
 """
@@ -25,15 +26,15 @@ from bench.harness import Contest, Figure
 from penstock.buffer.events import encode
 from penstock.config.schema import Topics as TopicSettings
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.log.shared_reader import MAX_ROWS, Slice, TopicFiles
 from penstock.metrics import Metrics
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
 from penstock.pipeline.jobs.recover import recover
 from penstock.pipeline.options import Options
-from penstock.pipeline.queue_sink import PushLink
 from penstock.pipeline.session import build
-from penstock.pipeline.topic_source import RECORDS_PER_TASK, Task, TopicOptions
+from penstock.pipeline.sinks.queue import PushLink
+from penstock.pipeline.sources.topic import RECORDS_PER_TASK, Task, TopicOptions
 from penstock.queues.types import Item
-from penstock.storage.logfile import MAX_ROWS, Slice, TopicFiles
 from penstock.topics.store import TopicStore
 from tests.support.broker import BrokerProcess
 
@@ -43,7 +44,10 @@ SIZE = 100
 MESSAGES = int(1_000_000 * SCALE) // 1000 * 1000
 EVENTS = int(1_000_000 * SCALE)
 JDBC = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
-SPARK = {"spark.driver.memory": "2g", "spark.driver.extraClassPath": str(JDBC)}  # one JVM serves all sessions
+SPARK = {
+    "spark.driver.memory": "2g",
+    "spark.driver.extraClassPath": str(JDBC),
+}  # one JVM serves all sessions
 LONG = "length(payload) >= 100"
 STORED = QUEUE_DDL.replace("id STRING, ", "")
 
@@ -78,13 +82,26 @@ class RowReader(DataSourceReader):
         (part,) = partition.ranges
         for piece in TopicFiles(Path(self._directory) / "t").read(part.start, part.end):
             raw, ends = piece.raw, piece.starts[1:].tolist()
-            rows = zip(piece.starts[:-1].tolist(), ends, piece.offsets.tolist(), piece.times.tolist(), strict=True)
+            rows = zip(
+                piece.starts[:-1].tolist(),
+                ends,
+                piece.offsets.tolist(),
+                piece.times.tolist(),
+                strict=True,
+            )
             for start, end, offset, appended in rows:
-                yield "t", offset, datetime.fromtimestamp(appended / 1e6, UTC), bytes(raw[start + 12 : end])
+                yield (
+                    "t",
+                    offset,
+                    datetime.fromtimestamp(appended / 1e6, UTC),
+                    bytes(raw[start + 12 : end]),
+                )
 
 
 class ReadySource(DataSource):
-    """Arrow batches that are there already, of the shape our source makes: what Spark itself takes for them."""
+    """Arrow batches that are there already, of the shape our source makes: what Spark itself takes
+    for them.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -100,12 +117,16 @@ class ReadySource(DataSource):
 class ReadyReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         tasks = -(-RECORDS // RECORDS_PER_TASK)
-        return [InputPartition(RECORDS * (i + 1) // tasks - RECORDS * i // tasks) for i in range(tasks)]
+        return [
+            InputPartition(RECORDS * (i + 1) // tasks - RECORDS * i // tasks) for i in range(tasks)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         starts = np.arange(MAX_ROWS + 1, dtype=np.int64) * (SIZE + 12)
         some = np.arange(MAX_ROWS, dtype=np.int64)
-        batch = topic_batch("t", Slice(memoryview(b"x" * int(starts[-1])), starts, some, some), TOPIC_COLUMNS.names)
+        batch = topic_batch(
+            "t", Slice(memoryview(b"x" * int(starts[-1])), starts, some, some), TOPIC_COLUMNS.names
+        )
         for begin in range(0, partition.value, MAX_ROWS):
             yield batch.slice(0, min(MAX_ROWS, partition.value - begin))
 
@@ -124,7 +145,9 @@ class Setup:
 
     async def _fill(self) -> None:
         with ThreadPoolExecutor(2) as pool:
-            store = TopicStore(self.directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics())
+            store = TopicStore(
+                self.directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics()
+            )
             await store.start()
             topic = await store.create("t")
             random = np.random.default_rng(7)
@@ -135,7 +158,12 @@ class Setup:
             await store.stop()
 
     def topic(self, kind: str = "penstock") -> Any:
-        return self.spark.read.format(kind).option("directory", str(self.directory)).option("topic", "t").load()
+        return (
+            self.spark.read.format(kind)
+            .option("directory", str(self.directory))
+            .option("topic", "t")
+            .load()
+        )
 
     def files(self) -> Any:
         return self.spark.read.parquet(self.parquet)
@@ -207,7 +235,9 @@ def contests() -> Iterator[Contest]:
 
 
 class QueueSetup:
-    """A queue of a million messages in 1000 partitions, on a PostgreSQL that JDBC can reach, with a broker."""
+    """A queue of a million messages in 1000 partitions, on a PostgreSQL that JDBC can reach, with a
+    broker.
+    """
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-queues-"))
@@ -229,7 +259,8 @@ class QueueSetup:
         connection = await asyncpg.connect(self.url, server_settings={"search_path": "penstock"})
         queue = await connection.fetchval("INSERT INTO queues (name) VALUES ('big') RETURNING id")
         await connection.execute(
-            "INSERT INTO partitions (queue_id, name) SELECT $1, 'p' || i FROM generate_series(1, 1000) i", queue
+            "INSERT INTO partitions (queue_id, name) SELECT $1, 'p' || i FROM generate_series(1, 1000) i",
+            queue,
         )
         await connection.execute(
             f"""INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, payload)
@@ -297,23 +328,31 @@ class QueueSetup:
         return MESSAGES / (time.perf_counter() - began)
 
     def read_ours(self, schema: str | None = None) -> float:
-        reader = self.spark.read.format("penstock").option("queue", "big").option("database", self.url)
+        reader = (
+            self.spark.read.format("penstock").option("queue", "big").option("database", self.url)
+        )
         return self._drain((reader.schema(schema) if schema else reader).load())
 
     def read_jdbc(self, *, ids: bool = True) -> float:
-        """The columns of our source. The table stores no ids: whoever wants them asks the function that makes them."""
+        """The columns of our source. The table stores no ids: whoever wants them asks the function
+        that makes them.
+        """
         made = "message_uuid(i.id, m.partition_id, m.seq)::text AS id," if ids else ""
         query = f"""(SELECT 'big' AS queue, p.name AS partition, m.seq, {made} m.transaction_id, m.trace_id::text,
                            convert_from(m.payload, 'UTF8') AS payload, m.created_at, m.partition_id
                       FROM messages m JOIN partitions p ON p.id = m.partition_id CROSS JOIN installation i) AS big"""
         reader = self.spark.read.format("jdbc").option("driver", "org.postgresql.Driver")
-        url = f"jdbc:postgresql://127.0.0.1:{self.port}/postgres?user=postgres&currentSchema=penstock"
+        url = (
+            f"jdbc:postgresql://127.0.0.1:{self.port}/postgres?user=postgres&currentSchema=penstock"
+        )
         reader = reader.option("url", url).option("dbtable", query).option("fetchsize", 10000)
         reader = reader.option("partitionColumn", "partition_id").option("numPartitions", 4)
         return self._drain(reader.option("lowerBound", 1).option("upperBound", 1000).load())
 
     def _buffers(self, shares: int = 1) -> list[Path]:
-        """Buffer files of EVENTS events of 200 partitions, dealt to so many directories; for a queue of their own."""
+        """Buffer files of EVENTS events of 200 partitions, dealt to so many directories; for a
+        queue of their own.
+        """
         self.runs += 1
         places = [self.directory / "buffers" / f"{self.runs}-{share}" for share in range(shares)]
         for share, place in enumerate(places):
@@ -322,7 +361,9 @@ class QueueSetup:
             for number in range(0, len(numbers), 10_000):
                 some = numbers[number : number + 10_000]
                 payload = b'{"text": "' + b"x" * 80 + b'"}'
-                items = [Item(f"recover-{self.runs}", payload, f"p{i % 200}", f"t{i}") for i in some]
+                items = [
+                    Item(f"recover-{self.runs}", payload, f"p{i % 200}", f"t{i}") for i in some
+                ]
                 (place / f"failover_{number:012d}.buf").write_bytes(b"".join(encode(items)))
         return places
 
@@ -336,15 +377,27 @@ class QueueSetup:
 
     def replay(self, processes: int = 1) -> float:
         places = self._buffers(processes)
-        program = [sys.executable, "-m", "penstock", "buffer", "replay", "--database-url", self.url, "--dir"]
+        program = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "buffer",
+            "replay",
+            "--database-url",
+            self.url,
+            "--dir",
+        ]
         began = time.perf_counter()
-        running = [subprocess.Popen([*program, str(place)], stderr=subprocess.DEVNULL) for place in places]
+        running = [
+            subprocess.Popen([*program, str(place)], stderr=subprocess.DEVNULL) for place in places
+        ]
         assert [process.wait() for process in running] == [0] * processes
         return EVENTS / (time.perf_counter() - began)
 
     def _rows(self, count: int) -> Any:
         return self.spark.range(count).selectExpr(
-            "concat('p', id % 50) AS partition", "to_json(struct(id, repeat('x', 80) AS text)) AS payload"
+            "concat('p', id % 50) AS partition",
+            "to_json(struct(id, repeat('x', 80) AS text)) AS payload",
         )
 
     def write_ours(self) -> float:
@@ -361,7 +414,11 @@ class QueueSetup:
         def push(rows: Any) -> None:
             link = PushLink(url, None, 60)
             for row in rows:
-                item = {"queue": "each", "partition": row.partition, "payload": json.loads(row.payload)}
+                item = {
+                    "queue": "each",
+                    "partition": row.partition,
+                    "payload": json.loads(row.payload),
+                }
                 link.push([json.dumps(item).encode()], repeatable=False)
 
         began = time.perf_counter()
@@ -389,7 +446,9 @@ def figures() -> Iterator[Figure]:
 def _micro_batches(spark: Any, directory: Path) -> Iterator[Figure]:
     async def fill(count: int) -> None:
         with ThreadPoolExecutor(2) as pool:
-            store = TopicStore(directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics())
+            store = TopicStore(
+                directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics()
+            )
             await store.start()
             topic = store.get("t") or await store.create("t")
             await topic.append([b"x" * SIZE] * count)
@@ -408,9 +467,18 @@ def _micro_batches(spark: Any, directory: Path) -> Iterator[Figure]:
         .start()
     )
     query.awaitTermination()
-    times = sorted(int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if p["numInputRows"])[:-1]
-    yield Figure("Micro-batch of 100 records, topic to nowhere (median)", times[len(times) // 2], "ms")
-    idle = spark.readStream.format("penstock").option("directory", str(directory)).option("topic", "t").load()
+    times = sorted(
+        int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if p["numInputRows"]
+    )[:-1]
+    yield Figure(
+        "Micro-batch of 100 records, topic to nowhere (median)", times[len(times) // 2], "ms"
+    )
+    idle = (
+        spark.readStream.format("penstock")
+        .option("directory", str(directory))
+        .option("topic", "t")
+        .load()
+    )
     running = (
         idle.writeStream.format("noop")
         .option("checkpointLocation", str(directory / "idle"))
@@ -424,5 +492,8 @@ def _micro_batches(spark: Any, directory: Path) -> Iterator[Figure]:
     running.stop()
     share = (time.process_time() - before) / (time.monotonic() - began)
     yield Figure(
-        "Idle stream: asking for new offsets", float(looks), "ms", note=f"driver's Python {share:.1%} of a core"
+        "Idle stream: asking for new offsets",
+        float(looks),
+        "ms",
+        note=f"driver's Python {share:.1%} of a core",
     )

@@ -1,10 +1,11 @@
-"""Queues over HTTP, the broker and its PostgreSQL on the same cores, against a plain table used as a queue.
+"""Queues over HTTP, the broker and its PostgreSQL on the same cores, against a plain table used as
+a queue.
 
-The peer is what a person writes first: `INSERT`, `SELECT ... FOR UPDATE SKIP LOCKED`, `DELETE`, through asyncpg, on the
-same server with the same durable settings (fsync and synchronous_commit on) and as many connections, a statement per
-message; and once more with its statements batched by hand. It has no partitions, groups, leases, retries or
-deduplication. Ours is asked over HTTP by callers in this process, and every
-message carries a transaction id, as the published clients send it.
+The peer is what a person writes first: `INSERT`, `SELECT ... FOR UPDATE SKIP LOCKED`, `DELETE`,
+through asyncpg, on the same server with the same durable settings (fsync and synchronous_commit on)
+and as many connections, a statement per message; and once more with its statements batched by hand.
+It has no partitions, groups, leases, retries or deduplication. Ours is asked over HTTP by callers
+in this process, and every message carries a transaction id, as the published clients send it.
 
     make bench B=queues           PENSTOCK_BENCH_CONSUMED=1000000 shortens the preparation of the last figure
 """
@@ -97,7 +98,9 @@ _popped = msgspec.json.Decoder(_Popped)
 
 
 class Ground:
-    """A PostgreSQL, a broker on it and a database for the plain table, for as long as the benchmark runs."""
+    """A PostgreSQL, a broker on it and a database for the plain table, for as long as the benchmark
+    runs.
+    """
 
     def __init__(self, stack: ExitStack) -> None:
         directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
@@ -110,7 +113,9 @@ class Ground:
         self.runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         self.plain_url = self.runner.run(self._database("plain"))
         self.broker_url = self.runner.run(self._database("broker"))
-        self.broker = stack.enter_context(BrokerProcess(directory / "data", database_url=self.broker_url))
+        self.broker = stack.enter_context(
+            BrokerProcess(directory / "data", database_url=self.broker_url)
+        )
         self.port = int(self.broker.url.rpartition(":")[2])
         self.number = 0
 
@@ -124,11 +129,14 @@ class Ground:
         self.number += 1
         return f"bench-{self.number}"
 
-    # -- ours ---------------------------------------------------------------------------------------------------------
+    # -- ours
+    # ---------------------------------------------------------------------------------------------------------
 
     async def callers(self, count: int) -> list[Caller]:
         loop = asyncio.get_running_loop()
-        return [(await loop.create_connection(Caller, "127.0.0.1", self.port))[1] for _ in range(count)]
+        return [
+            (await loop.create_connection(Caller, "127.0.0.1", self.port))[1] for _ in range(count)
+        ]
 
     def push_request(self, queue: str, partition: int, count: int, tag: str) -> bytes:
         items = [
@@ -166,7 +174,8 @@ class Ground:
         await asyncio.gather(*map(work, callers))
         _close(callers)
 
-    # -- the plain table ----------------------------------------------------------------------------------------------
+    # -- the plain table
+    # ----------------------------------------------------------------------------------------------
 
     async def plain(self, count: int) -> list[Any]:
         connections = [await asyncpg.connect(self.plain_url) for _ in range(count)]
@@ -189,7 +198,9 @@ async def plain_take(connection: Any, batch: int) -> int:
             "SELECT id, payload FROM plain ORDER BY id FOR UPDATE SKIP LOCKED LIMIT $1", batch
         )
         if rows:
-            await connection.execute("DELETE FROM plain WHERE id = ANY ($1)", [row["id"] for row in rows])
+            await connection.execute(
+                "DELETE FROM plain WHERE id = ANY ($1)", [row["id"] for row in rows]
+            )
     return len(rows)
 
 
@@ -199,17 +210,25 @@ async def plain_push(connection: Any, batch: int, *, one_by_one: bool) -> None:
     elif one_by_one:
         async with connection.transaction():
             for _ in range(batch):
-                await connection.execute("INSERT INTO plain (payload) VALUES ($1)", PAYLOAD.decode())
+                await connection.execute(
+                    "INSERT INTO plain (payload) VALUES ($1)", PAYLOAD.decode()
+                )
     else:
-        await connection.executemany("INSERT INTO plain (payload) VALUES ($1)", [(PAYLOAD.decode(),)] * batch)
+        await connection.executemany(
+            "INSERT INTO plain (payload) VALUES ($1)", [(PAYLOAD.decode(),)] * batch
+        )
 
 
 def meter() -> None:
-    """Called when the part of a round that counts begins and when it ends; `queues_cost` reads clocks here."""
+    """Called when the part of a round that counts begins and when it ends; `queues_cost` reads
+    clocks here.
+    """
 
 
 async def rate(workers: list[Callable[[], Awaitable[int]]], seconds: float = SECONDS) -> float:
-    """What the workers, each called again and again, get done per second; they stop early when nothing is left."""
+    """What the workers, each called again and again, get done per second; they stop early when
+    nothing is left.
+    """
     done = 0
     ends = time.perf_counter() + seconds
 
@@ -229,9 +248,12 @@ async def rate(workers: list[Callable[[], Awaitable[int]]], seconds: float = SEC
     return done / took
 
 
-async def produce(ground: Ground, callers: list[Caller], queue: str, batch: int, seconds: float = SECONDS) -> float:
-    """Messages pushed per second when each caller pushes again as soon as it is answered. The requests are prepared: a
-    generator that shares the cores with what it measures should cost little."""
+async def produce(
+    ground: Ground, callers: list[Caller], queue: str, batch: int, seconds: float = SECONDS
+) -> float:
+    """Messages pushed per second when each caller pushes again as soon as it is answered. The
+    requests are prepared: a generator that shares the cores with what it measures should cost
+    little."""
     finished = asyncio.get_running_loop().create_future()
     done, busy = 0, len(callers)
     meter()
@@ -277,7 +299,9 @@ class Rounds:
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
 
-    def contest(self, name: str, ours: Any, theirs: Any, at_least: float | None, against: str = PLAINLY) -> Contest:
+    def contest(
+        self, name: str, ours: Any, theirs: Any, at_least: float | None, against: str = PLAINLY
+    ) -> Contest:
         run = self.ground.runner.run
         return Contest(
             name=name,
@@ -334,7 +358,9 @@ class Rounds:
         finally:
             _close([*pushing, *taking])
 
-    async def plain_end_to_end(self, connections: int, batch: int, *, one_by_one: bool = True) -> float:
+    async def plain_end_to_end(
+        self, connections: int, batch: int, *, one_by_one: bool = True
+    ) -> float:
         found = await self.ground.plain(2 * connections)
         producers = [_plain_pusher(c, batch, one_by_one) for c in found[:connections]]
         at_once = 1 if one_by_one else batch
@@ -345,7 +371,8 @@ class Rounds:
         finally:
             await asyncio.gather(*(connection.close() for connection in found))
 
-    # -- figures without a peer ---------------------------------------------------------------------------------------
+    # -- figures without a peer
+    # ---------------------------------------------------------------------------------------
 
     async def latencies(self, count: int = 300) -> list[float]:
         """Seconds from the answer to a push until the waiting consumer has the message."""
@@ -388,20 +415,26 @@ class Rounds:
                 for number in range(begin, min(partitions, begin + 1000))
                 for _ in range(max(1, 3000 // partitions))
             ]
-            status, _ = await caller.ask(_post("/api/v1/push", b'{"items":[%s]}' % b",".join(items)))
+            status, _ = await caller.ask(
+                _post("/api/v1/push", b'{"items":[%s]}' % b",".join(items))
+            )
             assert status == 201
         _close([caller])
         return queue
 
     async def with_consumed(self, consumed: int) -> str:
-        """A queue whose group has `consumed` messages behind it (put there by SQL) and some in front of it."""
+        """A queue whose group has `consumed` messages behind it (put there by SQL) and some in
+        front of it.
+        """
         ground, queue = self.ground, self.ground.fresh()
         await ground.fill(queue, 1, 1)
         (caller,) = await ground.callers(1)
         await ground.take(caller, queue, 1)
         connection = await asyncpg.connect(ground.broker_url, timeout=60, command_timeout=900)
         await connection.execute("SET search_path = penstock; SET maintenance_work_mem = '256MB'")
-        async with connection.transaction():  # millions of rows: building the indexes afterwards is much faster
+        async with (
+            connection.transaction()
+        ):  # millions of rows: building the indexes afterwards is much faster
             indexes = await connection.fetch(
                 """SELECT indexname, indexdef FROM pg_indexes
                     WHERE tablename = 'messages' AND indexname <> 'messages_pkey'"""
@@ -431,16 +464,22 @@ class Rounds:
 
 
 def _post(path: str, body: bytes) -> bytes:
-    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        path.encode(),
-        len(body),
-        body,
+    return (
+        b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (
+            path.encode(),
+            len(body),
+            body,
+        )
     )
 
 
 def _ack(popped: bytes) -> bytes:
     """The request that completes everything in the answer to a pop."""
-    return _post("/api/v1/ack/batch", msgspec.json.encode({"acknowledgments": _popped.decode(popped).messages}))
+    return _post(
+        "/api/v1/ack/batch",
+        msgspec.json.encode({"acknowledgments": _popped.decode(popped).messages}),
+    )
 
 
 def _get(path: str) -> bytes:
@@ -487,7 +526,10 @@ def _get_ground() -> Ground:
 def contests() -> Iterator[Contest]:
     rounds = Rounds(_get_ground())
     yield rounds.contest(
-        "queues: push, 1 per request, 64 connections", lambda: rounds.push(64, 1), lambda: rounds.plain_push(64, 1), 4.0
+        "queues: push, 1 per request, 64 connections",
+        lambda: rounds.push(64, 1),
+        lambda: rounds.plain_push(64, 1),
+        4.0,
     )
     for one_by_one in (True, False):
         against = PLAINLY if one_by_one else BATCHED
@@ -531,7 +573,9 @@ def figures() -> Iterator[Figure]:
         few, many = (run(rounds.with_partitions(count)) for count in (10, 10_000))
         yield _growth(rounds, "queues: pop, 10,000 partitions against 10", many, few, 1.5)
         some, lots = (run(rounds.with_consumed(count)) for count in (10_000, CONSUMED))
-        yield _growth(rounds, f"queues: pop, {CONSUMED:,} consumed messages against 10,000", lots, some, 1.2)
+        yield _growth(
+            rounds, f"queues: pop, {CONSUMED:,} consumed messages against 10,000", lots, some, 1.2
+        )
     _ground.clear()
 
 

@@ -1,7 +1,9 @@
-"""Where the time of queues over HTTP goes: CPU per message of each process, ours and the plain table's.
+"""Where the time of queues over HTTP goes: CPU per message of each process, ours and the plain
+table's.
 
-A rate on a busy machine says what was left of it; CPU time per message says what the work costs. The kernel's
-`schedstat` counts it, for the broker, for PostgreSQL (all its processes) and for the load generator in this process.
+A rate on a busy machine says what was left of it; CPU time per message says what the work costs.
+The kernel's `schedstat` counts it, for the broker, for PostgreSQL (all its processes) and for the
+load generator in this process.
 """
 
 import os
@@ -24,14 +26,24 @@ def figures() -> Iterator[Figure]:
         ground = Ground(stack)
         rounds = Rounds(ground)
         pairs: list[tuple[str, Round, Round, str]] = [
-            ("push, 1 per request", partial(rounds.push, 64, 1), partial(rounds.plain_push, 64, 1), PLAINLY),
+            (
+                "push, 1 per request",
+                partial(rounds.push, 64, 1),
+                partial(rounds.plain_push, 64, 1),
+                PLAINLY,
+            ),
             (
                 "push, 100 per request",
                 partial(rounds.push, 16, 100),
                 partial(rounds.plain_push, 16, 100, one_by_one=False),
                 BATCHED,
             ),
-            ("pop + ack, 100", partial(rounds.take, 8, 100), partial(rounds.plain_take, 8, 100), BATCHED),
+            (
+                "pop + ack, 100",
+                partial(rounds.take, 8, 100),
+                partial(rounds.plain_take, 8, 100),
+                BATCHED,
+            ),
         ]
         for name, ours, theirs, against in pairs:
             spent = _cost(ground, ours)
@@ -47,11 +59,15 @@ def figures() -> Iterator[Figure]:
                 detail={"ours": spent, "theirs": plain},
             )
             for who, cost in spent.items():
-                yield Figure(f"queues: CPU per message, {name}: {who}", cost, "µs", against_value=plain[who])
+                yield Figure(
+                    f"queues: CPU per message, {name}: {who}", cost, "µs", against_value=plain[who]
+                )
 
 
 def _cost(ground: Ground, once: Round) -> dict[str, float]:
-    """Microseconds of CPU per message, for each process; the better of two rounds after a first one."""
+    """Microseconds of CPU per message, for each process; the better of two rounds after a first
+    one.
+    """
     best: dict[str, float] = {}
     for turn in range(3):
         reads: list[tuple[float, dict[str, float]]] = []
@@ -72,7 +88,9 @@ def _clocks(ground: Ground) -> dict[str, float]:
     """Microseconds of CPU used so far."""
     assert ground.broker.process is not None
     server = ground.postgres.pid()
-    children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == server]
+    children = [
+        pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == server
+    ]
     return {
         "broker": _used(ground.broker.process.pid),
         "PostgreSQL": sum(map(_used, children)),

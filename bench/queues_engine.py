@@ -1,11 +1,13 @@
 """The queue engine against a plain queue table, on one embedded PostgreSQL with durable settings.
 
-The plain queue is what people write first: `INSERT` per message, `SELECT ... FOR UPDATE SKIP LOCKED LIMIT 1` and
-`DELETE` to take one, through an asyncpg pool of the same size. A request of 100 is 100 of these statements, in one
-transaction for pushes. For honesty the same table is also measured with its statements batched by hand (`executemany`,
-`LIMIT 100`), without a target: it keeps no order, groups, leases, retries, dedupe or dead letters.
+The plain queue is what people write first: `INSERT` per message, `SELECT ... FOR UPDATE SKIP LOCKED
+LIMIT 1` and `DELETE` to take one, through an asyncpg pool of the same size. A request of 100 is 100
+of these statements, in one transaction for pushes. For honesty the same table is also measured with
+its statements batched by hand (`executemany`, `LIMIT 100`), without a target: it keeps no order,
+groups, leases, retries, dedupe or dead letters.
 
-PENSTOCK_BENCH_HISTORY sets how many consumed messages the history figure piles up (default 1,000,000).
+PENSTOCK_BENCH_HISTORY sets how many consumed messages the history figure piles up (default
+1,000,000).
 """
 
 import asyncio
@@ -48,7 +50,9 @@ class Stage:
 
     async def start(self) -> None:
         metrics = Metrics()
-        self.database = Database(schema.Database(url=self.server.url), Path("/nonexistent"), metrics)
+        self.database = Database(
+            schema.Database(url=self.server.url), Path("/nonexistent"), metrics
+        )
         await self.database.start()
         self.queues = Queues(self.database, schema.Queues(), metrics)
         await self.queues.start()
@@ -61,7 +65,9 @@ class Stage:
         await self.pool.close()
 
     def rate(self, workers: int, step: Callable[[int], Awaitable[int]]) -> Callable[[], float]:
-        """A round: that many workers repeat a step for a while, or until nothing is left; messages per second."""
+        """A round: that many workers repeat a step for a while, or until nothing is left; messages
+        per second.
+        """
 
         async def round_() -> float:
             begin = last = time.perf_counter()
@@ -94,10 +100,14 @@ class Stage:
     def plain_push(self, count: int) -> Callable[[int], Awaitable[int]]:
         async def step(_: int) -> int:
             if count == 1:
-                await self.pool.execute("INSERT INTO plain (queue, payload) VALUES ($1, $2)", "q", PAYLOAD)
+                await self.pool.execute(
+                    "INSERT INTO plain (queue, payload) VALUES ($1, $2)", "q", PAYLOAD
+                )
                 return 1
             async with self.pool.acquire() as connection, connection.transaction():
-                insert = await connection.prepare("INSERT INTO plain (queue, payload) VALUES ($1, $2)")
+                insert = await connection.prepare(
+                    "INSERT INTO plain (queue, payload) VALUES ($1, $2)"
+                )
                 for _ in range(count):
                     await insert.fetch("q", PAYLOAD)
             return count
@@ -105,14 +115,19 @@ class Stage:
         return step
 
     async def batched_push(self, _: int) -> int:
-        await self.pool.executemany("INSERT INTO plain (queue, payload) VALUES ($1, $2)", [("q", PAYLOAD)] * 100)
+        await self.pool.executemany(
+            "INSERT INTO plain (queue, payload) VALUES ($1, $2)", [("q", PAYLOAD)] * 100
+        )
         return 100
 
     def fill(self, queue: str, count: int, partitions: int = 16) -> None:
         async def push() -> None:
             for _ in range(0, count, 2000):
                 await self.queues.push(
-                    [Item(queue, PAYLOAD, f"p{n % partitions}", f"t-{next(self.numbers)}") for n in range(2000)]
+                    [
+                        Item(queue, PAYLOAD, f"p{n % partitions}", f"t-{next(self.numbers)}")
+                        for n in range(2000)
+                    ]
                 )
 
         self.runner.run(push())
@@ -120,13 +135,19 @@ class Stage:
     def fill_plain(self, count: int) -> None:
         self.runner.run(
             self.pool.execute(
-                "INSERT INTO plain (queue, payload) SELECT 'q', $1 FROM generate_series(1, $2::int)", PAYLOAD, count
+                "INSERT INTO plain (queue, payload) SELECT 'q', $1 FROM generate_series(1, $2::int)",
+                PAYLOAD,
+                count,
             )
         )
 
-    def pop_and_ack(self, queue: str, batch: int, wait: bool = True) -> Callable[[int], Awaitable[int]]:
+    def pop_and_ack(
+        self, queue: str, batch: int, wait: bool = True
+    ) -> Callable[[int], Awaitable[int]]:
         async def step(_: int) -> int:
-            popped = await self.queues.pop(PopRequest(queue=queue, batch=batch, wait=wait, timeout=1))
+            popped = await self.queues.pop(
+                PopRequest(queue=queue, batch=batch, wait=wait, timeout=1)
+            )
             acks = [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
             return len(await self.queues.ack(acks))
 
@@ -154,9 +175,12 @@ class Stage:
         async def step(_: int) -> int:
             async with self.pool.acquire() as connection, connection.transaction():
                 rows = await connection.fetch(
-                    "SELECT id, payload FROM plain ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED", count
+                    "SELECT id, payload FROM plain ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED",
+                    count,
                 )
-                await connection.execute("DELETE FROM plain WHERE id = ANY ($1)", [row["id"] for row in rows])
+                await connection.execute(
+                    "DELETE FROM plain WHERE id = ANY ($1)", [row["id"] for row in rows]
+                )
             return len(rows)
 
         return step
@@ -185,19 +209,41 @@ def contests() -> Iterator[Contest]:
         plain = "plain table, a statement per message"
         batched = "plain table, batched by hand"
         yield Contest(
-            "push, 1 per call, 64 callers", rate, s.rate(64, s.push(1)), s.rate(64, s.plain_push(1)), plain, 4
+            "push, 1 per call, 64 callers",
+            rate,
+            s.rate(64, s.push(1)),
+            s.rate(64, s.plain_push(1)),
+            plain,
+            4,
         )
         yield Contest(
-            "push, 100 per call, 16 callers", rate, s.rate(16, s.push(100)), s.rate(16, s.plain_push(100)), plain, 2
+            "push, 100 per call, 16 callers",
+            rate,
+            s.rate(16, s.push(100)),
+            s.rate(16, s.plain_push(100)),
+            plain,
+            2,
         )
         yield Contest(
-            "push, 100 per call, 16 callers", rate, s.rate(16, s.push(100)), s.rate(16, s.batched_push), batched
+            "push, 100 per call, 16 callers",
+            rate,
+            s.rate(16, s.push(100)),
+            s.rate(16, s.batched_push),
+            batched,
         )
         yield Contest(
-            "push, 1000 per call, 4 callers", rate, s.rate(4, s.push(1000)), s.rate(4, s.batched_push), batched
+            "push, 1000 per call, 4 callers",
+            rate,
+            s.rate(4, s.push(1000)),
+            s.rate(4, s.batched_push),
+            batched,
         )
-        yield Contest("pop + ack, batches of 100", rate, s.taking(100), s.plain_taking(1), plain, 4, rounds=3)
-        yield Contest("pop + ack, batches of 100", rate, s.taking(100), s.plain_taking(100), batched, rounds=3)
+        yield Contest(
+            "pop + ack, batches of 100", rate, s.taking(100), s.plain_taking(1), plain, 4, rounds=3
+        )
+        yield Contest(
+            "pop + ack, batches of 100", rate, s.taking(100), s.plain_taking(100), batched, rounds=3
+        )
 
         async def through(number: int) -> int:
             await s.queues.push(s.items("through", 100, f"p{number}"))
@@ -209,7 +255,9 @@ def contests() -> Iterator[Contest]:
                 await s.plain_take(1)(number)
             return 100
 
-        yield Contest("end to end, 100", rate, s.rate(8, through), s.rate(8, plain_through), plain, 3)
+        yield Contest(
+            "end to end, 100", rate, s.rate(8, through), s.rate(8, plain_through), plain, 3
+        )
 
 
 def figures() -> Iterator[Figure]:
@@ -226,13 +274,17 @@ async def _latency(s: Stage) -> Figure:
     await s.queues.push(s.items("latency", 1, "p"))
     await s.pop_and_ack("latency", 1)(0)
     for _ in range(300):
-        waiting = asyncio.create_task(s.queues.pop(PopRequest(queue="latency", wait=True, timeout=10)))
+        waiting = asyncio.create_task(
+            s.queues.pop(PopRequest(queue="latency", wait=True, timeout=10))
+        )
         await asyncio.sleep(0.005)
         await s.queues.push(s.items("latency", 1, "p"))
         began = time.perf_counter()
         popped = await waiting
         waits.append((time.perf_counter() - began) * 1000)
-        await s.queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages])
+        await s.queues.ack(
+            [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
+        )
     middle, slow = percentile(waits, 0.5), percentile(waits, 0.99)
     return Figure(
         "wake-up of a waiting pop, p50",
@@ -251,7 +303,9 @@ async def _cost(s: Stage, queue: str, pops: int = 60) -> float:
         began = time.perf_counter()
         popped = await s.queues.pop(PopRequest(queue=queue, batch=10))
         costs.append((time.perf_counter() - began) * 1000)
-        await s.queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages])
+        await s.queues.ack(
+            [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
+        )
     return statistics.median(costs)
 
 
@@ -260,11 +314,17 @@ async def _partitions(s: Stage) -> Figure:
         for start in range(0, partitions, 1000):
             names = [f"p{n}" for n in range(start, min(start + 1000, partitions))]
             await s.queues.push([Item(queue, PAYLOAD, name) for name in names])
-        while (await s.queues.pop(PopRequest(queue=queue, batch=2000, partitions=2000, auto_ack=True))).messages:
+        while (
+            await s.queues.pop(PopRequest(queue=queue, batch=2000, partitions=2000, auto_ack=True))
+        ).messages:
             pass
         for _ in range(8):
             await s.queues.push(
-                [Item(queue, PAYLOAD, f"p{n * partitions // 10}") for n in range(10) for _ in range(100)]
+                [
+                    Item(queue, PAYLOAD, f"p{n * partitions // 10}")
+                    for n in range(10)
+                    for _ in range(100)
+                ]
             )
     rounds = [(await _cost(s, "few"), await _cost(s, "many")) for _ in range(7)]
     ratio = statistics.median(many / few for few, many in rounds)
@@ -296,7 +356,9 @@ async def _history(s: Stage) -> Figure:
         await s.queues.pop(PopRequest(queue=queue))
         await s.queues.groups.seek("__QUEUE_MODE__", queue)
         for _ in range(8):
-            await s.queues.push([Item(queue, PAYLOAD, f"p{n}") for n in range(10) for _ in range(100)])
+            await s.queues.push(
+                [Item(queue, PAYLOAD, f"p{n}") for n in range(10) for _ in range(100)]
+            )
     await s.pool.execute("VACUUM ANALYZE penstock.messages", timeout=600)
     rounds = [(await _cost(s, "short"), await _cost(s, "long")) for _ in range(7)]
     ratio = statistics.median(long / short for short, long in rounds)
@@ -306,7 +368,9 @@ async def _history(s: Stage) -> Figure:
 
 
 async def _held_back(s: Stage) -> Figure:
-    """Throughput while another session's open transaction stops vacuum, against without, in alternation."""
+    """Throughput while another session's open transaction stops vacuum, against without, in
+    alternation.
+    """
 
     async def round_() -> float:
         done, end = 0, time.perf_counter() + 4
@@ -339,7 +403,13 @@ async def _held_back(s: Stage) -> Figure:
     )
     note = ", ".join(f"{row['relname']} {row['n_dead_tup']} dead rows" for row in rows)
     return Figure(
-        "throughput while xmin is held back", ratio, "x", "≥ 0.9", ratio >= 0.9, note=note, detail={"ratios": ratios}
+        "throughput while xmin is held back",
+        ratio,
+        "x",
+        "≥ 0.9",
+        ratio >= 0.9,
+        note=note,
+        detail={"ratios": ratios},
     )
 
 

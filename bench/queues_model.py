@@ -1,14 +1,16 @@
-"""A model of pushes of one message by callers that wait for their answers: what more calls at a time would do.
+"""A model of pushes of one message by callers that wait for their answers: what more calls at a
+time would do.
 
-A rate on a busy machine says little about how well load, broker and PostgreSQL overlap, and a quiet machine is rare.
-So this is a small simulation with the CPU costs that `queues_cost` and a trace of the broker gave: two cores shared
-fairly, one load generator, one broker, a server process per call, one WAL flush at a time that covers every commit
-waiting for it, and a lock on the partitions' rows that is held until the flush is over. With 1.0 to 1.5 ms per flush,
-which is what `pg_stat_io` said of the machine the figures come from, it gives the rate and the use of cores that were
-measured there.
+A rate on a busy machine says little about how well load, broker and PostgreSQL overlap, and a quiet
+machine is rare. So this is a small simulation with the CPU costs that `queues_cost` and a trace of
+the broker gave: two cores shared fairly, one load generator, one broker, a server process per call,
+one WAL flush at a time that covers every commit waiting for it, and a lock on the partitions' rows
+that is held until the flush is over. With 1.0 to 1.5 ms per flush, which is what `pg_stat_io` said
+of the machine the figures come from, it gives the rate and the use of cores that were measured
+there.
 
-Every caller waits for one answer, so more calls at a time are smaller calls; each has its fixed cost, and they share
-the flush.
+Every caller waits for one answer, so more calls at a time are smaller calls; each has its fixed
+cost, and they share the flush.
 """
 
 import heapq
@@ -56,7 +58,10 @@ class Model:
         self.sizes: list[int] = []
         self._running: dict[object, list[float]] = {}  # thread -> [CPU it still needs]
         self._then: dict[object, Callable[[], None]] = {}
-        self._jobs: dict[str, deque[tuple[float, Callable[[], None]]]] = {"load": deque(), "broker": deque()}
+        self._jobs: dict[str, deque[tuple[float, Callable[[], None]]]] = {
+            "load": deque(),
+            "broker": deque(),
+        }
         self._timers: list[tuple[float, int, list[Call]]] = []
         self._ids = itertools.count()
         self._waiting: list[list[int]] = [[] for _ in range(policy.lanes)]
@@ -72,7 +77,9 @@ class Model:
         while self.now < until:
             share = min(1.0, CORES / len(self._running)) if self._running else 1.0
             thread = min(self._running, key=lambda t: self._running[t][0], default=None)
-            ends = self.now + self._running[thread][0] / share if thread is not None else float("inf")
+            ends = (
+                self.now + self._running[thread][0] / share if thread is not None else float("inf")
+            )
             flushed = self._timers[0][0] if self._timers else float("inf")
             step = min(ends, flushed) - self.now
             self.now += step
@@ -88,7 +95,9 @@ class Model:
     def _start(self, thread: object, cost: float, then: Callable[[], None]) -> None:
         self._running[thread], self._then[thread] = [cost], then
 
-    def _queue(self, process: str, cost: float, then: Callable[[], None], *, first: bool = False) -> None:
+    def _queue(
+        self, process: str, cost: float, then: Callable[[], None], *, first: bool = False
+    ) -> None:
         jobs = self._jobs[process]
         (jobs.appendleft if first else jobs.append)((cost, then))
         self._next(process)
@@ -105,7 +114,9 @@ class Model:
 
     def _send(self, caller: int) -> None:
         self._queue(
-            "load", self.costs.load, lambda: self._queue("broker", self.costs.request, lambda: self._put(caller))
+            "load",
+            self.costs.load,
+            lambda: self._queue("broker", self.costs.request, lambda: self._put(caller)),
         )
 
     def _put(self, caller: int) -> None:
@@ -115,11 +126,17 @@ class Model:
 
     def _call(self, lane: int, *, first: bool = False) -> None:
         waiting, busy = self._waiting[lane], self._busy[lane]
-        if waiting and busy < self.policy.at_once and (not busy or len(waiting) >= self.policy.enough):
+        if (
+            waiting
+            and busy < self.policy.at_once
+            and (not busy or len(waiting) >= self.policy.enough)
+        ):
             self._waiting[lane] = []
             self._busy[lane] += 1
             self.sizes.append(len(waiting))
-            self._queue("broker", self.costs.send, lambda: self._arrive((lane, waiting)), first=first)
+            self._queue(
+                "broker", self.costs.send, lambda: self._arrive((lane, waiting)), first=first
+            )
 
     def _arrive(self, call: Call) -> None:
         if self._locked[call[0]]:
@@ -131,7 +148,9 @@ class Model:
         lane, callers = call
         self._locked[lane] = True
         partitions = len({caller % PARTITIONS for caller in callers})
-        cost = self.costs.call + self.costs.partition * partitions + self.costs.message * len(callers)
+        cost = (
+            self.costs.call + self.costs.partition * partitions + self.costs.message * len(callers)
+        )
         self._start(("server", next(self._ids)), cost, lambda: self._commit(call))
 
     def _commit(self, call: Call) -> None:
@@ -141,7 +160,9 @@ class Model:
     def _flush(self) -> None:
         if not self._flushing and self._committing:
             self._flushing = True
-            heapq.heappush(self._timers, (self.now + self.costs.flush, next(self._ids), self._committing))
+            heapq.heappush(
+                self._timers, (self.now + self.costs.flush, next(self._ids), self._committing)
+            )
             self._committing = []
 
     def _flushed(self, calls: list[Call]) -> None:
@@ -172,7 +193,9 @@ class Model:
 
 def figures() -> Iterator[Figure]:
     usual = Costs()
-    third_less = replace(usual, **{name: getattr(usual, name) * 2 / 3 for name in usual.__slots__ if name != "flush"})
+    third_less = replace(
+        usual, **{name: getattr(usual, name) * 2 / 3 for name in usual.__slots__ if name != "flush"}
+    )
     cases = [
         ("one call at a time", usual, Policy()),
         ("two calls that queue for rows", usual, Policy(at_once=2, enough=16)),

@@ -1,8 +1,9 @@
-"""Topics end to end: the server in a process of its own, this process as the one client, 100-byte payloads.
+"""Topics end to end: the server in a process of its own, this process as the one client, 100-byte
+payloads.
 
-Peers (Redis, NATS) are the distribution's packages, driven by equally thin clients: raw sockets, requests prepared
-once, answers only counted. They are installed with apt-get when they are missing and we may; otherwise they are skipped
-with a note.
+Peers (Redis, NATS) are the distribution's packages, driven by equally thin clients: raw sockets,
+requests prepared once, answers only counted. They are installed with apt-get when they are missing
+and we may; otherwise they are skipped with a note.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ from penstock.config.schema import TcpServer as TcpSettings
 from penstock.config.schema import Topics as TopicSettings
 from penstock.config.schema import WebsocketServer as WebsocketSettings
 from penstock.metrics import Metrics
+from penstock.protocol import frames
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
-from penstock.wire import frames
 from penstock.wire.feed import Feeds
 from penstock.wire.http.api import topics as api
 from penstock.wire.http.routes import Router
@@ -52,7 +53,8 @@ FETCH_BYTES = 600 << 20
 SUBSCRIBERS, RATE, SECONDS = 100, 1000, 5
 
 
-# -- servers --------------------------------------------------------------------------------------------------------
+# -- servers
+# --------------------------------------------------------------------------------------------------------
 
 
 async def serve(directory: Path, fsync: Any) -> None:
@@ -66,7 +68,9 @@ async def serve(directory: Path, fsync: Any) -> None:
     await groups.start()
     feeds, alive = Feeds(), KeepAlive()
     tcp = TcpServer(TcpSettings(port=0), topics, groups, metrics)
-    http = HttpServer(Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0), metrics=metrics)
+    http = HttpServer(
+        Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0), metrics=metrics
+    )
     websocket = WebsocketServer(WebsocketSettings(port=0), topics, feeds, metrics, keep_alive=alive)
     for server in (tcp, http, websocket):
         await server.start()
@@ -105,7 +109,9 @@ def install(program: str, package: str) -> str | None:
     found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(
-            ["apt-get", "install", "-y", "--no-install-recommends", package], capture_output=True, check=False
+            ["apt-get", "install", "-y", "--no-install-recommends", package],
+            capture_output=True,
+            check=False,
         )
         found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
     return found
@@ -131,7 +137,8 @@ def connect(port: int) -> socket.socket:
             return found
 
 
-# -- producing ------------------------------------------------------------------------------------------------------
+# -- producing
+# ------------------------------------------------------------------------------------------------------
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
@@ -145,8 +152,12 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def rounds_of(connection: socket.socket, message: bytes, answer_size: int, rounds: int, window: int) -> float:
-    """Seconds for `rounds` messages with `window` of them in flight; every answer has `answer_size` bytes."""
+def rounds_of(
+    connection: socket.socket, message: bytes, answer_size: int, rounds: int, window: int
+) -> float:
+    """Seconds for `rounds` messages with `window` of them in flight; every answer has `answer_size`
+    bytes.
+    """
     started = time.perf_counter()
     sent = answered = 0
     while answered < rounds:
@@ -172,7 +183,9 @@ def batches(connection: socket.socket) -> float:
 
 
 def bare_records() -> float:
-    """The same records written one by one to a buffered file by nothing but a loop, with an fsync at the same rate."""
+    """The same records written one by one to a buffered file by nothing but a loop, with an fsync
+    at the same rate.
+    """
     pack = struct.Struct("<QI").pack
     with scratch() as directory, (directory / "data.log").open("ab", buffering=1 << 20) as target:
         started = synced = time.perf_counter()
@@ -219,7 +232,9 @@ def singles(connection: socket.socket) -> float:
 def redis_singles(connection: socket.socket) -> float:
     """XADD, 64 pipelined."""
     parts = [b"XADD", b"bench", b"*", b"p", PAYLOAD]
-    command = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+    command = b"*%d\r\n" % len(parts) + b"".join(
+        b"$%d\r\n%b\r\n" % (len(part), part) for part in parts
+    )
     connection.sendall(b"*2\r\n$3\r\nDEL\r\n$5\r\nbench\r\n")
     connection.recv(100)
     message = command * IN_FLIGHT
@@ -258,7 +273,16 @@ def redis() -> Iterator[Callable[[], float]]:
     if program is None:
         raise FileNotFoundError("redis-server")
     port = free_port()
-    options = ["--port", str(port), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+    options = [
+        "--port",
+        str(port),
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "everysec",
+        "--save",
+        "",
+    ]
     with (
         scratch() as directory,
         process(program, *options, "--dir", str(directory), stdout=subprocess.DEVNULL),
@@ -275,13 +299,27 @@ def nats() -> Iterator[Callable[[], float]]:
     port = free_port()
     with (
         scratch() as directory,
-        process(program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory), stderr=subprocess.DEVNULL),
+        process(
+            program,
+            "-a",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "-js",
+            "-sd",
+            str(directory),
+            stderr=subprocess.DEVNULL,
+        ),
         connect(port) as connection,
     ):
         connection.recv(1 << 16)
         stream = b'{"name":"bench","subjects":["bench"],"storage":"file","retention":"limits","num_replicas":1}'
-        connection.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB made 1\r\nSUB acks 2\r\n')
-        connection.sendall(b"PUB $JS.API.STREAM.CREATE.bench made %d\r\n%b\r\n" % (len(stream), stream))
+        connection.sendall(
+            b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB made 1\r\nSUB acks 2\r\n'
+        )
+        connection.sendall(
+            b"PUB $JS.API.STREAM.CREATE.bench made %d\r\n%b\r\n" % (len(stream), stream)
+        )
         said = connection.recv(1 << 16)
         while not said.rstrip().endswith(b"}"):
             said += connection.recv(1 << 16)
@@ -312,7 +350,9 @@ def contests() -> Iterable[Contest]:
                 try:
                     theirs = stack.enter_context(peer())
                 except FileNotFoundError as error:
-                    print(f"  skipped: {name}: {error} is not installed and cannot be installed here")
+                    print(
+                        f"  skipped: {name}: {error} is not installed and cannot be installed here"
+                    )
                     continue
                 yield Contest(
                     "PRODUCE, 64 in flight, fsync every 100 ms",
@@ -325,12 +365,16 @@ def contests() -> Iterable[Contest]:
                 )
 
 
-# -- reading --------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------------
 
 
 async def fetch_all(port: int, decode: bool) -> tuple[int, int]:
     size = records = 0
-    async with TopicClient(f"127.0.0.1:{port}") as client, client.reader("bench", follow=False) as reader:
+    async with (
+        TopicClient(f"127.0.0.1:{port}") as client,
+        client.reader("bench", follow=False) as reader,
+    ):
         async for batch in reader.batches():
             size += len(batch.raw)
             records += batch.to_arrow().num_rows if decode else batch.count
@@ -341,7 +385,10 @@ def fetch_figures() -> Iterable[Figure]:
     with penstock("never") as ports, connect(ports["tcp"]) as connection:
         frame = b"".join(frames.produce_batch("bench", [PAYLOAD] * BATCH))
         rounds_of(connection, frame, 18, FETCH_BYTES // (112 * BATCH), WINDOW)
-        for decode, name in ((False, "FETCH, raw log to one client"), (True, "FETCH and decode into Arrow")):
+        for decode, name in (
+            (False, "FETCH, raw log to one client"),
+            (True, "FETCH and decode into Arrow"),
+        ):
             rates = []
             for _ in range(5):
                 started = time.perf_counter()
@@ -359,7 +406,8 @@ def fetch_figures() -> Iterable[Figure]:
             )
 
 
-# -- fan-out --------------------------------------------------------------------------------------------------------
+# -- fan-out
+# --------------------------------------------------------------------------------------------------------
 
 
 class Subscriber(asyncio.Protocol):
@@ -421,7 +469,10 @@ async def fan_out(tcp: int, port: int, hello: bytes) -> list[float]:
 
 
 def fan_out_figures() -> Iterable[Figure]:
-    for name, kind, hello in (("SSE", "http", SSE_HELLO), ("WebSocket", "websocket", websocket_hello())):
+    for name, kind, hello in (
+        ("SSE", "http", SSE_HELLO),
+        ("WebSocket", "websocket", websocket_hello()),
+    ):
         with penstock("interval") as ports:
             latencies = uvloop.run(fan_out(ports["tcp"], ports[kind], hello))
         value = percentile(latencies, 0.99)
@@ -431,7 +482,11 @@ def fan_out_figures() -> Iterable[Figure]:
             "ms",
             target="< 10 ms",
             met=value < 10,
-            detail={"p50": percentile(latencies, 0.5), "p999": percentile(latencies, 0.999), "max": max(latencies)},
+            detail={
+                "p50": percentile(latencies, 0.5),
+                "p999": percentile(latencies, 0.999),
+                "max": max(latencies),
+            },
         )
 
 

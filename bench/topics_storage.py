@@ -1,7 +1,9 @@
-"""The storage of topics without any network: what appending and reading cost beside a bare Python loop.
+"""The storage of topics without any network: what appending and reading cost beside a bare Python
+loop.
 
-Theirs is the least a Python program can do: write bytes that are already laid out to a file, and fsync every 0.1 s.
-Ours starts from payloads: it lays out records, index and checksums, and answers with offsets, with as many fsyncs.
+Theirs is the least a Python program can do: write bytes that are already laid out to a file, and
+fsync every 0.1 s. Ours starts from payloads: it lays out records, index and checksums, and answers
+with offsets, with as many fsyncs.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Fixtures that several test packages use: a real PostgreSQL, and a fresh database on it for each test."""
+"""Fixtures that several test packages use: a real PostgreSQL, and a fresh database on it for each
+test.
+"""
 
 import asyncio
 import os
@@ -15,15 +17,23 @@ from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from tests.support import guard
 
-if other := os.environ.get("PENSTOCK_TEST_POSTGRES"):  # the bin directory of another PostgreSQL than the embedded one
+if other := os.environ.get(
+    "PENSTOCK_TEST_POSTGRES"
+):  # the bin directory of another PostgreSQL than the embedded one
     embedded.BINARIES = Path(other)
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tests of a group share a server: a pytest that pytest-xdist does not know yet would start it in every worker."""
+    """Tests of a group share a server: a pytest that pytest-xdist does not know yet would start it
+    in every worker.
+    """
     if getattr(session.config.option, "loadgroup", False):
-        apart = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
+        apart = [
+            i.nodeid
+            for i in session.items
+            if i.get_closest_marker("xdist_group") and "@" not in i.nodeid
+        ]
         if apart:
             raise pytest.UsageError(f"pytest-xdist does not keep groups together: {apart[0]}")
 
@@ -36,7 +46,8 @@ def soak() -> bool:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A directory that other users can pass through, as the embedded PostgreSQL must when we are root.
+    """A directory that other users can pass through, as the embedded PostgreSQL must when we are
+    root.
 
     pytest's own `tmp_path` is closed to others, and each pytest that starts closes it again.
     """
@@ -48,7 +59,9 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """A private PostgreSQL 18 for the whole session, with durable settings; do not stop it (see `own_postgres`)."""
+    """A private PostgreSQL 18 for the whole session, with durable settings; do not stop it (see
+    `own_postgres`).
+    """
     with running_postgres() as server:
         yield server
 

@@ -1,4 +1,4 @@
-from penstock import ids
+from penstock.protocol import ids
 
 
 def test_ids_sort_as_they_were_made():

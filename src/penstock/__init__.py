@@ -1,7 +1,7 @@
 """Penstock: queues on PostgreSQL, topics on disk, pipelines on Spark, in one broker.
 
-`from penstock import Client` gives the client of a broker. It is imported when first asked for, so that the server and
-the command line do not load it (type checkers see it in `__init__.pyi`).
+`from penstock import Client` gives the client of a broker. It is imported when first asked for, so
+that the server and the command line do not load it (type checkers see it in `__init__.pyi`).
 """
 
 import importlib

@@ -1,12 +1,15 @@
 """Every error a caller may want to catch, named by what the caller can do about it.
 
-The wire layer turns them into HTTP, TCP and WebSocket statuses in one place (`penstock.wire.status`); the client turns
-those statuses back into the same classes, so `except penstock.errors.Unavailable` means the same on both sides.
+The wire layer turns them into HTTP, TCP and WebSocket statuses in one place
+(`penstock.protocol.status`); the client turns those statuses back into the same classes, so `except
+penstock.errors.Unavailable` means the same on both sides.
 """
 
 
 class PenstockError(Exception):
-    """Base of all errors Penstock raises on purpose. The text is meant for a person and is safe to send to a client."""
+    """Base of all errors Penstock raises on purpose. The text is meant for a person and is safe to
+    send to a client.
+    """
 
 
 class ConfigError(PenstockError):
@@ -34,7 +37,9 @@ class InvalidOffset(PenstockError):
 
 
 class Conflict(PenstockError):
-    """The request contradicts the current state (a lease lost, a transaction that cannot be applied)."""
+    """The request contradicts the current state (a lease lost, a transaction that cannot be
+    applied).
+    """
 
 
 class TooLarge(PenstockError):
@@ -61,11 +66,15 @@ class ConnectionLost(Unavailable):
 
 
 class Busy(Unavailable):
-    """The database answers and does not do this for now: its disk is full, a lock is held, it is overloaded."""
+    """The database answers and does not do this for now: its disk is full, a lock is held, it is
+    overloaded.
+    """
 
 
 class MissingKey(Unavailable):
-    """A queue asks for encryption with a key this broker was not given; its payloads are stored nowhere meanwhile."""
+    """A queue asks for encryption with a key this broker was not given; its payloads are stored
+    nowhere meanwhile.
+    """
 
 
 class StorageFull(PenstockError):
@@ -77,7 +86,8 @@ class StorageFailed(PenstockError):
 
 
 class Damaged(PenstockError):
-    """Stored bytes do not match their checksum or their framing; the text names the file and the place.
+    """Stored bytes do not match their checksum or their framing; the text names the file and the
+    place.
 
     `resume` is the next offset that can be read again, where there is one.
     """

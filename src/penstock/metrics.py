@@ -1,8 +1,9 @@
 """Numbers the broker keeps about itself, cheap to write and read only when someone asks.
 
-A part owns its instruments as plain attributes and adds to them per batch; nothing is locked (everything runs on the
-event loop) and nothing is formatted before a scrape. `prometheus_client` renders the text format: the registry here is
-one custom collector for it. A gauge may be a function, so that state which can be derived is not stored twice.
+A part owns its instruments as plain attributes and adds to them per batch; nothing is locked
+(everything runs on the event loop) and nothing is formatted before a scrape. `prometheus_client`
+renders the text format: the registry here is one custom collector for it. A gauge may be a
+function, so that state which can be derived is not stored twice.
 
     metrics = Metrics()
     appended = metrics.counter("penstock_topic_records_total", "Records appended", "topic")
@@ -48,7 +49,9 @@ class Counter:
 
     def forget(self, first_label: str) -> None:
         """Show no more what has this value of the first label."""
-        self.values = {labels: value for labels, value in self.values.items() if labels[:1] != (first_label,)}
+        self.values = {
+            labels: value for labels, value in self.values.items() if labels[:1] != (first_label,)
+        }
 
     def family(self) -> Metric:
         # Of a seed's name without the suffix only an untyped one may stay as it is.
@@ -62,13 +65,16 @@ class Counter:
 class Gauge:
     """A value that goes up and down: set by its owner, or read from a function at scrape time.
 
-    The function returns a number, or for a gauge with labels a mapping from label values to numbers. `merge` says how
-    the values of several worker processes become one: most are shares of a whole, some (up, uptime) are not.
+    The function returns a number, or for a gauge with labels a mapping from label values to
+    numbers. `merge` says how the values of several worker processes become one: most are shares of
+    a whole, some (up, uptime) are not.
     """
 
     __slots__ = ("help", "labels", "merge", "name", "read", "values")
 
-    def __init__(self, name: str, help: str, labels: Labels, read: Callable[[], Any] | None, merge: Merge) -> None:
+    def __init__(
+        self, name: str, help: str, labels: Labels, read: Callable[[], Any] | None, merge: Merge
+    ) -> None:
         self.name, self.help, self.labels, self.read, self.merge = name, help, labels, read, merge
         self.values: dict[Labels, float] = {}
 
@@ -98,7 +104,9 @@ class Histogram:
 
     def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         self.name, self.help, self.labels, self.bounds = name, help, labels, bounds
-        self.values: dict[Labels, list[float]] = {}  # counts per bucket, the overflow bucket, the sum
+        self.values: dict[
+            Labels, list[float]
+        ] = {}  # counts per bucket, the overflow bucket, the sum
 
     def observe(self, value: float, *label_values: str, count: int = 1) -> None:
         row = self.values.get(label_values)
@@ -131,11 +139,18 @@ class Metrics:
         return self._keep(Counter(name, help, labels))
 
     def gauge(
-        self, name: str, help: str, *labels: str, read: Callable[[], Any] | None = None, merge: Merge = "sum"
+        self,
+        name: str,
+        help: str,
+        *labels: str,
+        read: Callable[[], Any] | None = None,
+        merge: Merge = "sum",
     ) -> Gauge:
         return self._keep(Gauge(name, help, labels, read, merge))
 
-    def histogram(self, name: str, help: str, *labels: str, bounds: Iterable[float] = LATENCIES) -> Histogram:
+    def histogram(
+        self, name: str, help: str, *labels: str, bounds: Iterable[float] = LATENCIES
+    ) -> Histogram:
         return self._keep(Histogram(name, help, labels, tuple(bounds)))
 
     def _keep(self, instrument: Instrument) -> Instrument:
@@ -147,7 +162,13 @@ class Metrics:
     def values_of(self, name: str) -> Mapping[Labels, float]:
         """The values of a counter or gauge by its name; empty when there is none."""
         one = self._instruments.get(name)
-        return one.values if isinstance(one, Counter) else one.current() if isinstance(one, Gauge) else {}
+        return (
+            one.values
+            if isinstance(one, Counter)
+            else one.current()
+            if isinstance(one, Gauge)
+            else {}
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client at each scrape."""
@@ -183,7 +204,9 @@ class Metrics:
                 elif kind == "histogram":
                     one = self.histogram(name, text, *labels, bounds=bounds)
                 else:
-                    one = self.gauge(name, text, *labels, merge="max" if kind == "gauge max" else "sum")
+                    one = self.gauge(
+                        name, text, *labels, merge="max" if kind == "gauge max" else "sum"
+                    )
             for row_labels, values in rows:
                 key = tuple(row_labels)
                 if isinstance(one, Histogram):

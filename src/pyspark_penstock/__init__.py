@@ -1,7 +1,8 @@
-"""Lets Spark find `format("penstock")` by itself: it imports installed modules named `pyspark_*` and takes their
-`DefaultSource`. So every session of every thread has it, new ones too, and nothing needs to be registered.
+"""Lets Spark find `format("penstock")` by itself: it imports installed modules named `pyspark_*`
+and takes their `DefaultSource`. So every session of every thread has it, new ones too, and nothing
+needs to be registered.
 """
 
-from penstock.pipeline.source import PenstockSource as DefaultSource
+from penstock.pipeline.sources.register import PenstockSource as DefaultSource
 
 __all__ = ["DefaultSource"]

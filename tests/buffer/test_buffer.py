@@ -25,7 +25,9 @@ def test_while_the_database_is_up_a_push_goes_straight_to_it(tmp_path):
     run(body)
 
 
-def test_while_it_is_down_a_push_is_on_disk_before_the_answer_and_delivered_when_it_is_back(tmp_path):
+def test_while_it_is_down_a_push_is_on_disk_before_the_answer_and_delivered_when_it_is_back(
+    tmp_path,
+):
     async def body():
         store = Store()
         async with buffering(tmp_path, store) as buffer:
@@ -63,7 +65,11 @@ def test_every_event_has_a_transaction_id_and_a_push_with_unknown_outcome_is_sto
 def test_a_push_that_the_engine_would_refuse_is_refused_also_while_the_database_is_down(tmp_path):
     async def body():
         async with buffering(tmp_path, Store(healthy=False)) as buffer:
-            for bad in (Item("q", b"1", trace_id="no uuid"), Item("q\0", b"1"), Item("q", b"1", transaction_id="\0")):
+            for bad in (
+                Item("q", b"1", trace_id="no uuid"),
+                Item("q\0", b"1"),
+                Item("q", b"1", transaction_id="\0"),
+            ):
                 with pytest.raises(InvalidRequest):
                     await buffer.push([bad])
             assert names(tmp_path) == []
@@ -264,7 +270,9 @@ def test_recovery_is_done_before_start_returns_failover_first_then_qos0(tmp_path
     assert "Failover: Progress 6/6 events (100.0%)" in caplog.text
 
 
-def test_with_the_database_down_at_start_it_serves_at_once_and_new_pushes_go_behind_the_old(tmp_path):
+def test_with_the_database_down_at_start_it_serves_at_once_and_new_pushes_go_behind_the_old(
+    tmp_path,
+):
     async def body():
         store = Store(healthy=False)
         async with buffering(tmp_path, store) as buffer:
@@ -316,7 +324,9 @@ def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
     name = "failover_019a0c11-0001-7000-8000-0000aaaaaaaa.buf"
     (tmp_path / "failed").mkdir()
     line = '{"queue":"q","payload":%d,"transaction_id":"%d"}\n'
-    (tmp_path / "failed" / name).write_bytes((line % (1, 1)).encode() + b"\xff\xff\n" + (line % (2, 2)).encode() + b"{")
+    (tmp_path / "failed" / name).write_bytes(
+        (line % (1, 1)).encode() + b"\xff\xff\n" + (line % (2, 2)).encode() + b"{"
+    )
 
     async def body():
         store = Store()
@@ -407,7 +417,9 @@ def test_a_file_that_cannot_be_read_is_set_aside_and_the_next_ones_are_replayed(
             store.go(True)
             await eventually(lambda: store.payloads("q", "good") == [b"2"])
             await eventually(lambda: buffer.status.pending == 0)
-            assert [path.name for path in fs.files if path.parent.name == "quarantine"] == [bad.name]
+            assert [path.name for path in fs.files if path.parent.name == "quarantine"] == [
+                bad.name
+            ]
             assert buffer.status.report().quarantined == 1
 
     run(body)

@@ -1,4 +1,6 @@
-"""What is not the events' fault and not an outage either: no key, no room in the database, too much at once."""
+"""What is not the events' fault and not an outage either: no key, no room in the database, too much
+at once.
+"""
 
 import asyncio
 
@@ -11,7 +13,9 @@ from tests.support.http import run
 from tests.support.wait import eventually
 
 
-def test_a_push_for_which_there_is_no_key_is_refused_and_lies_nowhere_in_clear(database_url, scratch):
+def test_a_push_for_which_there_is_no_key_is_refused_and_lies_nowhere_in_clear(
+    database_url, scratch
+):
     async def body():
         async with real(database_url, scratch) as buffer:
             await buffer.push(items(1, queue="secret"))
@@ -34,8 +38,12 @@ def all_bytes(directory):
     return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("remembered", [True, False], ids=["queue remembered", "queue not remembered"])
-def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(database_url, scratch, remembered):
+@pytest.mark.parametrize(
+    "remembered", [True, False], ids=["queue remembered", "queue not remembered"]
+)
+def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(
+    database_url, scratch, remembered
+):
     async def body():
         async with real(database_url, scratch, key=KEY) as buffer:
             await buffer.push(items(1, queue="secret") + items(1, queue="open"))
@@ -50,7 +58,8 @@ def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(databa
             if remembered:  # what is stored in clear is readable in the file too
                 await buffer.push(items('"hello"', queue="open"))
                 assert b'"hello"' in all_bytes(buffer.directory)
-        # The broker was stopped with events in its files; one with another key must not lose them or lay them open.
+        # The broker was stopped with events in its files; one with another key must not lose them
+        # or lay them open.
         async with real(database_url, scratch, key=OTHER_KEY) as buffer:
             await buffer.maintenance.switch(push=False)
             await eventually(lambda: buffer.failed.events == 2)
@@ -59,8 +68,15 @@ def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(databa
             await buffer.retry_failed(now=True)
             await eventually(lambda: buffer.failed.events == 0)
             got = await delivered(buffer._queues, "secret")
-            assert got["Default"] == [b"1", *([b"2"] if remembered else []), SECRET.encode(), SECRET.encode()]
-            stored = await buffer._database.fetch("SELECT payload FROM messages WHERE key_id IS NOT NULL")
+            assert got["Default"] == [
+                b"1",
+                *([b"2"] if remembered else []),
+                SECRET.encode(),
+                SECRET.encode(),
+            ]
+            stored = await buffer._database.fetch(
+                "SELECT payload FROM messages WHERE key_id IS NOT NULL"
+            )
             assert len(stored) == 2 + remembered
             assert not any(SECRET.encode() in row["payload"] for row in stored)
 
@@ -97,7 +113,10 @@ def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(database_u
             [pushed] = await buffer.push_lines(lines)
             assert pushed.status == "queued"
             popped = await buffer._queues.pop(PopRequest(queue="q", auto_ack=True))
-            assert (popped.messages[0].payload, popped.messages[0].producer) == (SECRET.encode(), "alice")
+            assert (popped.messages[0].payload, popped.messages[0].producer) == (
+                SECRET.encode(),
+                "alice",
+            )
             for bad in (lines[:-1], lines.replace(b'"q"', b'"r"'), b"{}\n"):
                 with pytest.raises(InvalidRequest, match="no event, or is damaged"):
                     await buffer.push_lines(bad)
@@ -170,7 +189,9 @@ def test_a_transactions_pushes_do_not_overtake_what_is_buffered(tmp_path):
             await buffer.push(items(3))
             with pytest.raises(Unavailable):
                 await buffer.passing(items(4))
-            await buffer.passing(items(4, partition="other"))  # the database will say that it is down
+            await buffer.passing(
+                items(4, partition="other")
+            )  # the database will say that it is down
             store.go(True)
             await buffer.passing(items(4))
             assert store.payloads() == [b"1", b"3"]
@@ -186,7 +207,9 @@ def test_however_long_a_push_may_wait_it_is_answered_and_stored(tmp_path, millis
     async def body():
         store = Store()
         async with buffering(tmp_path, store) as buffer:
-            [result] = await buffer.push([Item("q", b"1")], buffer_ms=milliseconds, buffer_max=10**400)
+            [result] = await buffer.push(
+                [Item("q", b"1")], buffer_ms=milliseconds, buffer_max=10**400
+            )
             assert result.status == "buffered"
             await buffer.qos0.flush()
             assert store.payloads() == [b"1"]

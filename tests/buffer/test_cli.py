@@ -79,7 +79,9 @@ def test_replay_into_a_database_without_a_broker(left, database_url, scratch):
 
     async def body():
         async with real(database_url, scratch) as buffer:
-            assert await delivered(buffer._queues, "orders") == {"Default": [b"1", b"2", b"3", b"4", b"5"]}
+            assert await delivered(buffer._queues, "orders") == {
+                "Default": [b"1", b"2", b"3", b"4", b"5"]
+            }
             assert await delivered(buffer._queues, "q") == {"Default": [b"0"]}
 
     run(body)

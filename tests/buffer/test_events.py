@@ -13,7 +13,9 @@ from penstock.queues.types import Item
 
 
 def test_an_event_is_the_seeds_line_and_its_checksum_byte_for_byte():
-    item = Item("orders", b'{"id":1}', "customer-123", "tx-1", "0198c5a0-0000-7000-8000-000000000001")
+    item = Item(
+        "orders", b'{"id":1}', "customer-123", "tx-1", "0198c5a0-0000-7000-8000-000000000001"
+    )
     line = (
         b'{"queue":"orders","partition":"customer-123","payload":{"id":1},"transaction_id":"tx-1",'
         b'"trace_id":"0198c5a0-0000-7000-8000-000000000001","namespace":"","task":"","crc32c":"4062ca32"}\n'
@@ -62,7 +64,8 @@ def test_a_line_with_any_bit_flipped_is_no_event_or_the_same_event():
 
 
 @pytest.mark.parametrize(
-    "payload", [b'{"a": 1.10,  "a":1e400}', b"12345678901234567890123.0", b'"\xc3\xa9\\u00e9"', b"null"]
+    "payload",
+    [b'{"a": 1.10,  "a":1e400}', b"12345678901234567890123.0", b'"\xc3\xa9\\u00e9"', b"null"],
 )
 def test_payload_bytes_are_not_touched(payload):
     [line] = encode([Item("q", payload, "p", "t")])
@@ -70,7 +73,9 @@ def test_payload_bytes_are_not_touched(payload):
 
 
 def test_newlines_between_tokens_are_taken_out_and_nothing_else():
-    [line] = encode([Item("q", b'{\n  "a": 1.10,\n  "a": "x\\ny",\r\n "b": [1,\n 2e5]\n}', "p", "t")])
+    [line] = encode(
+        [Item("q", b'{\n  "a": 1.10,\n  "a": "x\\ny",\r\n "b": [1,\n 2e5]\n}', "p", "t")]
+    )
     assert line.count(b"\n") == 1
     assert decode(line).payload == b'{"a":1.10,"a":"x\\ny","b":[1,2e5]}'
 
@@ -81,7 +86,8 @@ def test_a_raw_newline_inside_a_string_is_refused():
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"first", b'{"a":1', b"1}", b'1,"queue":"other"}{', b"\xff", b'"\xff"', b'1,"x":2']
+    "payload",
+    [b"", b"first", b'{"a":1', b"1}", b'1,"queue":"other"}{', b"\xff", b'"\xff"', b'1,"x":2'],
 )
 def test_what_could_not_be_read_back_is_refused_or_harmless(payload):
     item = Item("q", payload, "p", "t")
@@ -99,7 +105,11 @@ values = st.recursive(
 )
 
 
-@given(st.lists(st.tuples(texts, texts, texts.filter(bool), values, st.sampled_from([None, 1])), max_size=5))
+@given(
+    st.lists(
+        st.tuples(texts, texts, texts.filter(bool), values, st.sampled_from([None, 1])), max_size=5
+    )
+)
 def test_what_is_written_is_read_back(rows):
     given_items = [
         Item(queue, json.dumps(value, indent=indent).encode(), partition, transaction)
@@ -108,5 +118,9 @@ def test_what_is_written_is_read_back(rows):
     data = b"".join(encode(given_items))
     assert data.count(b"\n") == len(rows)
     for item, back in zip(given_items, decode_all(data), strict=True):
-        assert (back.queue, back.partition, back.transaction_id) == (item.queue, item.partition, item.transaction_id)
+        assert (back.queue, back.partition, back.transaction_id) == (
+            item.queue,
+            item.partition,
+            item.transaction_id,
+        )
         assert msgspec.json.decode(back.payload) == msgspec.json.decode(item.payload)

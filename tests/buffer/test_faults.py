@@ -1,8 +1,10 @@
-"""Every disk call failed once and for good, and power cut after every disk call: what was answered is never lost.
+"""Every disk call failed once and for good, and power cut after every disk call: what was answered
+is never lost.
 
-The scenario is an outage with rotation, a recovery that begins and is interrupted, and more pushes. After it the
-machine or the process ends; a new process on what is left must deliver exactly what was answered, in order, nothing
-twice. A push that was refused may have been stored or not (its outcome is unknown to the client), but never twice.
+The scenario is an outage with rotation, a recovery that begins and is interrupted, and more pushes.
+After it the machine or the process ends; a new process on what is left must deliver exactly what
+was answered, in order, nothing twice. A push that was refused may have been stored or not (its
+outcome is unknown to the client), but never twice.
 """
 
 import asyncio
@@ -68,7 +70,9 @@ async def scenario(directory, fs, store, ledger):
         store.before = down_again
         store.go(True)
         try:
-            await eventually(lambda: not store.healthy or (seen and not buffer.status.pending), timeout=0.15)
+            await eventually(
+                lambda: not store.healthy or (seen and not buffer.status.pending), timeout=0.15
+            )
         except AssertionError:
             pass  # the disk is gone: replay cannot go on
         store.before = None
@@ -87,7 +91,9 @@ async def recover(directory, fs, store, ledger):
         await ledger.push(buffer)
         ledger.check(store)
         assert ledger.refused[-1:] != [ledger.next - 1]
-        assert [path for path in fs.files if ".buf" in path.name and path.parent.name != "quarantine"] == []
+        assert [
+            path for path in fs.files if ".buf" in path.name and path.parent.name != "quarantine"
+        ] == []
     finally:
         await kill(buffer)
 

@@ -35,7 +35,11 @@ def test_only_switching_it_on_is_worth_a_warning(tmp_path, caplog):
                 await buffer.maintenance.switch(push=push, pop=pop)
 
     run(body)
-    found = [record.levelname for record in caplog.records if record.getMessage().startswith("maintenance:")]
+    found = [
+        record.levelname
+        for record in caplog.records
+        if record.getMessage().startswith("maintenance:")
+    ]
     assert found == ["WARNING", "WARNING", "WARNING", "INFO"]
 
 

@@ -158,7 +158,10 @@ def test_a_slow_database_makes_pushes_wait_instead_of_filling_memory(tmp_path):
 
         store.before = hang
         async with buffering(tmp_path, store, events_per_file=10) as buffer:
-            pushes = [asyncio.create_task(buffer.push(items(n), buffer_ms=5, buffer_max=5)) for n in range(40)]
+            pushes = [
+                asyncio.create_task(buffer.push(items(n), buffer_ms=5, buffer_max=5))
+                for n in range(40)
+            ]
             await asyncio.sleep(0.05)
             assert not all(push.done() for push in pushes)
             assert sum(len(batch.items) for batch in buffer.qos0.batches) <= 20

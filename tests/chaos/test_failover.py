@@ -1,4 +1,6 @@
-"""PostgreSQL really stopped, killed and frozen under load: nothing lost, nothing twice, order kept, no client error."""
+"""PostgreSQL really stopped, killed and frozen under load: nothing lost, nothing twice, order kept,
+no client error.
+"""
 
 import asyncio
 import json
@@ -51,8 +53,12 @@ async def outage(buffer, take_down, bring_back, *, enough=300) -> Producers:
     producers.check(await delivered(buffer._queues, "orders"))
     assert producers.errors == []
     assert producers.statuses["buffered"] >= enough * 3
-    limit = max(0.020, 4 * disk)  # 20 ms, unless the disk is too busy with others for anybody to be that fast
-    assert worst < limit, f"p99 while down: {worst * 1000:.1f} ms, of the disk alone {disk * 1000:.1f} ms"
+    limit = max(
+        0.020, 4 * disk
+    )  # 20 ms, unless the disk is too busy with others for anybody to be that fast
+    assert worst < limit, (
+        f"p99 while down: {worst * 1000:.1f} ms, of the disk alone {disk * 1000:.1f} ms"
+    )
     assert names(buffer.directory) == []
     return producers
 
@@ -90,7 +96,9 @@ def test_frozen_under_load_and_thawed(server, url, scratch):
 def test_a_database_that_takes_no_writes_counts_as_down(server, url, scratch):
     def read_only(switch):
         async def body():
-            connection = await asyncpg.connect(url, server_settings={"default_transaction_read_only": "off"})
+            connection = await asyncpg.connect(
+                url, server_settings={"default_transaction_read_only": "off"}
+            )
             await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {switch}")
             await connection.execute("SELECT pg_reload_conf()")
             await connection.close()
@@ -107,7 +115,9 @@ def test_a_database_that_takes_no_writes_counts_as_down(server, url, scratch):
         read_only("off")
 
 
-def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(server, url, scratch, soak):
+def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(
+    server, url, scratch, soak
+):
     async def body():
         frozen = []
         async with real(url, scratch, events_per_file=200) as buffer:
@@ -116,7 +126,9 @@ def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(server
                 sequence = int(pushed[0].payload)
                 if sequence % 3:
                     return await buffer.push(pushed)
-                return await buffer.push(pushed, buffer_ms=sequence % 50, buffer_max=1 + sequence % 7)
+                return await buffer.push(
+                    pushed, buffer_ms=sequence % 50, buffer_max=1 + sequence % 7
+                )
 
             producers = Producers(push)
             for _ in range(10 if soak else 1):
@@ -133,7 +145,9 @@ def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(server
                 thaw(frozen)
                 frozen.clear()
             await producers.finish()
-            await eventually(lambda: buffer._database.healthy and buffer.status.pending == 0, timeout=30)
+            await eventually(
+                lambda: buffer._database.healthy and buffer.status.pending == 0, timeout=30
+            )
             producers.check(await delivered(buffer._queues, "orders"))
             assert producers.errors == []
 
@@ -158,7 +172,9 @@ def test_connections_killed_under_load_cost_nothing(server, url, scratch):
     run(body, limit=60)
 
 
-def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_afterwards(server, url, scratch):
+def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_afterwards(
+    server, url, scratch
+):
     async def body():
         async with real(url, scratch) as buffer:
             await asyncio.to_thread(server.stop)
@@ -167,7 +183,9 @@ def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_afterward
                 await buffer._queues.pop(PopRequest(queue="q"))
             await asyncio.to_thread(server.start)
             await eventually(lambda: buffer._database.healthy and buffer.status.pending == 0)
-            assert [m.payload for m in (await buffer._queues.pop(PopRequest(queue="q"))).messages] == [b"1"]
+            assert [
+                m.payload for m in (await buffer._queues.pop(PopRequest(queue="q"))).messages
+            ] == [b"1"]
 
     run(body)
 
@@ -176,7 +194,8 @@ def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_reason(se
     async def body():
         async with real(url, scratch) as buffer:
             await buffer._database.fetch(
-                "ALTER TABLE messages ADD CONSTRAINT no_poison CHECK (payload <> '\\x37373737'::bytea)"  # 7777
+                # 7777
+                "ALTER TABLE messages ADD CONSTRAINT no_poison CHECK (payload <> '\\x37373737'::bytea)"
             )
             await asyncio.to_thread(server.stop)
             for start in range(0, 10_000, 500):
@@ -185,10 +204,14 @@ def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_reason(se
             await eventually(lambda: buffer.failed.events == 1, timeout=20)
             await eventually(lambda: buffer.status.pending == 0, timeout=20)
             got = await delivered(buffer._queues, "q")
-            assert [int(payload) for payload in got["Default"]] == [n for n in range(10_000) if n != 7777]
+            assert [int(payload) for payload in got["Default"]] == [
+                n for n in range(10_000) if n != 7777
+            ]
             [name, reason] = names(buffer.directory / "failed")
             assert json.loads((buffer.directory / "failed" / name).read_text())["payload"] == 7777
-            assert "refused" in json.loads((buffer.directory / "failed" / reason).read_text())["error"]
+            assert (
+                "refused" in json.loads((buffer.directory / "failed" / reason).read_text())["error"]
+            )
             await buffer._database.fetch("ALTER TABLE messages DROP CONSTRAINT no_poison")
             await buffer.retry_failed(now=True)
             assert (await delivered(buffer._queues, "q"))["Default"] == [b"7777"]
@@ -213,7 +236,9 @@ def test_ten_thousand_events_are_recovered_at_start_within_two_seconds(server, u
     run(body, limit=60)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root; tests/buffer covers it on a double")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="mounting a small disk needs root; tests/buffer covers it on a double"
+)
 def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server, url, scratch):
     disk = scratch / "buffers"
     disk.mkdir()

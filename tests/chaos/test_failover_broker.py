@@ -1,4 +1,6 @@
-"""kill -9 of a real broker during an outage, during rotation and during recovery; two brokers on one directory."""
+"""kill -9 of a real broker during an outage, during rotation and during recovery; two brokers on
+one directory.
+"""
 
 import asyncio
 import time
@@ -22,7 +24,11 @@ from tests.support.wait import eventually, until
 
 pytestmark = pytest.mark.xdist_group("failover_broker")  # they share a server, one after the other
 
-SETTINGS = {"database__acquire_timeout": 0.5, "buffer__events_per_file": 50, "buffer__free_space_reserve": 0}
+SETTINGS = {
+    "database__acquire_timeout": 0.5,
+    "buffer__events_per_file": 50,
+    "buffer__free_space_reserve": 0,
+}
 
 
 def pusher(client: Client):
@@ -59,10 +65,14 @@ def status(broker: BrokerProcess) -> dict:
 
 
 async def drained(broker: BrokerProcess) -> None:
-    await eventually(lambda: status(broker)["pending"] == 0 and status(broker)["dbHealthy"], timeout=30)
+    await eventually(
+        lambda: status(broker)["pending"] == 0 and status(broker)["dbHealthy"], timeout=30
+    )
 
 
-def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_nothing(server, url, scratch, soak):
+def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_nothing(
+    server, url, scratch, soak
+):
     async def body():
         broker = BrokerProcess(scratch / "data", database_url=url, **SETTINGS).start()
         async with Client(broker.url, patience=60) as client:
@@ -75,7 +85,9 @@ def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_no
                     await producers.more(400 + 37 * turn, timeout=40)
                     assert len(names(scratch / "data/.penstock/buffers")) > 3
                     broker.kill()
-                    await asyncio.to_thread(broker.start)  # with the database still down it serves at once
+                    await asyncio.to_thread(
+                        broker.start
+                    )  # with the database still down it serves at once
                     report = status(broker)
                     assert report["dbHealthy"] is False
                     assert report["failover"]["files"] > 3
@@ -84,7 +96,9 @@ def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_no
                     await asyncio.to_thread(server.start)
                     replayed = broker.log.count("replay complete")
                     await asyncio.to_thread(broker.start, wait=False)
-                    await eventually(lambda n=replayed: broker.log.count("replay complete") > n + 2, timeout=40)
+                    await eventually(
+                        lambda n=replayed: broker.log.count("replay complete") > n + 2, timeout=40
+                    )
                     broker.kill()  # in the middle of its recovery
                     await asyncio.to_thread(broker.start)
                     await producers.more(100, timeout=40)
@@ -104,7 +118,9 @@ def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, ur
     async def body():
         shared = scratch / "shared"
         brokers = [
-            BrokerProcess(scratch / f"data{n}", database_url=url, buffer__dir=shared, **SETTINGS).start()
+            BrokerProcess(
+                scratch / f"data{n}", database_url=url, buffer__dir=shared, **SETTINGS
+            ).start()
             for n in range(2)
         ]
         try:
@@ -119,7 +135,9 @@ def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, ur
             before = status(brokers[1])["pending"]
             assert before == loads[1].total  # while both live, each has its own
             brokers[0].kill()
-            await eventually(lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total)
+            await eventually(
+                lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total
+            )
             await asyncio.to_thread(server.start)
             await drained(brokers[1])
             assert names(shared) == []
@@ -144,7 +162,10 @@ def test_what_a_client_sees_of_an_outage(server, url, scratch):
             return http.post("/api/v1/push", json={"items": [item], **more})
 
         answer = push(0, bufferMs=50, bufferMax=100)
-        assert (answer.status_code, answer.json()) == (201, {"pushed": True, "qos0": True, "dbHealthy": True})
+        assert (answer.status_code, answer.json()) == (
+            201,
+            {"pushed": True, "qos0": True, "dbHealthy": True},
+        )
         assert push(0, bufferMs=-1).status_code == 400
         until(lambda: status(broker)["qos0"]["flushed"] == 1)
         [stored] = push(1).json()
@@ -165,7 +186,8 @@ def test_what_a_client_sees_of_an_outage(server, url, scratch):
         answer = http.get("/api/v1/pop/queue/q")
         assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
         answer = http.post(
-            "/api/v1/ack", json={"transactionId": stored["transaction_id"], "partitionId": stored["partition_id"]}
+            "/api/v1/ack",
+            json={"transactionId": stored["transaction_id"], "partitionId": stored["partition_id"]},
         )
         assert answer.status_code == 503
         assert http.get("/metrics.json").json()["file_buffer"] == {
@@ -191,19 +213,30 @@ def test_maintenance_modes_hold_on_every_broker_and_over_restarts(url, scratch):
 
         def push(broker, n):
             items = [{"queue": "q", "payload": n}]
-            return httpx.post(f"{broker.url}/api/v1/push", json={"items": items}).json()[0]["status"]
+            return httpx.post(f"{broker.url}/api/v1/push", json={"items": items}).json()[0][
+                "status"
+            ]
 
         def mode(broker):
             return httpx.get(f"{broker.url}/api/v1/system/maintenance").json()
 
         def pop(broker, **params):
-            answer = httpx.get(f"{broker.url}/api/v1/pop/queue/q", params={"autoAck": "true", "batch": 10, **params})
-            return [m["data"] for m in answer.json()["messages"]] if answer.status_code == 200 else answer.status_code
+            answer = httpx.get(
+                f"{broker.url}/api/v1/pop/queue/q",
+                params={"autoAck": "true", "batch": 10, **params},
+            )
+            return (
+                [m["data"] for m in answer.json()["messages"]]
+                if answer.status_code == 200
+                else answer.status_code
+            )
 
         path = "/api/v1/system/maintenance"
         assert push(one, 1) == "queued"
         assert httpx.post(f"{one.url}{path}", json={"enabled": "yes"}).status_code == 400
-        assert httpx.post(f"{one.url}{path}", json={"enabled": True}).json()["maintenanceMode"] is True
+        assert (
+            httpx.post(f"{one.url}{path}", json={"enabled": True}).json()["maintenanceMode"] is True
+        )
         until(lambda: mode(two)["maintenanceMode"])
         assert [push(one, 2), push(one, 3)] == ["buffered", "buffered"]
         assert mode(one)["bufferedMessages"] == 2
@@ -212,8 +245,14 @@ def test_maintenance_modes_hold_on_every_broker_and_over_restarts(url, scratch):
         one.start()
         assert mode(one)["maintenanceMode"] is True
         assert mode(one)["bufferedMessages"] == 2
-        assert httpx.post(f"{two.url}{path}/pop", json={"enabled": True}).json()["popMaintenanceMode"] is True
-        assert httpx.post(f"{two.url}{path}", json={"enabled": False}).json()["maintenanceMode"] is False
+        assert (
+            httpx.post(f"{two.url}{path}/pop", json={"enabled": True}).json()["popMaintenanceMode"]
+            is True
+        )
+        assert (
+            httpx.post(f"{two.url}{path}", json={"enabled": False}).json()["maintenanceMode"]
+            is False
+        )
         until(lambda: mode(one)["popMaintenanceMode"] and mode(one)["bufferedMessages"] == 0)
         assert pop(one) == 204
         began = time.monotonic()

@@ -1,7 +1,9 @@
-"""A primary and a synchronous standby, killed, frozen and promoted under a broker that works: the ledger adds up.
+"""A primary and a synchronous standby, killed, frozen and promoted under a broker that works: the
+ledger adds up.
 
-Producers and a consumer go through a real broker over HTTP with our client. Nothing that was answered is lost, doubled
-or out of order; pushes are interrupted for less than 5 s, pops for less than 15 s.
+Producers and a consumer go through a real broker over HTTP with our client. Nothing that was
+answered is lost, doubled or out of order; pushes are interrupted for less than 5 s, pops for less
+than 15 s.
 """
 
 import asyncio
@@ -60,7 +62,11 @@ class Consumer:
         while not self._stop:
             try:
                 messages = await self._client.pop(
-                    f"{self._queue}@ledger", batch=500, partitions=10, wait=0.5, subscription_mode="all"
+                    f"{self._queue}@ledger",
+                    batch=500,
+                    partitions=10,
+                    wait=0.5,
+                    subscription_mode="all",
                 )
                 for message in messages:
                     self.seen.setdefault(message.partition, []).append(message.data)
@@ -72,13 +78,17 @@ class Consumer:
                 await asyncio.sleep(0.05)  # what was not acknowledged comes again
 
     async def finish(self, total: int) -> None:
-        await eventually(lambda: sum(len(set(seen)) for seen in self.seen.values()) >= total, timeout=30)
+        await eventually(
+            lambda: sum(len(set(seen)) for seen in self.seen.values()) >= total, timeout=30
+        )
         self._stop = True
         await self._task
 
     def check(self, producers: Producers) -> None:
         for number, accepted in enumerate(producers.accepted):
-            seen = list(dict.fromkeys(self.seen.get(f"p{number}", [])))  # an ack that was lost: delivered again
+            seen = list(
+                dict.fromkeys(self.seen.get(f"p{number}", []))
+            )  # an ack that was lost: delivered again
             assert seen == accepted, f"partition p{number}"
 
 
@@ -107,7 +117,9 @@ class Load:
         self.producers.check(await stored(url, scratch, self.producers.queue))
         self.consumer.check(self.producers)
         slowest = max(took for _, took in self.producers.latencies)
-        print(f"longest push {slowest:.2f} s, longest time without a pop {self.consumer.longest:.2f} s")
+        print(
+            f"longest push {slowest:.2f} s, longest time without a pop {self.consumer.longest:.2f} s"
+        )
         assert slowest < PUSHES_WITHIN, f"a push took {slowest:.1f} s"
         assert self.consumer.longest < POPS_WITHIN, f"no pop for {self.consumer.longest:.1f} s"
 
@@ -137,7 +149,9 @@ def test_the_primary_is_killed_and_the_standby_promoted(pair, scratch):
     run(body, limit=110)
 
 
-def test_the_primary_is_frozen_the_standby_promoted_and_the_old_primary_comes_back_writable(pair, scratch):
+def test_the_primary_is_frozen_the_standby_promoted_and_the_old_primary_comes_back_writable(
+    pair, scratch
+):
     async def body():
         async with loaded(pair.url(), scratch, "frozen") as load:
             await asyncio.to_thread(pair.primary.freeze)
@@ -158,20 +172,29 @@ def test_a_frozen_standby_that_is_named_first_does_not_keep_a_broker_from_starti
     pair.primary.synchronous("")
     pair.standby.freeze()
     began = time.monotonic()
-    with BrokerProcess(scratch / "data", database_url=pair.url(pair.standby, pair.primary), **SETTINGS) as broker:
+    with BrokerProcess(
+        scratch / "data", database_url=pair.url(pair.standby, pair.primary), **SETTINGS
+    ) as broker:
         assert health(broker)["status"] == "healthy"
         assert health(broker)["database_host"] == pair.primary.address
         item = {"queue": "first", "payload": 1}
-        assert httpx.post(f"{broker.url}/api/v1/push", json={"items": [item]}).json()[0]["status"] == "queued"
+        assert (
+            httpx.post(f"{broker.url}/api/v1/push", json={"items": [item]}).json()[0]["status"]
+            == "queued"
+        )
     assert time.monotonic() - began < 30
 
 
-def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_stored_twice(pair, scratch):
+def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_stored_twice(
+    pair, scratch
+):
     async def body():
         async with loaded(pair.url(), scratch, "waiting") as load:
             await asyncio.to_thread(pair.standby.freeze)
             buffered = load.producers.statuses["buffered"]
-            await eventually(lambda: load.producers.statuses["buffered"] > buffered + 100, timeout=20)
+            await eventually(
+                lambda: load.producers.statuses["buffered"] > buffered + 100, timeout=20
+            )
             report = health(load.broker)
             assert report["status"] == "unhealthy"
             assert "commit" in report["database_problem"]
@@ -198,7 +221,9 @@ def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
                 await asyncio.to_thread(pair.primary.synchronous, "")  # or its commits would wait
                 await asyncio.to_thread(pair.promote)
                 old, new = pair.standby, pair.primary
-                await eventually(lambda: health(broker).get("database_host") == new.address, timeout=10)
+                await eventually(
+                    lambda: health(broker).get("database_host") == new.address, timeout=10
+                )
                 before = await asyncio.to_thread(old.sql, count)
                 stored_before = await asyncio.to_thread(new.sql, count)
                 await producers.more(200)
@@ -209,12 +234,16 @@ def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
                 await producers.finish()
                 assert producers.errors == []
                 broker.stop()
-                await asyncio.to_thread(broker.start)  # it has no memory of the promotion: it sees which is newer
+                await asyncio.to_thread(
+                    broker.start
+                )  # it has no memory of the promotion: it sees which is newer
                 assert health(broker)["database_host"] == new.address
                 assert "fenced" in health(broker)["database_problem"]
                 await asyncio.to_thread(new.freeze)
                 until(lambda: health(broker)["status"] == "unhealthy", 20)
-                assert "must be fenced" in health(broker)["database_problem"]  # never back to the older one
+                assert (
+                    "must be fenced" in health(broker)["database_problem"]
+                )  # never back to the older one
                 await asyncio.to_thread(new.thaw)
                 until(lambda: health(broker)["status"] == "healthy", 20)
         finally:
@@ -239,7 +268,9 @@ def test_twenty_failovers_under_load(pair, scratch):
                 await load.more(200)
                 if turn % 4 == 3:
                     await asyncio.to_thread(pair.standby.freeze)
-                    await eventually(lambda: health(load.broker)["status"] == "unhealthy", timeout=20)
+                    await eventually(
+                        lambda: health(load.broker)["status"] == "unhealthy", timeout=20
+                    )
                     await load.more(200)
                     pair.standby.thaw()
                     await load.on(pair.primary.address)

@@ -1,4 +1,6 @@
-"""Queues while processes die: whatever was answered `queued` is delivered, and several brokers are one."""
+"""Queues while processes die: whatever was answered `queued` is delivered, and several brokers are
+one.
+"""
 
 import asyncio
 import os
@@ -19,7 +21,9 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.xdist_group("queue-kills")
 
 PRODUCERS, CONSUMERS = 8, 4
-PATIENCE = 300  # longer than the chaos: who returns only while the broker is dead, again and again, does not give up
+# longer than the chaos: who returns only while the broker is dead, again and again, does not give
+# up
+PATIENCE = 300
 
 
 @dataclass
@@ -31,7 +35,9 @@ class Traffic:
     queued: set[str] = field(default_factory=set)
     delivered: Counter[str] = field(default_factory=Counter)
     stop: bool = False
-    complete: bool = False  # no producer has a push under way any more, so `queued` is all there will be
+    complete: bool = (
+        False  # no producer has a push under way any more, so `queued` is all there will be
+    )
 
     async def produce(self, number: int) -> None:
         async with Client(self.urls, timeout=5, patience=PATIENCE) as client:
@@ -52,7 +58,8 @@ class Traffic:
                     if messages:
                         await client.ack(messages)
                 except AckRefused:
-                    pass  # the lease was lost with the broker or the database: the messages come again
+                    # the lease was lost with the broker or the database: the messages come again
+                    pass
                 except PenstockError:
                     await asyncio.sleep(0.1)
 

@@ -1,4 +1,6 @@
-"""kill -9 while producers run, again and again: every answered record is there, in order, once, without gaps."""
+"""kill -9 while producers run, again and again: every answered record is there, in order, once,
+without gaps.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import TopicClient
-from penstock.client.decode import Batch
+from penstock.protocol.record_batch import Batch
 from tests.support import guard
 from tests.support.http import run
 from tests.support.wait import eventually
@@ -33,7 +35,14 @@ class Victim:
 
     def _start(self) -> subprocess.Popen[str]:
         started = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.topic_process", str(self._directory), self._fsync, str(self.port)],
+            [
+                sys.executable,
+                "-m",
+                "tests.support.topic_process",
+                str(self._directory),
+                self._fsync,
+                str(self.port),
+            ],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[2],
@@ -53,7 +62,9 @@ class Victim:
 
 @pytest.mark.parametrize("fsync", ["group", "interval"])
 @pytest.mark.timeout(120 + 6 * KILLS)
-def test_kill_9_loses_nothing_that_was_answered_and_repeats_nothing(tmp_path: Path, fsync: str) -> None:
+def test_kill_9_loses_nothing_that_was_answered_and_repeats_nothing(
+    tmp_path: Path, fsync: str
+) -> None:
     run(lambda: killing(tmp_path, fsync), limit=100 + 6 * KILLS)
 
 
@@ -61,14 +72,18 @@ async def killing(directory: Path, fsync: str) -> None:
     victim = Victim(directory, fsync)
     await victim.start()
     stop = asyncio.Event()
-    answered: dict[int, dict[int, int]] = {number: {} for number in range(PRODUCERS)}  # producer: record -> offset
+    answered: dict[int, dict[int, int]] = {
+        number: {} for number in range(PRODUCERS)
+    }  # producer: record -> offset
     seen: list[tuple[int, bytes]] = []
     choose = random.Random(fsync)
     client = TopicClient(f"127.0.0.1:{victim.port}", timeout=60)
 
     async def produce(number: int) -> None:
         record = 0
-        async with client.producer("t", linger=0.001, max_batch_records=choose.choice([1, 7, 100])) as producer:
+        async with client.producer(
+            "t", linger=0.001, max_batch_records=choose.choice([1, 7, 100])
+        ) as producer:
             while not stop.is_set():
                 deliveries = []
                 for _ in range(choose.randrange(1, 200)):
@@ -91,7 +106,9 @@ async def killing(directory: Path, fsync: str) -> None:
         for _ in range(KILLS):
             before = sum(map(len, answered.values()))
             # It is at work again.
-            await eventually(lambda before=before: sum(map(len, answered.values())) >= before + 300, timeout=40)
+            await eventually(
+                lambda before=before: sum(map(len, answered.values())) >= before + 300, timeout=40
+            )
             await asyncio.sleep(choose.random() * 0.2)
             victim.kill()
             await victim.start()

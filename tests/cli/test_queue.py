@@ -18,7 +18,9 @@ pytestmark = pytest.mark.xdist_group("queue-cli")
 
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("cli"), database_url=fresh_database(postgres)) as process:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("cli"), database_url=fresh_database(postgres)
+    ) as process:
         yield process
 
 
@@ -32,7 +34,10 @@ class Shell:
         return done
 
     def lines(self, *words: str, given: str = "", code: int = 0) -> list[Any]:
-        return [json.loads(line) for line in self.run(*words, given=given, code=code).stdout.splitlines()]
+        return [
+            json.loads(line)
+            for line in self.run(*words, given=given, code=code).stdout.splitlines()
+        ]
 
 
 @pytest.fixture
@@ -53,13 +58,18 @@ def test_lines_are_pushed_popped_and_acknowledged_through_pipes(shell, queue):
     assert [row["success"] for row in shell.lines("ack", given=popped)] == [True, True]
     assert shell.run("pop", f"{queue}@g").stdout == ""
     assert shell.lines("pop", queue, "-n", "5", "--ack", "--data") == [{"n": 1}, {"n": 2}]
-    assert [row["success"] for row in shell.lines("ack", given=popped)] == [True, True]  # saying it twice is fine
+    assert [row["success"] for row in shell.lines("ack", given=popped)] == [
+        True,
+        True,
+    ]  # saying it twice is fine
     stranger = popped.replace(json.loads(popped.splitlines()[0])["transactionId"], "nobody")
     assert shell.lines("ack", given=stranger, code=1)[0]["error"] == "Message not found"
 
 
 def test_payloads_may_be_arguments_and_plain_text(shell, queue):
-    assert shell.lines("push", queue, "[1]", "-t", "mine", "-p", "c-1")[0]["transactionId"] == "mine"
+    assert (
+        shell.lines("push", queue, "[1]", "-t", "mine", "-p", "c-1")[0]["transactionId"] == "mine"
+    )
     assert shell.lines("push", queue, "[1]", "-t", "mine", "-p", "c-1")[0]["status"] == "duplicate"
     shell.run("push", f"{queue}/c-1", "hello", "--text", "--quiet")
     assert shell.lines("pop", f"{queue}/c-1", "-n", "5", "-d", "--ack") == [[1], "hello"]
@@ -80,7 +90,9 @@ def test_a_pop_says_when_there_is_no_such_queue(shell, queue, caplog):
 def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     (made,) = shell.lines("configure", queue, "leaseTime=30", "ordering=none", "--namespace", "ns")
     assert (made["options"]["leaseTime"], made["options"]["ordering"]) == (30, "none")
-    assert "unknown option: leaseTimes" in shell.run("configure", queue, "leaseTimes=3", code=1).output
+    assert (
+        "unknown option: leaseTimes" in shell.run("configure", queue, "leaseTimes=3", code=1).output
+    )
     shell.run("push", queue, "1", "2")
     assert f"{queue}\tns\t\t" in shell.run("list").stdout
     (listed,) = shell.lines("list", "--json")
@@ -102,8 +114,13 @@ def test_a_group_is_shown_and_moved_after_a_look_at_what_that_means(shell, queue
     assert f"{queue}\tDefault\t0\t" in shell.run("groups", "g").stdout
     (preview,) = shell.lines("seek", f"{queue}@g", "beginning", "--dry-run")
     assert (preview["redelivered"], preview["skipped"]) == (3, 0)
-    assert "3 messages" in shell.run("seek", f"{queue}@g", "beginning", code=2).output  # nobody to ask
-    assert shell.lines("seek", f"{queue}@g", "2020-01-01T00:00:00Z", "--yes")[0]["partitionsUpdated"] == 1
+    assert (
+        "3 messages" in shell.run("seek", f"{queue}@g", "beginning", code=2).output
+    )  # nobody to ask
+    assert (
+        shell.lines("seek", f"{queue}@g", "2020-01-01T00:00:00Z", "--yes")[0]["partitionsUpdated"]
+        == 1
+    )
     assert shell.lines("pop", f"{queue}@g", "-n", "9", "--data") == [1, 2, 3]
     assert "queue@group" in shell.run("seek", queue, "end", code=2).output
 
@@ -114,9 +131,15 @@ def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
     popped = shell.run("pop", queue, "-n", "2").stdout
     shell.run("ack", "--status", "failed", "--error", "no stock", given=popped)
     dead = shell.lines("dlq", "list", queue, "--json")
-    assert [(row["data"], row["errorMessage"]) for row in dead] == [("b", "no stock"), ("a", "no stock")]
+    assert [(row["data"], row["errorMessage"]) for row in dead] == [
+        ("b", "no stock"),
+        ("a", "no stock"),
+    ]
     assert "2 in all" in shell.run("dlq", "list", queue).output
-    assert shell.lines("dlq", "requeue", queue, "--id", str(dead[0]["dlqId"]), "--yes")[0]["requeued"] == 1
+    assert (
+        shell.lines("dlq", "requeue", queue, "--id", str(dead[0]["dlqId"]), "--yes")[0]["requeued"]
+        == 1
+    )
     assert shell.lines("pop", queue, "-d") == ["b"]
     assert shell.lines("dlq", "purge", queue, "--yes")[0]["deleted"] == 1
 
@@ -127,6 +150,8 @@ def test_a_broker_that_is_not_there_is_said_in_one_line():
     assert "cannot connect" in done.output
 
 
-@pytest.mark.parametrize("name", ["push", "pop", "ack", "list", "describe", "configure", "groups", "seek", "delete"])
+@pytest.mark.parametrize(
+    "name", ["push", "pop", "ack", "list", "describe", "configure", "groups", "seek", "delete"]
+)
 def test_help_shows_an_example(name):
     assert f"penstock queue {name}" in CliRunner().invoke(commands, [name, "--help"]).output

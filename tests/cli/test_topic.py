@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.topic import commands
-from penstock.storage.fs import Disk
+from penstock.log.fs import Disk
 from tests.support.served import serving_in_thread
 from tests.support.wait import until
 
@@ -32,14 +32,20 @@ def command(broker: str, *arguments: str) -> list[str]:
 def topic(broker: str, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
     """The command in this process: a new one for each would take longer to start than to test."""
     done = CliRunner().invoke(
-        commands, [*arguments, *(() if "--help" in arguments else ("--broker", broker))], input=stdin
+        commands,
+        [*arguments, *(() if "--help" in arguments else ("--broker", broker))],
+        input=stdin,
     )
     return done.exit_code, done.stdout_bytes, done.stderr_bytes
 
 
 def out(broker: str, *arguments: str, stdin: bytes = b"") -> bytes:
     code, stdout, stderr = topic(broker, *arguments, stdin=stdin)
-    stderr = stderr if arguments[0] != "produce" else stderr.partition(b" stored in ")[2].partition(b"\n")[2]
+    stderr = (
+        stderr
+        if arguments[0] != "produce"
+        else stderr.partition(b" stored in ")[2].partition(b"\n")[2]
+    )
     assert (code, stderr) == (0, b"")
     return stdout
 
@@ -50,7 +56,10 @@ def test_produce_says_what_was_stored(broker: str) -> None:
         b"",
         b"penstock: 3 records stored in t (offsets 0 to 2)\n",
     )
-    assert topic(broker, "produce", "t", stdin=b"d")[2] == b"penstock: 1 record stored in t (offset 3)\n"
+    assert (
+        topic(broker, "produce", "t", stdin=b"d")[2]
+        == b"penstock: 1 record stored in t (offset 3)\n"
+    )
     assert topic(broker, "produce", "t", stdin=b"")[2] == b"penstock: no records were stored in t\n"
     assert topic(broker, "produce", "t", "--quiet", stdin=b"e\n") == (0, b"", b"")
 
@@ -59,7 +68,9 @@ def test_produce_on_a_full_disk_says_what_it_waits_for_and_what_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 60_000)
-    monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 3600.0)  # what is promised counts until then
+    monkeypatch.setattr(
+        "penstock.log.space.CHECK_SECONDS", 3600.0
+    )  # what is promised counts until then
     lines = b"".join(b"%099d\n" % number for number in range(100_000))
     with serving_in_thread(tmp_path / "data", free_space_reserve=1000) as served:
         assert topic(served.address, "produce", "t", stdin=lines[:10_000])[0] == 0
@@ -69,7 +80,9 @@ def test_produce_on_a_full_disk_says_what_it_waits_for_and_what_was_stored(
     stored, reason = stderr.splitlines()
     assert code == 1
     assert re.fullmatch(rb"penstock: no records were stored in t, of [\d,]+ that were read", stored)
-    assert re.fullmatch(rb"penstock: the disk has \d+ bytes free, of which 1000 are kept in reserve", reason)
+    assert re.fullmatch(
+        rb"penstock: the disk has \d+ bytes free, of which 1000 are kept in reserve", reason
+    )
     assert any("the producer of t waits for the broker" in message for message in caplog.messages)
 
 
@@ -89,7 +102,11 @@ def test_what_goes_in_on_standard_input_comes_out_on_standard_output(broker: str
     record = json.loads(out(broker, "consume", "t", "-n", "1", "--json"))
     assert record == {"offset": 0, "topic": "t", "payload": "line 0"}
     details = json.loads(out(broker, "describe", "t", "--json"))
-    assert (details["first_offset"], details["next_offset"], details["records"]) == (0, 20_000, 20_000)
+    assert (details["first_offset"], details["next_offset"], details["records"]) == (
+        0,
+        20_000,
+        20_000,
+    )
 
 
 def test_records_may_be_files_or_end_with_anything(broker: str, tmp_path: Path) -> None:
@@ -162,7 +179,9 @@ def test_ctrl_c_ends_it_at_once_with_130(broker: str) -> None:
 
 def test_a_reader_that_leaves_ends_it_quietly(broker: str) -> None:
     out(broker, "produce", "t", stdin=b"".join(b"%d\n" % number for number in range(100_000)))
-    source = subprocess.Popen(command(broker, "consume", "t"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    source = subprocess.Popen(
+        command(broker, "consume", "t"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert source.stdout is not None
     assert source.stdout.readline() == b"0\n"
     source.stdout.close()

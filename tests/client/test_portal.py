@@ -19,17 +19,23 @@ def portal() -> Iterator[Portal]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a runner in the background ignores it
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_a_call_although_the_signal_woke_another_thread(portal: Portal, interruptible: None) -> None:
+def test_ctrl_c_ends_a_call_although_the_signal_woke_another_thread(
+    portal: Portal, interruptible: None
+) -> None:
     ended = threading.Event()
 
     async def endless() -> None:
         portal_thread = threading.get_ident()
-        asyncio.get_running_loop().call_later(0.05, signal.pthread_kill, portal_thread, signal.SIGINT)
+        asyncio.get_running_loop().call_later(
+            0.05, signal.pthread_kill, portal_thread, signal.SIGINT
+        )
         try:
             await asyncio.Event().wait()
         finally:

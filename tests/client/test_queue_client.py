@@ -23,7 +23,9 @@ pytestmark = pytest.mark.xdist_group("queue-client")
 
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("client"), database_url=fresh_database(postgres)) as process:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("client"), database_url=fresh_database(postgres)
+    ) as process:
         yield process
 
 
@@ -34,7 +36,9 @@ def queue() -> str:
 
 def test_the_client_comes_from_the_package_root_without_the_server():
     code = "import sys; from penstock import Client; print([m for m in sys.modules if m.startswith('penstock.')])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert "penstock.client.client" in loaded
     for part in ("server", "queues'", "database", "wire.http", "config"):
         assert f"penstock.{part}" not in loaded
@@ -50,10 +54,14 @@ def test_push_take_ack_as_the_seeds_write_it(broker, queue):
             await client.push(f"{queue}/c-1", {"id": 8})
             seen = []
             async for message in client.take(f"{queue}@billing", batch=10, wait=False):
-                seen.append((message.data["id"], message.partition, message.consumer_group, message.queue))
+                seen.append(
+                    (message.data["id"], message.partition, message.consumer_group, message.queue)
+                )
                 await client.ack(message)
             assert seen == [(7, "c-1", "billing", queue), (8, "c-1", "billing", queue)]
-            assert [m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, wait=False)] == [7, 8]
+            assert [
+                m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, wait=False)
+            ] == [7, 8]
             assert await client.pop(queue) == []
 
     run(body)
@@ -76,8 +84,12 @@ def test_take_ends_after_a_limit_or_when_idle(broker, queue):
     async def body() -> None:
         async with Client(broker.url) as client:
             await client.push_many(queue, range(5))
-            assert [m.data async for m in client.take(f"{queue}@a", batch=10, limit=3, auto_ack=True)] == [0, 1, 2]
-            assert [m.data async for m in client.take(f"{queue}@a", batch=10, idle=0.2, auto_ack=True)] == [3, 4]
+            assert [
+                m.data async for m in client.take(f"{queue}@a", batch=10, limit=3, auto_ack=True)
+            ] == [0, 1, 2]
+            assert [
+                m.data async for m in client.take(f"{queue}@a", batch=10, idle=0.2, auto_ack=True)
+            ] == [3, 4]
 
     run(body)
 
@@ -109,7 +121,9 @@ def test_a_lost_lease_is_raised_with_the_results(broker, queue):
                 return await client.pop(queue, batch=2, wait=5)
 
             assert await again()
-            with pytest.raises(AckRefused, match="2 of 2 acks refused: Invalid or expired lease") as caught:
+            with pytest.raises(
+                AckRefused, match="2 of 2 acks refused: Invalid or expired lease"
+            ) as caught:
                 await client.ack(messages)
             assert [result.success for result in caught.value.results] == [False, False]
 
@@ -137,13 +151,17 @@ def test_a_consumer_answers_for_what_its_function_did(broker, queue):
             running = asyncio.create_task(client.run())
 
             async def settled() -> bool:
-                return (await client.dead_letters(queue))["total"] == 2 and calls.count("later") == 3
+                return (await client.dead_letters(queue))["total"] == 2 and calls.count(
+                    "later"
+                ) == 3
 
             await eventually(settled)
             client.stop()
             await running
             assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
-            dead = {m["data"]: m["errorMessage"] for m in (await client.dead_letters(queue))["messages"]}
+            dead = {
+                m["data"]: m["errorMessage"] for m in (await client.dead_letters(queue))["messages"]
+            }
             assert dead == {"bad": "ValueError: no good", "poison": "never"}
             assert (await client.requeue(queue, consumer_group="g"))["requeued"] == 2
 

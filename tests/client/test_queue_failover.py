@@ -19,7 +19,10 @@ Answering = Callable[[list[dict[str, Any]]], Response]
 
 
 def queued(items: list[dict[str, Any]], status: str = "queued") -> Response:
-    rows = [{"index": n, "status": status, "transaction_id": item["transactionId"]} for n, item in enumerate(items)]
+    rows = [
+        {"index": n, "status": status, "transaction_id": item["transactionId"]}
+        for n, item in enumerate(items)
+    ]
     return json_response(rows, 201)
 
 
@@ -56,12 +59,18 @@ def down(_: Any) -> Response:
 def test_a_push_goes_to_the_next_broker_with_the_same_transaction_id():
     async def body() -> None:
         first, second = Scripted(down), Scripted(queued)
-        async with serving(first.route) as one, serving(second.route) as two, Client([one.url, two.url]) as client:
+        async with (
+            serving(first.route) as one,
+            serving(second.route) as two,
+            Client([one.url, two.url]) as client,
+        ):
             pushed = await client.push("orders", {"n": 1})
             assert pushed.status == "queued"
             await client.push("orders", {"n": 2})
         assert len(first.pushes) == 1  # the client stays with the broker that answered
-        assert [items[0]["transactionId"] for items in (*first.pushes, second.pushes[0])] == [pushed.transaction_id] * 2
+        assert [items[0]["transactionId"] for items in (*first.pushes, second.pushes[0])] == [
+            pushed.transaction_id
+        ] * 2
 
     run(body)
 
@@ -105,7 +114,10 @@ def test_a_duplicate_of_an_id_the_client_made_counts_as_queued_and_of_the_caller
 def test_a_full_queue_says_which_messages_did_not_fit():
     async def body() -> None:
         def full(items: list[dict[str, Any]]) -> Response:
-            rows = [{"index": 0, "status": "queued"}, {"index": 1, "status": "failed", "error": "full"}]
+            rows = [
+                {"index": 0, "status": "queued"},
+                {"index": 1, "status": "failed", "error": "full"},
+            ]
             return json_response({"error": "queue full", "results": rows}, 429)
 
         async with serving(Scripted(full).route) as server, Client(server.url) as client:
@@ -186,7 +198,10 @@ def test_a_transaction_is_discarded_when_its_block_fails():
             asked.append(json.loads(request.body))
             return json_response({"transactionId": "t", "success": False, "error": "no lease"}, 409)
 
-        async with serving(Route("POST", "/api/v1/transaction", transaction)) as server, Client(server.url) as client:
+        async with (
+            serving(Route("POST", "/api/v1/transaction", transaction)) as server,
+            Client(server.url) as client,
+        ):
             with pytest.raises(ZeroDivisionError):
                 async with client.transaction() as tx:
                     tx.push("q", 1)
@@ -200,7 +215,8 @@ def test_a_transaction_is_discarded_when_its_block_fails():
     run(body)
 
 
-# -- the buffer -------------------------------------------------------------------------------------------------------
+# -- the buffer
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_buffer_gathers_pushes_into_batches_in_order():
@@ -233,7 +249,9 @@ def test_a_full_buffer_blocks_and_a_failed_batch_goes_back_to_the_front():
         assert longest == 4
         assert broker.payloads[:3] == [[0, 1]] * 3
         assert flat(broker.payloads[2:]) == list(range(8))
-        assert len({json.dumps(items) for items in broker.pushes[:3]}) == 1  # the same ids each time
+        assert (
+            len({json.dumps(items) for items in broker.pushes[:3]}) == 1
+        )  # the same ids each time
 
     run(body)
 

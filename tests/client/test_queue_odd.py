@@ -1,4 +1,6 @@
-"""What may go wrong around `penstock.Client`: answers that are none, brokers that hang, handlers that misbehave."""
+"""What may go wrong around `penstock.Client`: answers that are none, brokers that hang, handlers
+that misbehave.
+"""
 
 import asyncio
 import json
@@ -22,8 +24,19 @@ from tests.client.test_queue_failover import Scripted, flat, queued
 from tests.support.http import run, serving
 from tests.support.wait import eventually
 
-MESSAGE = {"transactionId": "t", "createdAt": "2026-01-01T00:00:00Z", "partition": "Default", "partitionId": "p"}
-GIVEN = {"id": "0", "transaction_id": "t", "created_at": datetime.now(UTC), "partition": "p", "partition_id": "p"}
+MESSAGE = {
+    "transactionId": "t",
+    "createdAt": "2026-01-01T00:00:00Z",
+    "partition": "Default",
+    "partitionId": "p",
+}
+GIVEN = {
+    "id": "0",
+    "transaction_id": "t",
+    "created_at": datetime.now(UTC),
+    "partition": "p",
+    "partition_id": "p",
+}
 
 
 class Stocked:
@@ -47,11 +60,15 @@ class Stocked:
     def ack(self, request: Request) -> Response:
         body = json.loads(request.body)["acknowledgments"]
         self.acks += body
-        return json_response([{"transactionId": ack["transactionId"], "success": True} for ack in body])
+        return json_response(
+            [{"transactionId": ack["transactionId"], "success": True} for ack in body]
+        )
 
     @property
     def routes(self) -> tuple[Route, Route]:
-        return Route("GET", "/api/v1/pop/queue/{queue}", self.pop), Route("POST", "/api/v1/ack/batch", self.ack)
+        return Route("GET", "/api/v1/pop/queue/{queue}", self.pop), Route(
+            "POST", "/api/v1/ack/batch", self.ack
+        )
 
     @property
     def answers(self) -> dict[str, str]:
@@ -101,7 +118,8 @@ def test_a_broker_that_hangs_does_not_keep_the_client_from_the_others():
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
         b"HTTP/1.1 429 Slow down\r\nContent-Length: 4\r\n\r\nslow",
-        b'HTTP/1.1 200 OK\r\n\r\n[{"status":"que',  # as long as the connection lasts, which is not long
+        # as long as the connection lasts, which is not long
+        b'HTTP/1.1 200 OK\r\n\r\n[{"status":"que',
         b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n[",
         b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -119,9 +137,15 @@ def test_an_answer_that_is_no_brokers_is_unavailable_whatever_was_asked(answer: 
             ):
                 with pytest.raises((Unavailable, Full)):
                     await ask()
-            for look in (lambda: client.pop("q", patience=0), lambda: client.extend(Message(**GIVEN))):
+            for look in (
+                lambda: client.pop("q", patience=0),
+                lambda: client.extend(Message(**GIVEN)),
+            ):
                 try:
-                    assert await look() in ([], True)  # an empty list or object may be an answer to these
+                    assert await look() in (
+                        [],
+                        True,
+                    )  # an empty list or object may be an answer to these
                 except (Unavailable, Full):
                     pass
 
@@ -133,7 +157,9 @@ def test_a_buffer_outlives_garbage_a_full_disk_and_a_token_that_ran_out() -> Non
         return lambda _: json_response({"error": "not now"}, status)
 
     async def body() -> None:
-        broker = Scripted(page, lambda items: json_response([], 201), says(507), says(401), says(404), queued)
+        broker = Scripted(
+            page, lambda items: json_response([], 201), says(507), says(401), says(404), queued
+        )
         async with serving(broker.route) as server, Client(server.url) as client:
             buffer = client.buffer(batch=3, linger=0.0)
             for number in range(3):
@@ -279,7 +305,9 @@ def test_a_reason_that_is_no_text_is_sent_as_far_as_it_is_one() -> None:
 
 
 def test_plain_functions_run_as_many_at_a_time_as_asked_for() -> None:
-    with_all = threading.Barrier(16, timeout=10)  # more than the loop's own threads on a small machine
+    with_all = threading.Barrier(
+        16, timeout=10
+    )  # more than the loop's own threads on a small machine
 
     async def body() -> None:
         broker = Stocked(*range(16))
@@ -317,7 +345,10 @@ def test_a_lease_that_hangs_does_not_keep_others_from_being_extended() -> None:
             out, broker.left = broker.left, []
             return json_response({"messages": out}, headers=(("Lease-Time", "1"),))
 
-        routes = Route("GET", "/api/v1/pop/queue/{queue}", pop), Route("POST", "/api/v1/lease/{lease}/extend", extend)
+        routes = (
+            Route("GET", "/api/v1/pop/queue/{queue}", pop),
+            Route("POST", "/api/v1/lease/{lease}/extend", extend),
+        )
         async with serving(*routes) as server, Client(server.url) as client:
             assert len(await client.pop("q", batch=2)) == 2
             await eventually(lambda: extended.count("fine") >= 3)
@@ -340,7 +371,9 @@ def test_the_plain_client_is_used_from_many_threads_and_says_when_it_is_closed()
 
             def use() -> None:
                 with SyncClient(server.url) as client:
-                    threads = [threading.Thread(target=client.push, args=("q", n)) for n in range(20)]
+                    threads = [
+                        threading.Thread(target=client.push, args=("q", n)) for n in range(20)
+                    ]
                     for thread in threads:
                         thread.start()
                     for thread in threads:
@@ -376,7 +409,9 @@ class Reading:
         (Decimal("NaN"), "the payload is NaN"),
     ],
 )
-def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushed(payload: Any, text: str) -> None:
+def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushed(
+    payload: Any, text: str
+) -> None:
     async def body() -> None:
         async with Client(NOWHERE, patience=0.0) as client:
             refused = pytest.raises(InvalidRequest, match=text)
@@ -399,7 +434,13 @@ def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushed(payl
 
 def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
     moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    fine = {"a": [1, 2.5, None, True, {"b": "c"}], "at": moment, "sum": Decimal("1.10"), "pair": (1, 2), "n": 1 << 70}
+    fine = {
+        "a": [1, 2.5, None, True, {"b": "c"}],
+        "at": moment,
+        "sum": Decimal("1.10"),
+        "pair": (1, 2),
+        "n": 1 << 70,
+    }
     sent: list[Any] = []
 
     def push(request: Request) -> Response:
@@ -407,7 +448,10 @@ def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
         return queued(sent[-1:])
 
     async def body() -> None:
-        async with serving(Route("POST", "/api/v1/push", push)) as server, Client(server.url) as client:
+        async with (
+            serving(Route("POST", "/api/v1/push", push)) as server,
+            Client(server.url) as client,
+        ):
             await client.push("q", fine)
             await client.push("q", msgspec.Raw(b'{"n": 7}'))
 
@@ -422,13 +466,21 @@ def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:
     async def body() -> None:
         async with Client(NOWHERE, patience=0.0) as client:
             for push in (client.push, client.transaction().push, client.buffer().push):
-                with pytest.raises(InvalidRequest, match=r"a push has no group, and 'a b/c@d' names 'd': every group"):
+                with pytest.raises(
+                    InvalidRequest,
+                    match=r"a push has no group, and 'a b/c@d' names 'd': every group",
+                ):
                     done = push("a b/c@d", {})
                     if asyncio.iscoroutine(done):
                         await done
-            with pytest.raises(InvalidRequest, match="names the partition 'one' and the argument 'two'"):
+            with pytest.raises(
+                InvalidRequest, match="names the partition 'one' and the argument 'two'"
+            ):
                 await client.push("q/one", {}, partition="two")
 
     run(body)
-    with SyncClient(NOWHERE, patience=0.0) as plain, pytest.raises(InvalidRequest, match="a push has no group"):
+    with (
+        SyncClient(NOWHERE, patience=0.0) as plain,
+        pytest.raises(InvalidRequest, match="a push has no group"),
+    ):
         plain.push("a@b", {})

@@ -48,12 +48,17 @@ def test_taking_pushing_and_acknowledging_go_on_through_restarts(brokers):
                     with suppress(AckRefused):
                         await client.ack(message)
 
-        async with Client(broker.url, patience=60) as client, Client(broker.url, patience=60) as other:
+        async with (
+            Client(broker.url, patience=60) as client,
+            Client(broker.url, patience=60) as other,
+        ):
             await client.configure("taken", lease_time=2, retry_delay=0, retry_limit=100)
             taking = [asyncio.create_task(take(client, group)) for group in taken]
 
             async def arrived(count: int) -> None:
-                await eventually(lambda: all(set(seen) == set(range(count)) for seen in taken.values()), 30)
+                await eventually(
+                    lambda: all(set(seen) == set(range(count)) for seen in taken.values()), 30
+                )
 
             for number in range(7):
                 await other.push("taken", number)
@@ -83,7 +88,9 @@ async def lag_is(client: Client, queue: str, lag: int) -> bool:
 
 
 def test_transactions_move_each_message_once_though_brokers_die_one_after_the_other(brokers):
-    """Two addresses. A transaction whose answer was lost raises; its message comes again only if it was not done."""
+    """Two addresses. A transaction whose answer was lost raises; its message comes again only if it
+    was not done.
+    """
     one, two = brokers
 
     async def body() -> None:
@@ -91,7 +98,9 @@ def test_transactions_move_each_message_once_though_brokers_die_one_after_the_ot
         attempts: Counter[int] = Counter()
         unknown = 0
         async with Client(urls, patience=60) as client:
-            await client.configure("in", lease_time=1, retry_delay=0, retry_limit=100, ordering="none")
+            await client.configure(
+                "in", lease_time=1, retry_delay=0, retry_limit=100, ordering="none"
+            )
             await client.push_many("in", range(60))
 
             async def move() -> None:
@@ -123,7 +132,9 @@ def test_transactions_move_each_message_once_though_brokers_die_one_after_the_ot
                 task.cancel()
             await asyncio.gather(*moving, return_exceptions=True)
             await eventually(lambda: lag_is(client, "in", 0), 30)
-            out = [message.data async for message in client.take("out@check", batch=100, wait=False)]
+            out = [
+                message.data async for message in client.take("out@check", batch=100, wait=False)
+            ]
             assert Counter(out) == Counter(range(60))
             await asyncio.to_thread(two.start)
 
@@ -131,7 +142,9 @@ def test_transactions_move_each_message_once_though_brokers_die_one_after_the_ot
 
 
 def test_a_long_poll_uses_up_no_patience():
-    """A broker that restarts after it was polled in vain for longer than the client's patience is waited for."""
+    """A broker that restarts after it was polled in vain for longer than the client's patience is
+    waited for.
+    """
 
     async def body() -> None:
         polls = 0

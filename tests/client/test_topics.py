@@ -12,18 +12,31 @@ import pytest
 
 from penstock.client import SyncTopicClient, TopicClient
 from penstock.client.connection import Backoff, parse_addresses
-from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, StorageFull, TooLarge, Unavailable
+from penstock.errors import (
+    Conflict,
+    InvalidOffset,
+    InvalidRequest,
+    NotFound,
+    StorageFull,
+    TooLarge,
+    Unavailable,
+)
+from penstock.log.fs import Disk
 from penstock.pipeline.link import TopicLink
-from penstock.storage.fs import Disk
-from penstock.wire import frames
+from penstock.protocol import frames
 from tests.support.http import run
 from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
 
 
-def with_client(directory: Path, body: Callable[[Served, TopicClient], Awaitable[None]], **settings: Any) -> None:
+def with_client(
+    directory: Path, body: Callable[[Served, TopicClient], Awaitable[None]], **settings: Any
+) -> None:
     async def test() -> None:
-        async with serving(directory, **settings) as served, TopicClient(served.address, timeout=5) as client:
+        async with (
+            serving(directory, **settings) as served,
+            TopicClient(served.address, timeout=5) as client,
+        ):
             await body(served, client)
 
     run(test)
@@ -55,9 +68,13 @@ class Proxy:
             writer.close()
             return
         self._pairs |= {writer, up_writer}
-        await asyncio.gather(self._copy(reader, up_writer, True), self._copy(up_reader, writer, False))
+        await asyncio.gather(
+            self._copy(reader, up_writer, True), self._copy(up_reader, writer, False)
+        )
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 if up or not self.swallow_answers:
@@ -106,10 +123,17 @@ def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
         async with client.producer("a", max_batch_records=1000) as producer:
             deliveries = [await producer.send(payload) for payload in payloads]
             await producer.flush()
-            assert [await deliveries[place] for place in (0, 999, 1000, 24_999)] == [0, 999, 1000, 24_999]
+            assert [await deliveries[place] for place in (0, 999, 1000, 24_999)] == [
+                0,
+                999,
+                1000,
+                24_999,
+            ]
             assert producer.records == len(payloads)
         assert await everything(client, "a") == payloads
-        assert served.metrics.snapshot()['penstock_tcp_requests_total{command="produce_batch"}'] == 25
+        assert (
+            served.metrics.snapshot()['penstock_tcp_requests_total{command="produce_batch"}'] == 25
+        )
 
     with_client(tmp_path, body)
 
@@ -233,10 +257,14 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
     free = 1 << 30
 
     def waits() -> list[str]:
-        return [message for message in caplog.messages if message.startswith("the producer of t waits for the broker")]
+        return [
+            message
+            for message in caplog.messages
+            if message.startswith("the producer of t waits for the broker")
+        ]
 
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: free)
-    monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.log.space.CHECK_SECONDS", 0.0)
 
     async def body(served: Served, client: TopicClient) -> None:
         nonlocal free
@@ -351,7 +379,9 @@ def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path
         async with client.reader("a", follow=False) as reader:
             async for batch in reader.batches():
                 columns = batch.to_arrow()
-                assert columns["offset"].to_pylist() == [*range(len(found), len(found) + batch.count)]
+                assert columns["offset"].to_pylist() == [
+                    *range(len(found), len(found) + batch.count)
+                ]
                 found += columns["payload"].to_pylist()
         assert found == payloads
 
@@ -381,7 +411,9 @@ def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> None:
             await client.produce("a", b"other", b"other", b"other")
             later: list[bytes] = []
             with pytest.raises(Conflict):
-                async for batch in batches:  # what was read ahead before the deletion may still come
+                async for (
+                    batch
+                ) in batches:  # what was read ahead before the deletion may still come
                     later += batch.payloads()
             assert later in ([], [b"1"])
 
@@ -411,7 +443,9 @@ def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Pat
         found: dict[str, list[int]] = {"one": [], "two": []}
 
         async def member(name: str) -> None:
-            async with client.reader("a", group="g", member=name, max_records=100, follow=False) as reader:
+            async with client.reader(
+                "a", group="g", member=name, max_records=100, follow=False
+            ) as reader:
                 async for batch in reader.batches():
                     found[name] += batch.offsets().tolist()
                     await asyncio.sleep(0)
@@ -448,7 +482,9 @@ def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Pa
             batches = busy.batches()
             for number in range(3):
                 assert (await anext(batches)).first_offset == number
-                await asyncio.sleep(0.15)  # more than half of the lease each, more than all of it together
+                await asyncio.sleep(
+                    0.15
+                )  # more than half of the lease each, more than all of it together
             assert [batch async for batch in batches] == []
         assert await client.committed("a", "g") == (3, 0)
         await client.produce("a", b"3")

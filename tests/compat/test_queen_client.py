@@ -1,4 +1,6 @@
-"""The published client `queen-mq` 0.15.0, unchanged, against a real broker process: every public operation of it."""
+"""The published client `queen-mq` 0.15.0, unchanged, against a real broker process: every public
+operation of it.
+"""
 
 import asyncio
 import signal
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.xdist_group("compat")
 
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("compat"), database_url=fresh_database(postgres)) as process:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("compat"), database_url=fresh_database(postgres)
+    ) as process:
         yield process
         process.stop()
         assert [line for line in process.log.splitlines() if '"level":"error"' in line] == []
@@ -31,7 +35,9 @@ def queue() -> str:
     return f"q-{uuid.uuid4().hex[:12]}"
 
 
-def with_queen(broker: BrokerProcess, body: Callable[[Queen], Awaitable[None]], **options: Any) -> None:
+def with_queen(
+    broker: BrokerProcess, body: Callable[[Queen], Awaitable[None]], **options: Any
+) -> None:
     """Run an async test body with a client; it takes over the signals, so they are given back."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -47,7 +53,9 @@ def with_queen(broker: BrokerProcess, body: Callable[[Queen], Awaitable[None]], 
             signal.signal(number, handler)
 
 
-async def drained(queen: Queen, queue: str, count: int, group: str | None = None) -> list[dict[str, Any]]:
+async def drained(
+    queen: Queen, queue: str, count: int, group: str | None = None
+) -> list[dict[str, Any]]:
     """Pop and acknowledge until `count` messages came."""
     found: list[dict[str, Any]] = []
     while len(found) < count:
@@ -59,7 +67,8 @@ async def drained(queen: Queen, queue: str, count: int, group: str | None = None
     return found
 
 
-# -- queues -----------------------------------------------------------------------------------------------------------
+# -- queues
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_queue_is_created_with_the_clients_defaults_and_options(broker, queue):
@@ -69,7 +78,11 @@ def test_a_queue_is_created_with_the_clients_defaults_and_options(broker, queue)
         assert made["queue"] == queue
         assert made["options"]["leaseTime"] == 300
         made = (
-            await queen.queue(queue).namespace("shop").task("bill").config({"lease_time": 7, "retry_limit": 1}).create()
+            await queen.queue(queue)
+            .namespace("shop")
+            .task("bill")
+            .config({"lease_time": 7, "retry_limit": 1})
+            .create()
         )
         assert (made["namespace"], made["task"]) == ("shop", "bill")
         assert (made["options"]["leaseTime"], made["options"]["retryLimit"]) == (7, 1)
@@ -103,10 +116,13 @@ def test_a_queue_is_deleted_with_what_it_held(broker, queue):
     with_queen(broker, body)
 
 
-# -- push and pop -----------------------------------------------------------------------------------------------------
+# -- push and pop
+# -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payload", [{"a": 1}, {}, [], [1, 2], "text", 7, 1.5, True, None, {"ä": "\u0000\U0001f600"}])
+@pytest.mark.parametrize(
+    "payload", [{"a": 1}, {}, [], [1, 2], "text", 7, 1.5, True, None, {"ä": "\u0000\U0001f600"}]
+)
 def test_any_payload_comes_back_as_it_was(broker, queue, payload):
     async def body(queen: Queen) -> None:
         (result,) = await queen.queue(queue).push({"data": payload})
@@ -169,7 +185,9 @@ def test_a_buffered_push_arrives_after_a_flush_and_when_its_batch_is_full(broker
         for number in range(250):
             await queen.queue(queue).buffer(options).push({"data": number})
         await queen.flush_all_buffers()
-        assert sorted(message["data"] for message in await drained(queen, queue, 250)) == list(range(250))
+        assert sorted(message["data"] for message in await drained(queen, queue, 250)) == list(
+            range(250)
+        )
 
     with_queen(broker, body)
 
@@ -191,7 +209,11 @@ def test_a_waiting_pop_is_woken_by_a_push(broker, queue):
 def test_partitions_are_popped_by_name_and_several_at_once_under_one_lease(broker, queue):
     async def body(queen: Queen) -> None:
         for name in ("p 1", "p2", "p3"):
-            await queen.queue(queue).partition(name).push([{"data": f"{name}-{number}"} for number in range(2)])
+            await (
+                queen.queue(queue)
+                .partition(name)
+                .push([{"data": f"{name}-{number}"} for number in range(2)])
+            )
         (first,) = await queen.queue(queue).partition("p 1").wait(False).pop()
         assert first["data"] == "p 1-0"
         rest = await queen.queue(queue).partitions(10).batch(100).wait(False).pop()
@@ -218,7 +240,8 @@ def test_queues_of_a_namespace_or_task_are_popped_together(broker, queue):
     with_queen(broker, body)
 
 
-# -- consume ----------------------------------------------------------------------------------------------------------
+# -- consume
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_concurrent_consumers_handle_every_message_once(broker, queue):
@@ -232,12 +255,20 @@ def test_concurrent_consumers_handle_every_message_once(broker, queue):
             seen.extend(message["data"] for message in messages)
 
         stop = asyncio.Event()
-        consumer = queen.queue(queue).concurrency(4).batch(10).timeout_millis(300).consume(handle, signal=stop)
+        consumer = (
+            queen.queue(queue)
+            .concurrency(4)
+            .batch(10)
+            .timeout_millis(300)
+            .consume(handle, signal=stop)
+        )
         running = asyncio.ensure_future(consumer._execute())
         await eventually(lambda: len(seen) >= 60)
         stop.set()
         await running
-        assert sorted(seen) == sorted(f"{partition}-{number}" for partition in range(6) for number in range(10))
+        assert sorted(seen) == sorted(
+            f"{partition}-{number}" for partition in range(6) for number in range(10)
+        )
 
     with_queen(broker, body)
 
@@ -316,10 +347,32 @@ def test_a_group_may_start_at_a_moment_or_now(broker, queue):
         await queen.queue(queue).push({"data": "first"})
         moment = datetime.now(UTC).isoformat()
         await queen.queue(queue).push({"data": "second"})
-        replay = await queen.queue(queue).group("replay").subscription_from(moment).batch(10).wait(False).pop()
+        replay = (
+            await queen.queue(queue)
+            .group("replay")
+            .subscription_from(moment)
+            .batch(10)
+            .wait(False)
+            .pop()
+        )
         assert [message["data"] for message in replay] == ["second"]
-        assert await queen.queue(queue).group("now").subscription_from("now").batch(10).wait(False).pop() == []
-        everything = await queen.queue(queue).group("all").subscription_mode("all").batch(10).wait(False).pop()
+        assert (
+            await queen.queue(queue)
+            .group("now")
+            .subscription_from("now")
+            .batch(10)
+            .wait(False)
+            .pop()
+            == []
+        )
+        everything = (
+            await queen.queue(queue)
+            .group("all")
+            .subscription_mode("all")
+            .batch(10)
+            .wait(False)
+            .pop()
+        )
         assert [message["data"] for message in everything] == ["first", "second"]
 
     with_queen(broker, body)
@@ -357,7 +410,8 @@ def test_renew_answers_with_the_new_expiry(broker, queue):
     with_queen(broker, body)
 
 
-# -- ack, transactions, dead letters ----------------------------------------------------------------------------------
+# -- ack, transactions, dead letters
+# ----------------------------------------------------------------------------------
 
 
 def test_a_failed_message_beside_completed_ones_comes_back_alone(broker, queue):
@@ -383,11 +437,17 @@ def test_a_message_that_keeps_failing_ends_among_the_dead_letters(broker, queue)
             assert (await queen.ack(message, False, {"error": "broken"}))["success"]
         (message,) = await queen.queue(queue).wait(True).timeout_millis(3000).pop()
         assert message["data"] == "fine"
-        page = await queen.queue(queue).partition("p").dlq("__QUEUE_MODE__").limit(10).offset(0).get()
+        page = (
+            await queen.queue(queue).partition("p").dlq("__QUEUE_MODE__").limit(10).offset(0).get()
+        )
         (dead,) = page["messages"]
         assert page["total"] == 1
         assert (dead["data"], dead["errorMessage"], dead["retryCount"]) == ("poison", "broken", 1)
-        assert (dead["queue"], dead["partition"], dead["consumerGroup"]) == (queue, "p", "__QUEUE_MODE__")
+        assert (dead["queue"], dead["partition"], dead["consumerGroup"]) == (
+            queue,
+            "p",
+            "__QUEUE_MODE__",
+        )
         assert (await queen.queue(queue).partition("elsewhere").dlq().get())["messages"] == []
         tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
         assert (await queen.queue(queue).dlq().from_(tomorrow).get())["messages"] == []
@@ -402,12 +462,20 @@ def test_a_transaction_acknowledges_and_pushes_together(broker, queue):
         onward = f"{queue}-next"
         await queen.queue(queue).push({"data": 1})
         (message,) = await queen.queue(queue).wait(False).pop()
-        transaction = queen.transaction().ack(message).queue(onward).partition("p").push([{"data": "a"}, {"data": "b"}])
+        transaction = (
+            queen.transaction()
+            .ack(message)
+            .queue(onward)
+            .partition("p")
+            .push([{"data": "a"}, {"data": "b"}])
+        )
         done = await transaction.commit()
         assert done["success"] is True
         assert [result["type"] for result in done["results"]] == ["ack", "push", "push"]
         assert await queen.queue(queue).wait(False).pop() == []
-        assert [found["data"] for found in await queen.queue(onward).batch(5).wait(False).pop()] == ["a", "b"]
+        assert [
+            found["data"] for found in await queen.queue(onward).batch(5).wait(False).pop()
+        ] == ["a", "b"]
 
     with_queen(broker, body)
 
@@ -418,9 +486,15 @@ def test_a_transaction_that_cannot_be_applied_changes_nothing(broker, queue):
         (message,) = await queen.queue(queue).wait(False).pop()
         stranger = {**message, "transactionId": "nobody"}
         with pytest.raises(Exception, match="Message not found"):
-            await queen.transaction().queue(f"{queue}-next").push({"data": 2}).ack(stranger).commit()
+            await (
+                queen.transaction().queue(f"{queue}-next").push({"data": 2}).ack(stranger).commit()
+            )
         assert await queen.queue(f"{queue}-next").wait(False).pop() == []
-        done = await queen.transaction().ack(message, "completed", {"consumer_group": "__QUEUE_MODE__"}).commit()
+        done = (
+            await queen.transaction()
+            .ack(message, "completed", {"consumer_group": "__QUEUE_MODE__"})
+            .commit()
+        )
         assert done["success"] is True
 
     with_queen(broker, body)
@@ -438,7 +512,8 @@ def test_a_lost_lease_is_told_when_acknowledging(broker, queue):
     with_queen(broker, body)
 
 
-# -- traces, groups, administration -----------------------------------------------------------------------------------
+# -- traces, groups, administration
+# -----------------------------------------------------------------------------------
 
 
 def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
@@ -448,13 +523,19 @@ def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
 
         async def handle(message: dict[str, Any]) -> None:
             told.append(message)
-            answer = await message["trace"]({"traceName": [f"t-{queue}", "all"], "data": {"step": 1}})
+            answer = await message["trace"](
+                {"traceName": [f"t-{queue}", "all"], "data": {"step": 1}}
+            )
             assert answer["success"] is True
             await message["trace"]({"data": {"step": 2}, "eventType": "error"})
 
         await queen.queue(queue).limit(1).consume(handle)
         message = told[0]
-        traces = (await queen.admin.get_traces_for_message(message["partitionId"], message["transactionId"]))["traces"]
+        traces = (
+            await queen.admin.get_traces_for_message(
+                message["partitionId"], message["transactionId"]
+            )
+        )["traces"]
         assert [(trace["event_type"], trace["data"]) for trace in traces] == [
             ("info", {"step": 1}),
             ("error", {"step": 2}),
@@ -481,7 +562,9 @@ def test_groups_are_listed_moved_and_deleted(broker, queue):
         assert row["partitionsWithLag"] == 0
         detail = await queen.admin.get_consumer_group(group)
         assert detail[queue]["partitions"][0]["totalConsumed"] == 3
-        moved = await queen.admin.seek_consumer_group(group, queue, {"timestamp": "2020-01-01T00:00:00Z"})
+        moved = await queen.admin.seek_consumer_group(
+            group, queue, {"timestamp": "2020-01-01T00:00:00Z"}
+        )
         assert moved["success"] is True
         assert len(await queen.queue(queue).group(group).batch(10).wait(False).pop()) == 3
         await queen.admin.seek_consumer_group(group, queue, {"toEnd": True})
@@ -499,13 +582,19 @@ def test_groups_are_listed_moved_and_deleted(broker, queue):
 def test_messages_are_listed_looked_at_retried_put_aside_and_deleted(broker, queue):
     async def body(queen: Queen) -> None:
         await queen.queue(queue).config({"retry_limit": 0}).create()
-        await queen.queue(queue).push([{"data": number, "transactionId": f"m{number}"} for number in range(3)])
+        await queen.queue(queue).push(
+            [{"data": number, "transactionId": f"m{number}"} for number in range(3)]
+        )
         listed = (await queen.admin.list_messages(queue=queue))["messages"]
         assert [message["transactionId"] for message in listed] == ["m2", "m1", "m0"]
         assert {message["status"] for message in listed} == {"pending"}
         partition = listed[0]["partitionId"]
         detail = await queen.admin.get_message(partition, "m1")
-        assert (detail["payload"], detail["status"], detail["queueConfig"]["retryLimit"]) == (1, "pending", 0)
+        assert (detail["payload"], detail["status"], detail["queueConfig"]["retryLimit"]) == (
+            1,
+            "pending",
+            0,
+        )
         await queen.admin.move_message_to_dlq(partition, "m0")
         assert [dead["data"] for dead in (await queen.queue(queue).dlq().get())["messages"]] == [0]
         await queen.admin.retry_message(partition, "m0")
@@ -531,8 +620,12 @@ def test_an_operator_sees_queues_partitions_and_status(broker, queue):
         assert "look" in [row["task"] for row in (await admin.get_tasks())["tasks"]]
         overview = await admin.get_overview()
         assert overview["queues"] >= 1
-        assert {"total", "pending", "processing", "completed", "failed", "deadLetter"} <= overview["messages"].keys()
-        assert {"timeRange", "throughput", "queues", "messages", "leases"} <= (await admin.get_status()).keys()
+        assert {"total", "pending", "processing", "completed", "failed", "deadLetter"} <= overview[
+            "messages"
+        ].keys()
+        assert {"timeRange", "throughput", "queues", "messages", "leases"} <= (
+            await admin.get_status()
+        ).keys()
         assert {"queues", "pagination"} <= (await admin.get_queue_stats(limit=5)).keys()
         detail = await admin.get_queue_detail(queue)
         assert detail["queue"]["config"]["leaseTime"] == 300
@@ -559,7 +652,9 @@ def test_maintenance_buffers_pushes_and_holds_pops(broker, queue):
             (result,) = await queen.queue(queue).push({"data": "during"})
             assert result["status"] == "buffered"
             assert (await admin.get_maintenance_mode())["maintenanceMode"] is True
-            (message,) = await queen.queue(queue).wait(False).pop()  # what is stored can still be taken
+            (message,) = (
+                await queen.queue(queue).wait(False).pop()
+            )  # what is stored can still be taken
             assert message["data"] == "before"
             assert (await queen.ack(message))["success"]
         finally:
@@ -583,7 +678,9 @@ def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     async def run() -> None:
-        async with Queen(urls=["http://127.0.0.1:1", broker.url], load_balancing_strategy="round-robin") as queen:
+        async with Queen(
+            urls=["http://127.0.0.1:1", broker.url], load_balancing_strategy="round-robin"
+        ) as queen:
             for number in range(4):
                 await queen.queue(queue).push({"data": number})
             assert len(await drained(queen, queue, 4)) == 4
@@ -595,7 +692,8 @@ def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
             signal.signal(number, handler)
 
 
-# -- authentication ---------------------------------------------------------------------------------------------------
+# -- authentication
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_the_clients_bearer_token_lets_it_in_and_names_the_producer(postgres, tmp_path, queue):

@@ -81,13 +81,20 @@ def test_the_yaml_of_seed_003_loads_unmodified(tmp_path):
 
 def test_the_exporter_block_of_seed_004_loads_unmodified(tmp_path):
     queue = load(written(tmp_path, SEED_004), environ={}).config.exporter.queue
-    assert (queue.max_bytes, queue.chunk_size, queue.write_buffer_size) == (1 << 30, 512 << 20, 256 << 10)
+    assert (queue.max_bytes, queue.chunk_size, queue.write_buffer_size) == (
+        1 << 30,
+        512 << 20,
+        256 << 10,
+    )
     assert (queue.meta_sync_interval, queue.circuit_breaker.reset_timeout) == (1.0, 30.0)
     assert queue.full_behavior == "drop_oldest"
 
 
 def test_a_section_whose_keys_are_all_commented_out_is_fine(tmp_path):
-    assert load(written(tmp_path, "http_server:\n#  port: 1\n"), environ={}).config.http_server.port == 6632
+    assert (
+        load(written(tmp_path, "http_server:\n#  port: 1\n"), environ={}).config.http_server.port
+        == 6632
+    )
 
 
 def test_flags_win_over_environment_over_yaml_over_defaults(tmp_path):
@@ -122,21 +129,45 @@ def test_the_seeds_environment_names_work():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("htp_server: {port: 1}", "htp_server = {'port': 1}: no such key ({file}); did you mean http_server"),
-        ("http_server: {prot: 1}", "http_server.prot = 1: no such key ({file}); did you mean http_server.port?"),
-        ("http_server: {port: many}", "http_server.port = 'many': expected a whole number ({file})"),
-        ("http_server: {port: -1}", "http_server.port = -1: expected a whole number that is not negative ({file})"),
+        (
+            "htp_server: {port: 1}",
+            "htp_server = {'port': 1}: no such key ({file}); did you mean http_server",
+        ),
+        (
+            "http_server: {prot: 1}",
+            "http_server.prot = 1: no such key ({file}); did you mean http_server.port?",
+        ),
+        (
+            "http_server: {port: many}",
+            "http_server.port = 'many': expected a whole number ({file})",
+        ),
+        (
+            "http_server: {port: -1}",
+            "http_server.port = -1: expected a whole number that is not negative ({file})",
+        ),
         ("http_server: 80", "http_server: expected a section with keys, got 80 ({file})"),
-        ("topics: {fsync: grop}", "topics.fsync = 'grop': expected one of always, group, interval, never; did you"),
-        ("topics: {segment_bytes: 3 apples}", "expected a size such as 4096, 256Ki or 1Gi ({file})"),
+        (
+            "topics: {fsync: grop}",
+            "topics.fsync = 'grop': expected one of always, group, interval, never; did you",
+        ),
+        (
+            "topics: {segment_bytes: 3 apples}",
+            "expected a size such as 4096, 256Ki or 1Gi ({file})",
+        ),
         ("topics: {segment_age: soon}", "expected a duration such as 5, 100ms or 5m ({file})"),
-        ("tcp_server: {enabled: maybe}", "tcp_server.enabled = 'maybe': expected true or false ({file})"),
+        (
+            "tcp_server: {enabled: maybe}",
+            "tcp_server.enabled = 'maybe': expected true or false ({file})",
+        ),
         ("database: {url: [1]}", "database.url = ***: expected text ({file})"),
         ("- a\n- b", "{file}: expected a mapping of keys at the top, got list"),
         ("a: [", "{file} is not valid YAML"),
         ("routes:\n  r: {}\n  s: {}\n  r: {}\n", "{file} is not valid YAML: 'r' is given twice"),
         ("topics: {segment_age: .inf}", "expected a duration such as 5, 100ms or 5m ({file})"),
-        ("exporter: {queue: {memory_percent: 85}}", "expected a share between 0 and 1, such as 0.1 or 10% ({file})"),
+        (
+            "exporter: {queue: {memory_percent: 85}}",
+            "expected a share between 0 and 1, such as 0.1 or 10% ({file})",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_key_value_expectation_and_suggestion(tmp_path, text, said):
@@ -153,7 +184,9 @@ def test_all_mistakes_are_told_at_once(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read the configuration file .*nowhere\.yaml: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the configuration file .*nowhere\.yaml: No such file"
+    ):
         load(tmp_path / "nowhere.yaml", environ={})
 
 
@@ -176,7 +209,10 @@ def test_secrets_are_masked_wherever_configuration_is_shown():
 
 def test_what_config_show_prints_reads_back_as_the_same_configuration():
     loaded = load(environ={})
-    again = load(environ={}, flags={name: value for name, value, _ in show(loaded) if value not in ("", '""', "{}")})
+    again = load(
+        environ={},
+        flags={name: value for name, value, _ in show(loaded) if value not in ("", '""', "{}")},
+    )
     assert again.config == loaded.config
 
 
@@ -187,15 +223,23 @@ def test_every_key_has_a_help_text():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"DATABASE_URL": "mysql://x"}, "postgresql://user:password@host:5432/database, not mysql://..."),
+        (
+            {"DATABASE_URL": "mysql://x"},
+            "postgresql://user:password@host:5432/database, not mysql://...",
+        ),
         ({"DATABASE_URL": "host=db dbname=app"}, "not a URL without postgresql:// in front"),
         ({"DATABASE_URL": "postgresql://db:port/app"}, "a port from 1 to 65535 after host:"),
-        ({"DATABASE_URL": "postgresql://me:s3/cret@db/app"}, "in a password / : @ are written %2F %3A %40"),
+        (
+            {"DATABASE_URL": "postgresql://me:s3/cret@db/app"},
+            "in a password / : @ are written %2F %3A %40",
+        ),
         ({"DATABASE_URL": "postgresql:///app?host=/run&port=70000"}, "a port from 1 to 65535"),
         ({"PG_HOST": "one,two:five"}, "host or host:port, several with commas"),
     ],
 )
-def test_what_cannot_be_the_address_of_a_postgresql_is_refused_without_showing_its_password(given, expected):
+def test_what_cannot_be_the_address_of_a_postgresql_is_refused_without_showing_its_password(
+    given, expected
+):
     with pytest.raises(ConfigError) as refused:
         load(environ=given)
     assert expected in str(refused.value)

@@ -7,7 +7,15 @@ from penstock.config.values import format_duration, format_size, parse_duration,
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), (4096, 4096), ("1Ki", 1024), ("256Ki", 256 << 10), ("1Gi", 1 << 30), ("1.5Mi", 3 << 19), ("2K", 2000)],
+    [
+        ("0", 0),
+        (4096, 4096),
+        ("1Ki", 1024),
+        ("256Ki", 256 << 10),
+        ("1Gi", 1 << 30),
+        ("1.5Mi", 3 << 19),
+        ("2K", 2000),
+    ],
 )
 def test_sizes_read_as_people_write_them(text, size):
     assert parse_size(text) == size
@@ -15,7 +23,15 @@ def test_sizes_read_as_people_write_them(text, size):
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("5", 5), (0.5, 0.5), ("100ms", 0.1), ("5m", 300), ("1h30m", 5400), ("2d", 172800), ("250us", 0.00025)],
+    [
+        ("5", 5),
+        (0.5, 0.5),
+        ("100ms", 0.1),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("250us", 0.00025),
+    ],
 )
 def test_durations_read_as_people_write_them(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
@@ -40,4 +56,6 @@ def test_a_shown_size_reads_back_as_itself(size):
 
 @given(st.integers(0, 10**9))
 def test_a_shown_duration_reads_back_as_itself(milliseconds):
-    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, rel=1e-5)
+    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(
+        milliseconds / 1000, rel=1e-5
+    )

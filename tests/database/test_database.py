@@ -39,7 +39,9 @@ def test_a_fresh_database_is_migrated_and_answers(database_url):
 
 def test_several_brokers_may_migrate_at_once(database_url):
     async def body():
-        databases = [Database(schema.Database(url=database_url), Path("unused"), Metrics()) for _ in range(4)]
+        databases = [
+            Database(schema.Database(url=database_url), Path("unused"), Metrics()) for _ in range(4)
+        ]
         await asyncio.gather(*(database.start() for database in databases))
         assert all(database.healthy for database in databases)
         await asyncio.gather(*(database.stop() for database in databases))
@@ -151,7 +153,9 @@ def test_a_listener_survives_the_loss_of_its_connection(database_url):
 
 
 def test_the_url_is_made_from_the_seeds_names_when_none_is_given():
-    settings = schema.Database(host="one, two:5433", port=5432, name="shop", user="me", password="p@ss")
+    settings = schema.Database(
+        host="one, two:5433", port=5432, name="shop", user="me", password="p@ss"
+    )
     assert url_of(settings) == "postgresql://me:p%40ss@one:5432,two:5433/shop"
 
 
@@ -162,8 +166,12 @@ def processes_of(postmaster: int) -> list[int]:
 
 def test_those_who_look_are_limited_and_keep_nobody_from_a_connection(database_url):
     async def body():
-        async with started(database_url, pool_size=2, browse_pool_size=2, browse_timeout=4) as database:
-            looking = [asyncio.create_task(database.browse("SELECT pg_sleep(60)")) for _ in range(8)]
+        async with started(
+            database_url, pool_size=2, browse_pool_size=2, browse_timeout=4
+        ) as database:
+            looking = [
+                asyncio.create_task(database.browse("SELECT pg_sleep(60)")) for _ in range(8)
+            ]
             await asyncio.sleep(0)
             done = 0
             while not all(task.done() for task in looking):
@@ -171,7 +179,9 @@ def test_those_who_look_are_limited_and_keep_nobody_from_a_connection(database_u
                 done += 1
             texts = sorted(str(task.exception()) for task in looking)
             assert all(isinstance(task.exception(), Busy) for task in looking)
-            assert [text.startswith("2 other requests are reading") for text in texts].count(True) == 6
+            assert [text.startswith("2 other requests are reading") for text in texts].count(
+                True
+            ) == 6
             assert sum("database.browse_timeout" in text for text in texts) == 2
             assert done > 100
             assert database.healthy
@@ -196,7 +206,9 @@ def test_a_plain_role_may_ask_who_the_server_is_and_commit_a_probe(database_url)
     async def body():
         role = f"plain{os.getpid()}"
         connection = await asyncpg.connect(database_url)
-        await connection.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA penstock AUTHORIZATION {role}")
+        await connection.execute(
+            f"CREATE ROLE {role} LOGIN; CREATE SCHEMA penstock AUTHORIZATION {role}"
+        )
         name = await connection.fetchval("SELECT current_database()")
         await connection.execute(f'GRANT CREATE ON DATABASE "{name}" TO {role}')
         await connection.close()

@@ -36,7 +36,9 @@ def test_a_server_survives_kill_9_of_its_owner_and_is_taken_over(scratch):
         "import sys, time; from pathlib import Path; from penstock.database.embedded import EmbeddedPostgres;"
         "server = EmbeddedPostgres(Path(sys.argv[1])); server.start(); print(server.pid(), flush=True); time.sleep(60)"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code, str(scratch / "pg")], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(scratch / "pg")], stdout=subprocess.PIPE, text=True
+    )
     process = int(owner.stdout.readline())
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
@@ -72,7 +74,9 @@ def test_other_users_of_the_machine_get_in_by_no_way(scratch):
         assert mode(server.directory) == 0o700
         assert mode(server.directory / ".s.PGSQL.5432") == 0o700
         assert "Permission denied" in psql_as_nobody(server)
-        server.directory.chmod(0o755)  # even if somebody opens the doors, the kernel says who is there
+        server.directory.chmod(
+            0o755
+        )  # even if somebody opens the doors, the kernel says who is there
         (server.directory / ".s.PGSQL.5432").chmod(0o777)
         assert "Peer authentication failed" in psql_as_nobody(server)
         assert server.start() == "taken over"
@@ -82,7 +86,9 @@ def test_other_users_of_the_machine_get_in_by_no_way(scratch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
-def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws_out_who_was_in(scratch):
+def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws_out_who_was_in(
+    scratch,
+):
     server = EmbeddedPostgres(scratch / "postgres")
     server.start()
     server.stop()
@@ -112,11 +118,15 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
-def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_closed_is_named(scratch):
+def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_closed_is_named(
+    scratch,
+):
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
     modes = {path: mode(path) for path in (closed, *closed.parents)}
-    with pytest.raises(Unavailable, match=rf"may not enter {closed} \(mode 0700\).*chmod o\+x {closed}"):
+    with pytest.raises(
+        Unavailable, match=rf"may not enter {closed} \(mode 0700\).*chmod o\+x {closed}"
+    ):
         EmbeddedPostgres(closed / "data" / "postgres").start()
     assert {path: mode(path) for path in modes} == modes
     home = scratch / "data" / ".penstock"
@@ -134,7 +144,9 @@ def test_a_directory_for_the_socket_that_somebody_else_made_is_refused(scratch):
     server.socket_directory.mkdir()
     try:
         shutil.chown(server.socket_directory, "nobody")
-        with pytest.raises(Unavailable, match=f"{server.socket_directory} .* belongs to somebody else"):
+        with pytest.raises(
+            Unavailable, match=f"{server.socket_directory} .* belongs to somebody else"
+        ):
             server.start()
     finally:
         server.socket_directory.rmdir()
@@ -156,12 +168,26 @@ def rows(server: EmbeddedPostgres, sql: str) -> list[tuple]:
 
 
 def nobody(server: EmbeddedPostgres, *arguments: str) -> list[str]:
-    return [str(BINARIES / "psql"), "-w", "-h", str(server.socket_directory), "-U", "postgres", *arguments]
+    return [
+        str(BINARIES / "psql"),
+        "-w",
+        "-h",
+        str(server.socket_directory),
+        "-U",
+        "postgres",
+        *arguments,
+    ]
 
 
 def psql_as_nobody(server: EmbeddedPostgres, sql: str = "SELECT 1") -> str:
     done = subprocess.run(
-        nobody(server, "-c", sql), user="nobody", group=65534, capture_output=True, text=True, timeout=30, check=False
+        nobody(server, "-c", sql),
+        user="nobody",
+        group=65534,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     return done.stdout + done.stderr
 
@@ -177,7 +203,12 @@ def intruder(server: EmbeddedPostgres) -> Iterator[subprocess.Popen]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        until(lambda: rows(server, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'intruder'"), 20)
+        until(
+            lambda: rows(
+                server, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'intruder'"
+            ),
+            20,
+        )
         yield process
     finally:
         process.kill()

@@ -37,7 +37,10 @@ def problem(url: str) -> str:
 
 
 def test_the_host_and_the_reason_are_named(database_url):
-    assert problem("postgresql://me@127.0.0.1:1/app") == "127.0.0.1:1: connection refused (does PostgreSQL run there?)"
+    assert (
+        problem("postgresql://me@127.0.0.1:1/app")
+        == "127.0.0.1:1: connection refused (does PostgreSQL run there?)"
+    )
     assert problem("postgresql://me@127.0.0.256/app").startswith("127.0.0.256: no such host")
     assert "no server listens at that socket" in problem("postgresql:///app?host=/nowhere")
     assert problem(database_url) == ""
@@ -67,11 +70,15 @@ def test_what_answers_and_is_no_postgresql_is_named():
 
 @pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed")
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-@pytest.mark.parametrize("ignored", ["", "extra_float_digits, search_path, timezone, jit, statement_timeout, "])
+@pytest.mark.parametrize(
+    "ignored", ["", "extra_float_digits, search_path, timezone, jit, statement_timeout, "]
+)
 def test_a_pooler_is_refused_with_the_reason(postgres, scratch, mode, ignored):
     if ignored:
         ignored += "enable_seqscan, enable_bitmapscan, max_parallel_workers_per_gather"
-    refusal = pytest.raises(ConfigError, match=r"127.0.0.1:\d+: a connection pooler .* name PostgreSQL itself")
+    refusal = pytest.raises(
+        ConfigError, match=r"127.0.0.1:\d+: a connection pooler .* name PostgreSQL itself"
+    )
     with pgbouncer(postgres, scratch, mode, ignored) as url, refusal:
         problem(url)
 
@@ -97,8 +104,14 @@ ignore_startup_parameters = {ignored}
 """
     )
     command = ["pgbouncer", "-q", str(directory / "pgbouncer.ini")]
-    as_owner = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-    process = subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **as_owner)
+    as_owner = (
+        {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        if os.geteuid() == 0
+        else {}
+    )
+    process = subprocess.Popen(
+        command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **as_owner
+    )
     guard.watch(process.pid)
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
 

@@ -9,14 +9,19 @@ from penstock.database.hosts import Host, Server, Sighting, choose, hosts_of
 A, B, C = Host("a", 5432), Host("b", 5432), Host("c", 5432)
 
 
-def server(host: Host, timeline: int = 1, *, system: int = 7, writable: bool = True, second: int = 0) -> Server:
-    started = datetime(2026, 1, 1, 0, host.host.encode()[0] % 60 if host.host else 0, second, tzinfo=UTC)
+def server(
+    host: Host, timeline: int = 1, *, system: int = 7, writable: bool = True, second: int = 0
+) -> Server:
+    started = datetime(
+        2026, 1, 1, 0, host.host.encode()[0] % 60 if host.host else 0, second, tzinfo=UTC
+    )
     return Server(host, system, timeline if writable else 0, started, writable)
 
 
 def sights(*seen: Server | Host) -> list[Sighting]:
     return [
-        Sighting(one, None, "does not answer") if isinstance(one, Host) else Sighting(one.host, one) for one in seen
+        Sighting(one, None, "does not answer") if isinstance(one, Host) else Sighting(one.host, one)
+        for one in seen
     ]
 
 
@@ -89,4 +94,7 @@ def test_different_clusters_are_refused_at_start_and_passed_over_later():
 
 def test_when_none_can_be_used_each_host_has_its_reason():
     choice = choose(sights(A, server(B, writable=False)), None)
-    assert choice.reason == "a:5432: does not answer; b:5432: takes no writes (a standby, or set to read only)"
+    assert (
+        choice.reason
+        == "a:5432: does not answer; b:5432: takes no writes (a standby, or set to read only)"
+    )

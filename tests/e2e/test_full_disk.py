@@ -1,4 +1,6 @@
-"""A broker on a disk that is really full: everybody who should hears of it, and it ends when there is room."""
+"""A broker on a disk that is really full: everybody who should hears of it, and it ends when there
+is room.
+"""
 
 import os
 import subprocess

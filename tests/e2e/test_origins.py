@@ -1,4 +1,5 @@
-"""A broker as it is started without any setting, and what a web page of another site can do to it: nothing.
+"""A broker as it is started without any setting, and what a web page of another site can do to it:
+nothing.
 
 Two processes, so that requests are judged where they are answered and where they are passed on.
 """
@@ -28,11 +29,15 @@ def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("origins")
     with BrokerProcess(directory, database_url=fresh_database(postgres), workers=2) as process:
         assert httpx.post(f"{process.url}/api/v1/push", json=PUSH).status_code == 201
-        assert httpx.post(f"{process.url}/topics/t/produce", json={"payload": "x"}).status_code == 201
+        assert (
+            httpx.post(f"{process.url}/topics/t/produce", json={"payload": "x"}).status_code == 201
+        )
         yield process
 
 
-def every_process(broker: BrokerProcess, method: str, path: str, **more: object) -> list[httpx.Response]:
+def every_process(
+    broker: BrokerProcess, method: str, path: str, **more: object
+) -> list[httpx.Response]:
     with httpx.Client(headers={"Connection": "close"}, timeout=30) as client:
         return [client.request(method, broker.url + path, **more) for _ in range(TIMES)]  # type: ignore[arg-type]
 
@@ -49,7 +54,11 @@ def every_process(broker: BrokerProcess, method: str, path: str, **more: object)
         ("DELETE", "/topics/t", FOREIGN),
         ("POST", "/api/v1/system/maintenance", FOREIGN),
         ("GET", "/api/v1/pop/queue/orders?autoAck=true", {"Host": "evil.example:6632"}),
-        ("GET", "/topics/t/consume?offset=0", {"Host": "evil.example:6632", "Origin": "http://evil.example:6632"}),
+        (
+            "GET",
+            "/topics/t/consume?offset=0",
+            {"Host": "evil.example:6632", "Origin": "http://evil.example:6632"},
+        ),
     ],
 )
 def test_a_foreign_page_changes_nothing_and_reads_nothing(
@@ -64,10 +73,18 @@ def test_pages_of_the_broker_itself_are_served(broker: BrokerProcess) -> None:
     ours = {"Origin": broker.url, "Sec-Fetch-Site": "same-origin"}
     for answer in every_process(broker, "POST", "/api/v1/push", headers=ours, json=PUSH):
         assert answer.status_code == 201
-    for answer in every_process(broker, "POST", "/topics/t/produce", headers=ours, json={"payload": "x"}):
+    for answer in every_process(
+        broker, "POST", "/topics/t/produce", headers=ours, json={"payload": "x"}
+    ):
         assert answer.status_code == 201
-    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
-    assert {answer.status_code for answer in every_process(broker, "GET", "/docs", headers=link)} == {200}
+    link = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
+    assert {
+        answer.status_code for answer in every_process(broker, "GET", "/docs", headers=link)
+    } == {200}
 
 
 def test_curl_does_not_notice(broker: BrokerProcess) -> None:
@@ -79,7 +96,11 @@ def test_curl_does_not_notice(broker: BrokerProcess) -> None:
         [f"{name}/health/live"],
     ):
         for _ in range(TIMES):
-            subprocess.run(["curl", "-4", "-sS", "--fail-with-body", *arguments], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                ["curl", "-4", "-sS", "--fail-with-body", *arguments],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
 
 
 def test_bodies_are_judged_by_the_process_that_answers(broker: BrokerProcess) -> None:
@@ -89,7 +110,9 @@ def test_bodies_are_judged_by_the_process_that_answers(broker: BrokerProcess) ->
             broker, "POST", path, content=gzip.compress(data), headers={"Content-Encoding": "gzip"}
         ):
             assert answer.status_code == 201, answer.text
-        for answer in every_process(broker, "POST", path, content=data, headers={"Content-Type": "text/plain"}):
+        for answer in every_process(
+            broker, "POST", path, content=data, headers={"Content-Type": "text/plain"}
+        ):
             assert (answer.status_code, "application/json" in answer.json()["error"]) == (415, True)
 
 
@@ -107,7 +130,9 @@ def test_a_websocket_upgrade_from_a_foreign_page_is_refused(broker: BrokerProces
 
     async def body() -> None:
         assert await status() == 101
-        assert await status(Origin=broker.url) == 101  # our own page, which comes from the port of HTTP
+        assert (
+            await status(Origin=broker.url) == 101
+        )  # our own page, which comes from the port of HTTP
         assert await status(Origin="https://evil.example") == 403
         assert await status(Origin="null") == 403
         assert await status(Origin="http://127.0.0.1:1") == 403

@@ -12,7 +12,9 @@ from tests.support.broker import BrokerProcess
 from tests.support.wait import until
 
 
-def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_stops_cleanly(scratch):
+def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_stops_cleanly(
+    scratch,
+):
     broker = BrokerProcess(scratch / "data")
     with broker:
         health = httpx.get(f"{broker.url}/health")
@@ -27,7 +29,9 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
         assert broker.stop() == 0
     assert "stopped in" in broker.log
     assert not (scratch / "data/.penstock/postgres/data/postmaster.pid").exists()
-    assert not stat.S_IMODE((scratch / "data/.penstock").stat().st_mode) & stat.S_IRWXO  # payloads are in there
+    assert (
+        not stat.S_IMODE((scratch / "data/.penstock").stat().st_mode) & stat.S_IRWXO
+    )  # payloads are in there
     assert stat.S_IMODE(scratch.stat().st_mode) == 0o711
 
 
@@ -72,7 +76,9 @@ def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
     assert "log_level = 'loud'" in checked.stderr
 
 
-def test_a_database_that_is_down_does_not_keep_the_broker_from_starting_and_the_banner_says_why(tmp_path):
+def test_a_database_that_is_down_does_not_keep_the_broker_from_starting_and_the_banner_says_why(
+    tmp_path,
+):
     with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         health = httpx.get(f"{broker.url}/health")
         assert health.status_code == 503
@@ -80,14 +86,20 @@ def test_a_database_that_is_down_does_not_keep_the_broker_from_starting_and_the_
         assert httpx.get(f"{broker.url}/health/live").status_code == 200
         until(lambda: "pops get 503" in broker.log)
         assert "is ready, in part." in broker.log
-        assert "  database   NOT AVAILABLE: 127.0.0.1:1: connection refused (does PostgreSQL run there?)" in broker.log
+        assert (
+            "  database   NOT AVAILABLE: 127.0.0.1:1: connection refused (does PostgreSQL run there?)"
+            in broker.log
+        )
         assert broker.stop() == 0
 
 
 def test_what_is_no_postgresql_url_is_refused_at_the_start(tmp_path):
     done = run("serve", "--data-dir", str(tmp_path), "--database-url", "mysql://x")
     assert done.returncode == 2
-    assert "database.url = ***: expected postgresql://user:password@host:5432/database, not mysql://" in done.stderr
+    assert (
+        "database.url = ***: expected postgresql://user:password@host:5432/database, not mysql://"
+        in done.stderr
+    )
 
 
 def test_a_second_signal_stops_at_once(tmp_path, database_url):
@@ -97,7 +109,9 @@ def test_a_second_signal_stops_at_once(tmp_path, database_url):
             slow.sendall(
                 b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n"
             )
-            assert slow.recv(100).startswith(b"HTTP/1.1 ")  # it is being served, and its body never comes
+            assert slow.recv(100).startswith(
+                b"HTTP/1.1 "
+            )  # it is being served, and its body never comes
             os.kill(broker.process.pid, signal.SIGTERM)
             until(lambda: "stopping" in broker.log)
             os.kill(broker.process.pid, signal.SIGINT)
@@ -119,7 +133,9 @@ def test_config_show_names_each_values_origin():
     assert "tcp_server.port\t12345\tdefault" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("serve", "--help"), ("config", "--help"), ("--version",)])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("-h",), ("serve", "--help"), ("config", "--help"), ("--version",)]
+)
 def test_help_is_there(arguments):
     done = run(*arguments)
     assert done.returncode == 0
@@ -128,5 +144,10 @@ def test_help_is_there(arguments):
 
 def run(*arguments: str, env=None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=60, env=env, check=False
+        [sys.executable, "-m", "penstock", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env,
+        check=False,
     )

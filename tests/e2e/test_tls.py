@@ -1,4 +1,6 @@
-"""TLS of a real broker of two processes: every way in, a renewal by SIGHUP, kill -9 under load, errors at the start."""
+"""TLS of a real broker of two processes: every way in, a renewal by SIGHUP, kill -9 under load,
+errors at the start.
+"""
 
 import asyncio
 import json
@@ -39,13 +41,21 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def test_every_way_in_speaks_tls_and_renews_its_certificate(database_url: str, tmp_path: Path) -> None:
+def test_every_way_in_speaks_tls_and_renews_its_certificate(
+    database_url: str, tmp_path: Path
+) -> None:
     authority = Authority()
     ca, _ = authority.write(tmp_path, "ca", "ca.key")
     cert, key = authority.issue(tmp_path)
     settings = {"tls__certificate": cert, "tls__private_key": key, "tls__reload_interval": "1h"}
-    with BrokerProcess(tmp_path / "data", database_url=database_url, workers=2, **settings) as broker:
-        assert [address.partition(":")[0] for address in broker.addresses.values()] == ["https", "tls", "wss"]
+    with BrokerProcess(
+        tmp_path / "data", database_url=database_url, workers=2, **settings
+    ) as broker:
+        assert [address.partition(":")[0] for address in broker.addresses.values()] == [
+            "https",
+            "tls",
+            "wss",
+        ]
         http, tcp, websocket = (port_of(address) for address in broker.addresses.values())
         trust = client_context(ca)
 
@@ -66,7 +76,17 @@ def test_every_way_in_speaks_tls_and_renews_its_certificate(database_url: str, t
             session.send('{"command":"list_topics_request","req_id":1}')
             assert json.loads(session.recv(timeout=10))["topics"] == ["t"]
         told = subprocess.run(
-            [sys.executable, "-m", "penstock", "--ca", str(ca), "topic", "list", "-b", f"tls://localhost:{tcp}"],
+            [
+                sys.executable,
+                "-m",
+                "penstock",
+                "--ca",
+                str(ca),
+                "topic",
+                "list",
+                "-b",
+                f"tls://localhost:{tcp}",
+            ],
             capture_output=True,
             timeout=60,
         )

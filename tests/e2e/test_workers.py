@@ -19,12 +19,17 @@ from tests.support.wait import until
 def broker(postgres, tmp_path_factory):
     directory = tmp_path_factory.mktemp("workers")
     with BrokerProcess(
-        directory, database_url=fresh_database(postgres), workers=3, queues__retention_interval_ms=200
+        directory,
+        database_url=fresh_database(postgres),
+        workers=3,
+        queues__retention_interval_ms=200,
     ) as process:
         yield process
 
 
-def each_on_a_fresh_connection(broker: BrokerProcess, method: str, path: str, times: int = 24, **more):
+def each_on_a_fresh_connection(
+    broker: BrokerProcess, method: str, path: str, times: int = 24, **more
+):
     """The kernel spreads connections, not requests: this many reach every process."""
     with httpx.Client(headers={"Connection": "close"}, verify=False) as client:
         return [client.request(method, broker.url + path, **more) for _ in range(times)]
@@ -47,16 +52,22 @@ def test_health_metrics_and_documents_are_the_same_from_every_process(broker):
         assert set(answer.json()["listeners"]) == {"HTTP", "TCP", "WebSocket"}
     documents = each_on_a_fresh_connection(broker, "GET", "/openapi.json")
     assert len({answer.content for answer in documents}) == 1
-    assert {answer.status_code for answer in each_on_a_fresh_connection(broker, "GET", "/nowhere")} == {404}
+    assert {
+        answer.status_code for answer in each_on_a_fresh_connection(broker, "GET", "/nowhere")
+    } == {404}
 
 
 def test_a_stream_through_a_worker_is_pushed_as_it_happens(broker):
     httpx.post(f"{broker.url}/topics/s/produce", json={"payload": "first"})
     for turn in range(6):
-        with httpx.stream("GET", f"{broker.url}/topics/s/stream?offset=latest", timeout=20) as stream:
+        with httpx.stream(
+            "GET", f"{broker.url}/topics/s/stream?offset=latest", timeout=20
+        ) as stream:
             assert stream.headers["content-type"] == "text/event-stream"
             lines = stream.iter_lines()
-            offset = httpx.post(f"{broker.url}/topics/s/produce", json={"payload": f"turn {turn}"}).json()["offset"]
+            offset = httpx.post(
+                f"{broker.url}/topics/s/produce", json={"payload": f"turn {turn}"}
+            ).json()["offset"]
             assert next(line for line in lines if line.startswith("id:")) == f"id: {offset}"
 
 
@@ -82,14 +93,22 @@ def test_every_process_is_seen_whichever_answers(broker):
 
 def test_waiting_pops_are_counted_per_queue_and_process_and_woken_by_a_notification(broker):
     def parked() -> dict[str, float]:
-        answer = httpx.get(f"{broker.url}/api/v1/analytics/queue-parked-replicas?queue=parked").json()
-        return {row["workerId"]: row["parkedCount"] for row in answer["series"]} if answer["replicas"] else {}
+        answer = httpx.get(
+            f"{broker.url}/api/v1/analytics/queue-parked-replicas?queue=parked"
+        ).json()
+        return (
+            {row["workerId"]: row["parkedCount"] for row in answer["series"]}
+            if answer["replicas"]
+            else {}
+        )
 
     with ThreadPoolExecutor(1) as pool:
         url = f"{broker.url}/api/v1/pop/queue/parked?wait=true&timeout=20000"
         waiting = pool.submit(httpx.get, url, timeout=30)
         until(lambda: sum(parked().values()) == 1, timeout=15)
-        woken = httpx.post(f"{broker.url}/internal/api/notify", json={"queue": "parked", "partition": "Default"})
+        woken = httpx.post(
+            f"{broker.url}/internal/api/notify", json={"queue": "parked", "partition": "Default"}
+        )
         assert woken.json() == {"status": "ok"}
         httpx.post(f"{broker.url}/api/v1/push", json={"items": [{"queue": "parked", "payload": 1}]})
         assert waiting.result().json()["messages"][0]["data"] == 1
@@ -99,8 +118,14 @@ def test_waiting_pops_are_counted_per_queue_and_process_and_woken_by_a_notificat
 
 def test_what_retention_deleted_is_told_over_time(broker):
     options = {"retentionEnabled": True, "retentionSeconds": 1}
-    httpx.post(f"{broker.url}/api/v1/configure", json={"queue": "aged", "namespace": "n", "options": options})
-    httpx.post(f"{broker.url}/api/v1/push", json={"items": [{"queue": "aged", "payload": n} for n in range(5)]})
+    httpx.post(
+        f"{broker.url}/api/v1/configure",
+        json={"queue": "aged", "namespace": "n", "options": options},
+    )
+    httpx.post(
+        f"{broker.url}/api/v1/push",
+        json={"items": [{"queue": "aged", "payload": n} for n in range(5)]},
+    )
 
     def retention(**query: str) -> dict[str, Any]:
         return httpx.get(f"{broker.url}/api/v1/analytics/retention", params=query).json()
@@ -126,7 +151,9 @@ def test_a_worker_that_dies_is_started_again(broker):
     first = worker_processes(broker)
     os.kill(first[0], signal.SIGKILL)
     until(lambda: len(worker_processes(broker)) == len(first) + 1, timeout=60)
-    assert {answer.status_code for answer in each_on_a_fresh_connection(broker, "GET", "/health")} == {200}
+    assert {
+        answer.status_code for answer in each_on_a_fresh_connection(broker, "GET", "/health")
+    } == {200}
 
 
 def test_a_killed_owner_leaves_no_worker_behind_and_a_stop_reaches_every_process(broker):

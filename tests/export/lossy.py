@@ -45,6 +45,8 @@ class LossyProxy:
     @staticmethod
     async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
         head = await reader.readuntil(b"\r\n\r\n")
-        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        lengths = [
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        ]
         body = await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
         return head + body, head.startswith(b"POST")

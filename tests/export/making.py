@@ -16,8 +16,8 @@ from penstock.export.fastqueue import FastQueue
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
 from penstock.export.writer import Options
+from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, Fs
 
 POOL = ThreadPoolExecutor(2)
 
@@ -75,7 +75,9 @@ def number_of(found: Block) -> int:
     return int(decompress(found.body, found.compression)[:8])
 
 
-async def opened(directory: Path | None, *, fs: Fs = DISK, clock: Clock | None = None, **options: Any) -> FastQueue:
+async def opened(
+    directory: Path | None, *, fs: Fs = DISK, clock: Clock | None = None, **options: Any
+) -> FastQueue:
     queue = FastQueue(fs, directory, Options(**options), POOL, clock)
     await queue.open()
     return queue
@@ -93,7 +95,10 @@ async def taken(queue: FastQueue) -> list[int]:
 def balanced(queue: FastQueue) -> bool:
     """The books, against what can be counted: every record is somewhere exactly once."""
     state = queue.state
-    return state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued and state.queued >= 0
+    return (
+        state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued
+        and state.queued >= 0
+    )
 
 
 @asynccontextmanager
@@ -102,7 +107,11 @@ async def exports(
 ) -> AsyncIterator[Exports]:
     """Running routes; queue settings of a route under `queue`."""
     made = Exports(
-        Config(data_directory=directory, routes=routes, shutdown_timeout=more.pop("shutdown_timeout", 2.0)),
+        Config(
+            data_directory=directory,
+            routes=routes,
+            shutdown_timeout=more.pop("shutdown_timeout", 2.0),
+        ),
         pool=POOL,
         metrics=more.pop("metrics", None) or Metrics(),
         clock=clock,
@@ -117,20 +126,36 @@ async def exports(
 
 
 def http_route(
-    url: str, *, batch: dict[str, Any] | None = None, target: dict[str, Any] | None = None, **queue: Any
+    url: str,
+    *,
+    batch: dict[str, Any] | None = None,
+    target: dict[str, Any] | None = None,
+    **queue: Any,
 ) -> dict[str, Any]:
     return {
         "destination": {"type": "http", "url": url, "timeout": "5s", **(target or {})},
         "batch": batch or {"records": 10},
-        "queue": {"workers": 1, "retry_interval": "10ms", "max_retry_delay": "50ms", "meta_sync_interval": "20ms"}
+        "queue": {
+            "workers": 1,
+            "retry_interval": "10ms",
+            "max_retry_delay": "50ms",
+            "meta_sync_interval": "20ms",
+        }
         | queue,
     }
 
 
 async def kill(exports_: Exports) -> None:
-    """What kill -9 leaves: nothing is written any more, the locks go. (What the pool is doing is done first.)"""
+    """What kill -9 leaves: nothing is written any more, the locks go. (What the pool is doing is
+    done first.)
+    """
     for route in exports_._routes.values():
-        tasks = [*route.workers._tasks.values(), *route.workers._helpers, route._reader, route.queue._ticker]
+        tasks = [
+            *route.workers._tasks.values(),
+            *route.workers._helpers,
+            route._reader,
+            route.queue._ticker,
+        ]
         running = [task for task in tasks if task is not None]
         for task in running:
             task.cancel()

@@ -1,4 +1,6 @@
-"""A process that exports and pushes numbered records until it is killed. Says what it tries and what was accepted."""
+"""A process that exports and pushes numbered records until it is killed. Says what it tries and
+what was accepted.
+"""
 
 import asyncio
 import itertools
@@ -21,7 +23,9 @@ def say(line: str) -> None:
 
 async def main(directory: Path, spec: dict[str, object], first: int) -> None:
     with ThreadPoolExecutor(2) as pool:
-        exports = Exports(Config(data_directory=directory, routes={"r": spec}), pool=pool, metrics=Metrics())
+        exports = Exports(
+            Config(data_directory=directory, routes={"r": spec}), pool=pool, metrics=Metrics()
+        )
         await exports.start()
         route = exports.get("r")
         for start in itertools.count(first, BATCH):

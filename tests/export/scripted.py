@@ -30,9 +30,11 @@ def accept(ids: list[int], number: int) -> Any:
 
 
 class ScriptedDestination:
-    """`rule` answers each request: a status, (status, headers), HANG, RESET, TAKE_AND_RESET, or an awaitable of those.
+    """`rule` answers each request: a status, (status, headers), HANG, RESET, TAKE_AND_RESET, or an
+    awaitable of those.
 
-    Records are JSON objects with a unique "id". `ledger` holds every batch that was taken, in order.
+    Records are JSON objects with a unique "id". `ledger` holds every batch that was taken, in
+    order.
     """
 
     def __init__(self, rule: Rule = accept) -> None:
@@ -73,7 +75,9 @@ class ScriptedDestination:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            with contextlib.suppress(
+                asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
+            ):
                 while await self._one(reader, writer):
                     pass
         finally:
@@ -86,7 +90,11 @@ class ScriptedDestination:
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         body = decompress(raw, COMPRESSIONS.get(headers.get("content-encoding", ""), 0))
         text = body.decode()
-        records = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+        records = (
+            json.loads(text)
+            if text.startswith("[")
+            else [json.loads(line) for line in text.splitlines()]
+        )
         ids = [record["id"] for record in records]
         self.requests += 1
         self.keys.append(headers["idempotency-key"])

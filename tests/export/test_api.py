@@ -1,4 +1,6 @@
-"""Routes over HTTP and from a shell: the real handlers behind a real server, and the commands against it."""
+"""Routes over HTTP and from a shell: the real handlers behind a real server, and the commands
+against it.
+"""
 
 import asyncio
 import json
@@ -35,7 +37,10 @@ class Serving:
     async def _run(self) -> None:
         self._stop = asyncio.Event()
         self.loop = asyncio.get_running_loop()
-        async with self.destination, exports(self.directory, {"r": http_route(self.destination.url)}) as running:
+        async with (
+            self.destination,
+            exports(self.directory, {"r": http_route(self.destination.url)}) as running,
+        ):
             self.exports = running
             server = HttpServer(Router(api.routes(running)), HttpSettings(port=0))
             await server.start()
@@ -59,11 +64,21 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
         yield found
 
 
-def ask(url: str, method: str, target: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
+def ask(
+    url: str, method: str, target: str, body: Any = None, kind: str = "application/json"
+) -> tuple[int, Any]:
     async def run() -> tuple[int, Any]:
         client = HttpClient(url)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
-        answer = await client.request(method, f"/api/v1/routes{target}", data, [("Content-Type", kind)])
+        data = (
+            body
+            if isinstance(body, bytes)
+            else json.dumps(body).encode()
+            if body is not None
+            else b""
+        )
+        answer = await client.request(
+            method, f"/api/v1/routes{target}", data, [("Content-Type", kind)]
+        )
         await client.close()
         return answer.status, json.loads(answer.body) if answer.body else None
 
@@ -78,17 +93,39 @@ def test_a_route_is_made_pushed_to_watched_and_deleted_over_http(serving: Servin
     status, answer = ask(url, "POST", "", {"name": "bad", "destination": {"type": "x"}})
     assert status == 400
     assert "destination.type" in answer["error"]
-    assert ask(url, "POST", "/made/push", {"records": [{"id": 1}, {"id": 2}]}) == (201, {"accepted": 2, "dropped": 0})
-    assert ask(url, "POST", "/made/push", b'{"id": 3}\n{"id": 4}\n', "application/x-ndjson")[1]["accepted"] == 2
-    assert ask(url, "POST", "/made/push", b'{"id": 5}', "application/octet-stream")[1]["accepted"] == 1
+    assert ask(url, "POST", "/made/push", {"records": [{"id": 1}, {"id": 2}]}) == (
+        201,
+        {"accepted": 2, "dropped": 0},
+    )
+    assert (
+        ask(url, "POST", "/made/push", b'{"id": 3}\n{"id": 4}\n', "application/x-ndjson")[1][
+            "accepted"
+        ]
+        == 2
+    )
+    assert (
+        ask(url, "POST", "/made/push", b'{"id": 5}', "application/octet-stream")[1]["accepted"] == 1
+    )
     assert ask(url, "POST", "/made/push", {"records": []})[0] == 400
     assert ask(url, "POST", "/made/push", b"{", "application/json")[0] == 400
     assert ask(url, "POST", "/nowhere/push", {"records": [1]})[0] == 404
     until(lambda: ask(url, "GET", "/made")[1]["queue"]["accounting"]["delivered"] == 5)
     assert sorted(serving.destination.ids) == [1, 2, 3, 4, 5]
     shown = ask(url, "GET", "/made")[1]
-    assert {"name", "state", "source", "destination", "queue", "breaker", "workers", "deadLetters"} <= set(shown)
-    depth, ages = {"batches", "records", "bytes", "diskBytes"}, {"oldestAgeSeconds", "timeToFullSeconds"}
+    assert {
+        "name",
+        "state",
+        "source",
+        "destination",
+        "queue",
+        "breaker",
+        "workers",
+        "deadLetters",
+    } <= set(shown)
+    depth, ages = (
+        {"batches", "records", "bytes", "diskBytes"},
+        {"oldestAgeSeconds", "timeToFullSeconds"},
+    )
     rates = {"batchesInPerSecond", "batchesOutPerSecond", "drainEtaSeconds"}
     assert depth | ages | rates <= set(shown["queue"])
     assert [route["name"] for route in ask(url, "GET", "")[1]["routes"]] == ["made", "r"]
@@ -107,7 +144,11 @@ def test_dead_letters_are_shown_and_replayed(serving: Serving):
     ask(serving.url, "POST", "/r/push", {"records": [{"id": 9}]})
     until(lambda: ask(serving.url, "GET", "/r/deadletters")[1]["total"] == 1)
     letter = ask(serving.url, "GET", "/r/deadletters")[1]["letters"][0]
-    assert (letter["record"], letter["reason"], letter["encoding"]) == ('{"id": 9}', "refused", "utf-8")
+    assert (letter["record"], letter["reason"], letter["encoding"]) == (
+        '{"id": 9}',
+        "refused",
+        "utf-8",
+    )
     serving.destination.rule = lambda ids, number: 200
     assert ask(serving.url, "POST", "/r/replay")[1] == {"records": 1}
     until(lambda: serving.destination.ids == [9])
@@ -129,7 +170,9 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "accepted 2 = delivered 0" in shown
     assert json.loads(cli("status", "r", "--json", *url))["queue"]["records"] == 2
     assert "paused" in cli("status", "--watch", "--interval", "0.01", "--count", "2", *url)
-    assert "in use" in cli("repair", "r", "--data-dir", str(serving.directory), code=1), "not under a running broker"
+    assert "in use" in cli("repair", "r", "--data-dir", str(serving.directory), code=1), (
+        "not under a running broker"
+    )
     assert "2 records dropped" in cli("purge", "r", "--yes", *url)
     cli("resume", "r", *url)
     assert "0 records queued again" in cli("replay", "r", *url)
@@ -175,7 +218,9 @@ def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
     assert cli("inspect", *where, "--records", "2") == '{"id": 98}\n{"id": 99}\n'
     assert "2 records wait" in cli("inspect", *where)
     assert "no route named x" in cli("inspect", "x", "--url", serving.url, code=1)
-    assert "--data-dir DIR reads the route's files" in cli("inspect", "r", "--url", "http://127.0.0.1:1", code=1)
+    assert "--data-dir DIR reads the route's files" in cli(
+        "inspect", "r", "--url", "http://127.0.0.1:1", code=1
+    )
 
 
 def test_the_commands_look_into_files_check_and_repair_them(tmp_path: Path):

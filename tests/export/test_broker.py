@@ -1,4 +1,6 @@
-"""The whole broker, killed with kill -9: a route made over its API exports a topic; another broker mirrors to it."""
+"""The whole broker, killed with kill -9: a route made over its API exports a topic; another broker
+mirrors to it.
+"""
 
 import asyncio
 import base64
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.xdist_group("export-broker")  # they share a broker, on
 
 
 @pytest.fixture(scope="module")
-def broker(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def broker(
+    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
     made = BrokerProcess(tmp_path_factory.mktemp("broker"), database_url=fresh_database(postgres))
     made.start()
     yield made
@@ -48,7 +52,9 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProce
 
     async def body() -> None:
         async with ScriptedDestination() as destination:
-            route = http_route(destination.url, batch={"records": 20}) | {"source": {"topic": "orders"}}
+            route = http_route(destination.url, batch={"records": 20}) | {
+                "source": {"topic": "orders"}
+            }
             await ask("POST", "/api/v1/routes", {"name": "out", **route})
             await produce(0)
             await eventually(lambda: len(destination.ids) > 100)
@@ -60,7 +66,9 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProce
             assert status["lag"] == 0
             with pytest.raises(Locked):  # another process has the directory
                 await repair(broker.data_dir / ".penstock" / "routes" / "out")
-            assert len(destination.ids) - 1000 <= 20, "at most the one batch its worker held at the kill"
+            assert len(destination.ids) - 1000 <= 20, (
+                "at most the one batch its worker held at the kill"
+            )
             keys: dict[int, set[str]] = {}
             for received in destination.ledger:
                 for each in received.ids:
@@ -74,14 +82,18 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProce
 async def contents(broker: BrokerProcess, topic: str) -> list[bytes]:
     client, found = HttpClient(broker.url), []
     while True:
-        answer = await client.request("GET", f"/topics/{topic}/consume?offset={len(found)}&max_messages=1000")
+        answer = await client.request(
+            "GET", f"/topics/{topic}/consume?offset={len(found)}&max_messages=1000"
+        )
         page = json.loads(answer.body)
         if not page:
             await client.close()
             return found
         for message in page:
             text = message["payload"]
-            found.append(base64.b64decode(text) if message.get("encoding") == "base64" else text.encode())
+            found.append(
+                base64.b64decode(text) if message.get("encoding") == "base64" else text.encode()
+            )
 
 
 def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every_record_once(
@@ -110,11 +122,15 @@ def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every
                     same = [b"the same in every batch"] * 10
                     for number in range(start, start + 150, 10):
                         for topic in sources.values():
-                            await topic.append([record(each) for each in range(number, number + 9)] + [b"\xff"])
+                            await topic.append(
+                                [record(each) for each in range(number, number + 9)] + [b"\xff"]
+                            )
                             await topic.append(same)
 
                 def arrived(count: int) -> bool:
-                    return all(routes.get(name).queue.fast.state.delivered >= count for name in specs)
+                    return all(
+                        routes.get(name).queue.fast.state.delivered >= count for name in specs
+                    )
 
                 await append(0)
                 await eventually(lambda: arrived(100), 20)
@@ -123,8 +139,12 @@ def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every
                 await asyncio.to_thread(broker.start)
                 await eventually(lambda: arrived(600), 30)
             assert proxy.lost > 10, "answers were lost on the way"
-            expected = {workers: [payload for _, payload in everything(t)] for workers, t in sources.items()}
-            assert await contents(broker, "by1") == expected[1], "byte for byte, in order, each once"
+            expected = {
+                workers: [payload for _, payload in everything(t)] for workers, t in sources.items()
+            }
+            assert await contents(broker, "by1") == expected[1], (
+                "byte for byte, in order, each once"
+            )
             assert Counter(await contents(broker, "by4")) == Counter(expected[4])
 
     asyncio.run(body())

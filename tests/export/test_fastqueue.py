@@ -15,7 +15,7 @@ from penstock.export.block import Block
 from penstock.export.chunkfile import Chunk, ChunkReader
 from penstock.export.journal import DAMAGED, OLDEST, PURGED
 from penstock.export.store import checksum
-from penstock.storage.fs import DiskFile
+from penstock.log.fs import DiskFile
 from tests.export.making import FakeClock, balanced, block, number_of, opened, taken
 from tests.support.wait import eventually
 
@@ -27,9 +27,13 @@ def chunk_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if len(path.name) == 16)
 
 
-@pytest.mark.parametrize("policy", [{}, {"fsync": "interval"}, NEVER], ids=["always", "interval", "never"])
+@pytest.mark.parametrize(
+    "policy", [{}, {"fsync": "interval"}, NEVER], ids=["always", "interval", "never"]
+)
 @pytest.mark.parametrize("compression", [0, 1, 2, 3])
-def test_blocks_come_out_in_order_through_memory_disk_and_a_restart(tmp_path: Path, policy: dict, compression: int):
+def test_blocks_come_out_in_order_through_memory_disk_and_a_restart(
+    tmp_path: Path, policy: dict, compression: int
+):
     async def body() -> None:
         options = SMALL | policy | {"compression": compression}
         queue = await opened(tmp_path, **options)
@@ -51,7 +55,9 @@ def test_blocks_come_out_in_order_through_memory_disk_and_a_restart(tmp_path: Pa
 
 
 def test_reading_and_spilling_in_one_chunk_skip_nothing(tmp_path: Path):
-    """The original's reader and writer share a file position: a spill between two reads makes it skip blocks."""
+    """The original's reader and writer share a file position: a spill between two reads makes it
+    skip blocks.
+    """
 
     async def body() -> None:
         queue = await opened(tmp_path, inmemory_blocks=3, chunk_size=1 << 20, **NEVER)
@@ -150,7 +156,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_clean_start_reads_the_first_block_to_deliver_and_nothing_else(tmp_path: Path, reads: list[tuple[str, int]]):
+def test_a_clean_start_reads_the_first_block_to_deliver_and_nothing_else(
+    tmp_path: Path, reads: list[tuple[str, int]]
+):
     async def body() -> None:
         queue = await opened(tmp_path, chunk_size=20_000)
         await queue.put([block(number) for number in range(1000)])
@@ -190,7 +198,9 @@ def test_a_killed_queue_is_gone_through_in_its_last_chunk_only(
         again = await opened(tmp_path, chunk_size=20_000)
         assert again.count == 950
         read = {name: sum(length for each, length in reads if each == name) for name in chunks}
-        assert max(read[name] for name in chunks[1:-1]) < 300, "sealed chunks: their first block only"
+        assert max(read[name] for name in chunks[1:-1]) < 300, (
+            "sealed chunks: their first block only"
+        )
         assert read[chunks[-1]] < (4000 if metadata else 40_000)
         assert await taken(again) == list(range(60, 1010))
         await again.close()
@@ -211,7 +221,9 @@ def test_a_table_of_chunks_that_does_not_fit_is_not_believed(tmp_path: Path, lie
         else:
             meta["chunks"][1][["base", "size"].index(lie) + 1] -= 1
         if lie == "size":
-            meta["checksum"] = checksum({name: value for name, value in meta.items() if name != "checksum"})
+            meta["checksum"] = checksum(
+                {name: value for name, value in meta.items() if name != "checksum"}
+            )
         path.write_text(json.dumps(meta))
         again = await opened(tmp_path, chunk_size=2000)
         assert await taken(again) == list(range(50))
@@ -229,7 +241,9 @@ def test_a_record_that_is_a_piece_of_a_chunk_is_never_taken_for_a_block(tmp_path
         other = await opened(tmp_path / "two")
         await other.put([block(0), Block(piece, 7), block(2)])
         await other.close()
-        damage(chunk_files(tmp_path / "two")[0], 160 + 12)  # the checksum of the block that holds it
+        damage(
+            chunk_files(tmp_path / "two")[0], 160 + 12
+        )  # the checksum of the block that holds it
         again = await opened(tmp_path / "two")
         assert await taken(again) == [0, 2]
         assert again.state.dropped[DAMAGED] == 7
@@ -241,7 +255,9 @@ def test_a_record_that_is_a_piece_of_a_chunk_is_never_taken_for_a_block(tmp_path
 
 def test_what_is_spilled_while_the_newest_are_read_is_not_forgotten(tmp_path: Path):
     async def body() -> None:
-        queue = await opened(tmp_path, **NEVER | {"inmemory_blocks": 4, "drain_order": "newest_first"})
+        queue = await opened(
+            tmp_path, **NEVER | {"inmemory_blocks": 4, "drain_order": "newest_first"}
+        )
         await queue.put([block(number) for number in range(20)])
         await eventually(lambda: queue.memory_blocks == 0)
         loop, original, once = asyncio.get_running_loop(), queue.store.chunks.read, []
@@ -290,7 +306,9 @@ def damage(path: Path, at: int, what: bytes = b"\xff") -> None:
         file.write(what)
 
 
-@pytest.mark.parametrize("where", [0, 8, 12, 20, 70], ids=["length", "magic", "checksum", "sequence", "body"])
+@pytest.mark.parametrize(
+    "where", [0, 8, 12, 20, 70], ids=["length", "magic", "checksum", "sequence", "body"]
+)
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_bad_block_in_the_middle_is_set_aside_and_counted_and_the_rest_is_read(
     tmp_path: Path, where: int, clean: bool
@@ -313,7 +331,16 @@ def test_a_bad_block_in_the_middle_is_set_aside_and_counted_and_the_rest_is_read
 
 
 @pytest.mark.parametrize(
-    "wreck", ["meta missing", "meta garbage", "meta lies", "meta v1", "journal missing", "journal torn", "journal bit"]
+    "wreck",
+    [
+        "meta missing",
+        "meta garbage",
+        "meta lies",
+        "meta v1",
+        "journal missing",
+        "journal torn",
+        "journal bit",
+    ],
 )
 def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(tmp_path: Path, wreck: str):
     async def body() -> None:
@@ -332,10 +359,18 @@ def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(tmp_path: P
         elif wreck == "meta garbage":
             meta.write_bytes(b"{not json")
         elif wreck == "meta lies":
-            lies = json.loads(meta.read_bytes()) | {"writer_offset": 3201, "reader_offset": 5, "clean": True}
+            lies = json.loads(meta.read_bytes()) | {
+                "writer_offset": 3201,
+                "reader_offset": 5,
+                "clean": True,
+            }
             meta.write_text(json.dumps(lies))
         elif wreck == "meta v1":  # as the seed's first version wrote it: the chunks are read
-            meta.write_text(json.dumps({"name": "fastqueue", "reader_offset": 0, "writer_offset": 99, "version": 1}))
+            meta.write_text(
+                json.dumps(
+                    {"name": "fastqueue", "reader_offset": 0, "writer_offset": 99, "version": 1}
+                )
+            )
         elif wreck == "journal missing":
             journal.unlink()
         elif wreck == "journal torn":
@@ -375,7 +410,9 @@ def test_under_never_a_kill_loses_memory_and_the_books_say_so(tmp_path: Path):
         await queue.tick()  # the stale flush
         await queue.put([block(number, records=3) for number in range(10, 20)])
         leased = [await queue.take() for _ in range(14)]
-        queue.ack(leased[13])  # from memory, never on disk: the only trace of 10..19 is in the journal
+        queue.ack(
+            leased[13]
+        )  # from memory, never on disk: the only trace of 10..19 is in the journal
         await asyncio.sleep(0)
         queue.abandon()
         again = await opened(tmp_path, **NEVER)
@@ -383,7 +420,9 @@ def test_under_never_a_kill_loses_memory_and_the_books_say_so(tmp_path: Path):
         assert (again.state.delivered, again.state.dropped[4], again.state.queued) == (3, 9 * 3, 20)
         assert await taken(again) == list(range(10))
         await again.put([block(99)])
-        assert (await again.take()).sequence == 21, "a number that may have been sent is not used again"
+        assert (await again.take()).sequence == 21, (
+            "a number that may have been sent is not used again"
+        )
         await again.close()
 
     asyncio.run(body())
@@ -408,12 +447,16 @@ def test_memory_is_written_out_when_it_has_waited_for_stale_flush(tmp_path: Path
     asyncio.run(body())
 
 
-def test_pushes_that_come_together_share_a_write_and_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pushes_that_come_together_share_a_write_and_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     calls: list[str] = []
     for name in ("append", "sync"):
         original = getattr(DiskFile, name)
 
-        def count(self: DiskFile, *arguments: Any, name: str = name, original: Any = original) -> Any:
+        def count(
+            self: DiskFile, *arguments: Any, name: str = name, original: Any = original
+        ) -> Any:
             if len(self.path.name) == 16:
                 calls.append(name)
             return original(self, *arguments)
@@ -437,7 +480,9 @@ def test_large_blocks_are_compressed_outside_the_event_loop(
 ):
     where: set[threading.Thread] = set()
     original = store.compress
-    monkeypatch.setattr(store, "compress", lambda *a: where.add(threading.current_thread()) or original(*a))
+    monkeypatch.setattr(
+        store, "compress", lambda *a: where.add(threading.current_thread()) or original(*a)
+    )
 
     async def body() -> None:
         queue = await opened(tmp_path, compression=1, inmemory_blocks=2, **policy)
@@ -529,7 +574,9 @@ def test_consumed_chunks_are_deleted_and_an_emptied_queue_uses_no_disk(tmp_path:
     asyncio.run(body())
 
 
-def test_the_journal_is_shortened_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_journal_is_shortened_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("penstock.export.store.JOURNAL_LIMIT", 2000)
 
     async def body() -> None:
@@ -548,7 +595,11 @@ def test_the_journal_is_shortened_and_says_the_same(tmp_path: Path, monkeypatch:
         await asyncio.sleep(0)
         queue.abandon()
         again = await opened(tmp_path)
-        assert (again.state.delivered, again.state.dead, again.state.queued) == (delivered, dead, 150)
+        assert (again.state.delivered, again.state.dead, again.state.queued) == (
+            delivered,
+            dead,
+            150,
+        )
         assert await taken(again) == list(range(250, 300))
         await again.close()
 

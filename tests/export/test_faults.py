@@ -64,7 +64,9 @@ class Run:
 
 @pytest.mark.parametrize(("policy", "code"), CASES)
 def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, code: int):
-    """The n-th call that changes the disk fails, for every n: the queue goes on by itself, and nothing is missing."""
+    """The n-th call that changes the disk fails, for every n: the queue goes on by itself, and
+    nothing is missing.
+    """
 
     async def body() -> int:
         n = 1
@@ -145,8 +147,12 @@ def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path,
 
 
 @pytest.mark.parametrize("policy", ["interval", "never"])
-def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(tmp_path: Path, policy: str, soak: bool):
-    """What is gone is the end of what was pushed (a torn or late write: some of it), only since the last sync."""
+def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
+    tmp_path: Path, policy: str, soak: bool
+):
+    """What is gone is the end of what was pushed (a torn or late write: some of it), only since the
+    last sync.
+    """
 
     async def body() -> None:
         lost_some = 0
@@ -155,7 +161,9 @@ def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(tm
             fs = FaultyFs()
             run = Run(tmp_path, fs, policy)
             await run.go(random.randint(1, 8))
-            synced = set(run.accepted) if policy == "interval" else set()  # `go` ends with a tick, which syncs
+            synced = (
+                set(run.accepted) if policy == "interval" else set()
+            )  # `go` ends with a tick, which syncs
             extra = range(1000, 1000 + random.randint(1, 9))
             await run.queue.put([block(number) for number in extra])
             run.abandon()
@@ -194,7 +202,9 @@ def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hol
             position = again.state.position
             found = await taken(again)
             assert position >= 3
-            assert found == list(range(position)), seed  # all before the position, nothing behind it
+            assert found == list(range(position)), (
+                seed
+            )  # all before the position, nothing behind it
             holes += position < 8
             await again.close()
         assert holes
@@ -203,13 +213,17 @@ def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hol
 
 
 @pytest.mark.parametrize("passes", ["damage", "chunk"])
-def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(tmp_path: Path, passes: str):
+def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
+    tmp_path: Path, passes: str
+):
     """A position is written down without a block when damage is passed over, and when a chunk goes."""
 
     async def body() -> None:
         for seed in range(60):
             fs = FaultyFs()
-            queue = await opened(tmp_path, fs=fs, fsync="interval", chunk_size=1000, write_buffer_size=100)
+            queue = await opened(
+                tmp_path, fs=fs, fsync="interval", chunk_size=1000, write_buffer_size=100
+            )
             acked = set()
             for number in range(12):
                 each = block(number)
@@ -225,7 +239,9 @@ def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(tmp_
                 await queue.pass_over(5, DAMAGED, 17)
                 queue.store.flush()
             queue.abandon()
-            again = await opened(tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval")
+            again = await opened(
+                tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval"
+            )
             position = again.state.position
             found = set(await taken(again))
             assert set(range(min(position, 12))) <= found | acked, (seed, position)
@@ -237,7 +253,9 @@ def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(tmp_
 
 
 def test_a_failed_fsync_is_never_retried_on_the_same_file(tmp_path: Path):
-    """The pages of a failed fsync are gone for good: the data must be written again, elsewhere, before it counts."""
+    """The pages of a failed fsync are gone for good: the data must be written again, elsewhere,
+    before it counts.
+    """
 
     async def body() -> None:
         fs = FaultyFs()

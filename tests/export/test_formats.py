@@ -14,7 +14,18 @@ from tests.support.topics import castagnoli
 
 
 def test_golden_block():
-    block = Block(b"hello", 2, NDJSON, 1, 9, 77, sequence=3, enqueued=1_700_000_000_000_000, before=40, attempts=1)
+    block = Block(
+        b"hello",
+        2,
+        NDJSON,
+        1,
+        9,
+        77,
+        sequence=3,
+        enqueued=1_700_000_000_000_000,
+        before=40,
+        attempts=1,
+    )
     block.offset = (7 << 32) + 5
     header = encode_header(block)
     assert header[:12].hex() == "3d0000000000008050534231"
@@ -32,11 +43,28 @@ def test_golden_block():
     assert len(header) == HEADER_SIZE == 64
 
 
-@given(st.binary(max_size=300), st.integers(0, 3), st.integers(0, (1 << 64) - 2), st.integers(0, 1 << 31), st.data())
+@given(
+    st.binary(max_size=300),
+    st.integers(0, 3),
+    st.integers(0, (1 << 64) - 2),
+    st.integers(0, 1 << 31),
+    st.data(),
+)
 def test_a_block_reads_back_and_any_flipped_bit_is_noticed(
     body: bytes, encoding: int, position: int, records: int, data
 ):
-    block = Block(body, records, encoding, 0, len(body), position, sequence=5, enqueued=6, before=7, attempts=8)
+    block = Block(
+        body,
+        records,
+        encoding,
+        0,
+        len(body),
+        position,
+        sequence=5,
+        enqueued=6,
+        before=7,
+        attempts=8,
+    )
     block.offset = 99
     stored = encode_header(block) + body
     assert decode_block(b"junk" + stored + b"junk", 4, 99) == block
@@ -57,7 +85,10 @@ def test_a_block_reads_back_and_any_flipped_bit_is_noticed(
 
 def test_golden_journal_entry():
     data = Entry(Kind.DELIVERED, 0, 7, 1000, 9, 1).encode()
-    assert data[4:].hex() == "01000000" + "0700000000000000" + "e803000000000000" + "09000000" + "01000000"
+    assert (
+        data[4:].hex()
+        == "01000000" + "0700000000000000" + "e803000000000000" + "09000000" + "01000000"
+    )
     assert int.from_bytes(data[:4], "little") == castagnoli(data[4:])
     assert list(decode(data + data[:5])) == [Entry(Kind.DELIVERED, 0, 7, 1000, 9, 1)]
     assert list(decode(data[:10] + b"\xff" + data[11:])) == [None]
@@ -88,7 +119,8 @@ def test_frames_hold_any_bytes(given_records: list[bytes]):
 @given(
     st.lists(
         st.one_of(
-            st.binary(max_size=20), st.sampled_from([b"1,2", b"[3", b"4]", b'{"a": 1}', b'{"a":\n1}', b'"x', b'"\xff"'])
+            st.binary(max_size=20),
+            st.sampled_from([b"1,2", b"[3", b"4]", b'{"a": 1}', b'{"a":\n1}', b'"x', b'"\xff"']),
         ),
         min_size=1,
     )

@@ -31,8 +31,12 @@ def start(directory: Path, url: str, first: int, **queue: object) -> subprocess.
     )
 
 
-async def read_until_killed(process: subprocess.Popen[str], random: Random, least: int) -> tuple[int, int]:
-    """Kill it at a random moment after it has acknowledged `least` records; the last number acknowledged, and tried."""
+async def read_until_killed(
+    process: subprocess.Popen[str], random: Random, least: int
+) -> tuple[int, int]:
+    """Kill it at a random moment after it has acknowledged `least` records; the last number
+    acknowledged, and tried.
+    """
     acknowledged = tried = -1
     assert process.stdout is not None
     loop = asyncio.get_running_loop()
@@ -61,7 +65,14 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: 
             promised: set[int] = set()
             first = 0
             for _ in range(kills):
-                process = start(tmp_path, destination.url, first, fsync=policy, inmemory_blocks=4, chunk_size=20000)
+                process = start(
+                    tmp_path,
+                    destination.url,
+                    first,
+                    fsync=policy,
+                    inmemory_blocks=4,
+                    chunk_size=20000,
+                )
                 acknowledged, tried = await read_until_killed(process, random, 100)
                 assert acknowledged > first
                 promised.update(range(first, acknowledged + 1))
@@ -78,7 +89,9 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: 
             for received in destination.ledger:
                 for each in received.ids:
                     by_record.setdefault(each, set()).add(received.key)
-            assert all(len(keys) == 1 for keys in by_record.values()), "what came twice came under the same key"
+            assert all(len(keys) == 1 for keys in by_record.values()), (
+                "what came twice came under the same key"
+            )
             doubles = len(destination.ids) - len(set(destination.ids))
             assert doubles <= kills * 2 * 10, "at most what two workers held at each kill"
 
@@ -95,20 +108,28 @@ def test_under_never_a_kill_loses_at_most_what_was_in_memory(tmp_path: Path):
         process = start(tmp_path, url, 0, fsync="never", inmemory_blocks=8, max_size=100_000)
         acknowledged, _ = await read_until_killed(process, random, 1000)
         await destination.open()
-        async with exports(tmp_path, {"r": http_route(destination.url, fsync="never", max_size=100_000)}) as running:
+        async with exports(
+            tmp_path, {"r": http_route(destination.url, fsync="never", max_size=100_000)}
+        ) as running:
             route = running.get("r")
             await eventually(lambda: route.queue.fast.count == 0, 30)
             found = route.status()["queue"]["accounting"]
         destination.close()
         assert found["queued"] == 0
         delivered = set(destination.ids)
-        assert delivered == set(range(len(delivered))), "what is left has no holes: only the end is gone"
-        assert acknowledged + 1 - len(delivered) <= 3 * 8 * 10, "memory holds 8 blocks, a spill under way twice that"
+        assert delivered == set(range(len(delivered))), (
+            "what is left has no holes: only the end is gone"
+        )
+        assert acknowledged + 1 - len(delivered) <= 3 * 8 * 10, (
+            "memory holds 8 blocks, a spill under way twice that"
+        )
 
     asyncio.run(body())
 
 
-def test_after_a_kill_a_route_reads_its_queue_on_at_once_whatever_the_lease_time(tmp_path: Path, database_url: str):
+def test_after_a_kill_a_route_reads_its_queue_on_at_once_whatever_the_lease_time(
+    tmp_path: Path, database_url: str
+):
     async def body() -> None:
         destination = ScriptedDestination()
         await destination.open()
@@ -122,11 +143,28 @@ def test_after_a_kill_a_route_reads_its_queue_on_at_once_whatever_the_lease_time
 
             ask("POST", "/configure", {"queue": "orders", "options": {"leaseTime": 3600}})
             pad = "x" * 900
-            items = [{"queue": "orders", "payload": {"id": number, "pad": pad}} for number in range(10)]
-            ask("POST", "/push", {"items": [*items, {"queue": "orders", "partition": "theirs", "payload": {"id": -1}}]})
-            [theirs] = ask("GET", "/pop/queue/orders/partition/theirs?consumerGroup=lake")["messages"]
+            items = [
+                {"queue": "orders", "payload": {"id": number, "pad": pad}} for number in range(10)
+            ]
+            ask(
+                "POST",
+                "/push",
+                {
+                    "items": [
+                        *items,
+                        {"queue": "orders", "partition": "theirs", "payload": {"id": -1}},
+                    ]
+                },
+            )
+            [theirs] = ask("GET", "/pop/queue/orders/partition/theirs?consumerGroup=lake")[
+                "messages"
+            ]
             spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
-            ask("POST", "/routes", {"name": "r", "source": {"queue": "orders", "group": "lake"}, **spec})
+            ask(
+                "POST",
+                "/routes",
+                {"name": "r", "source": {"queue": "orders", "group": "lake"}, **spec},
+            )
             until(lambda: ask("GET", "/routes/r")["queue"]["batches"] == 4)
             assert ask("GET", "/routes/r")["lag"] == 11
             broker.kill()

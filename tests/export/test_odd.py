@@ -1,4 +1,6 @@
-"""What people write and do: wrong definitions, a disk that takes nothing, a topic that goes, a name used again."""
+"""What people write and do: wrong definitions, a disk that takes nothing, a topic that goes, a name
+used again.
+"""
 
 import asyncio
 import os
@@ -13,8 +15,8 @@ from penstock.errors import ConfigError, Conflict, InvalidRequest, Locked, Stora
 from penstock.export import manager
 from penstock.export.manager import Exports
 from penstock.export.spec import parse_route, parse_routes
+from penstock.log.fs import DISK, Disk
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, Disk
 from tests.export.making import POOL, FakeClock, exports, http_route
 from tests.export.scripted import ScriptedDestination, record
 from tests.export.test_sources import FakeQueues, from_topic
@@ -48,24 +50,45 @@ def with_queue(**queue: Any) -> dict[str, Any]:
         (web(url="http://host/\r\nX: y"), "%XX"),
         (web(timeout=0), "timeout"),
         (web(connections=0), "connections"),
-        ({"destination": {"type": "postgres", "url": "host/db", "table": "t"}}, "such as postgresql://"),
+        (
+            {"destination": {"type": "postgres", "url": "host/db", "table": "t"}},
+            "such as postgresql://",
+        ),
         ({"destination": {"type": "broker", "url": "host:1", "topic": "t"}}, "such as https://"),
-        ({"destination": {"type": "topic", "topic": "../up"}}, "destination.topic: a topic name must not contain"),
+        (
+            {"destination": {"type": "topic", "topic": "../up"}},
+            "destination.topic: a topic name must not contain",
+        ),
         (web() | {"source": {"topic": "../up"}}, "source.topic: a topic name must not contain"),
         (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
         (web() | {"source": {"group": "g"}}, "neither a topic nor a queue"),
-        ({"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}}, "would feed itself"),
+        (
+            {"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}},
+            "would feed itself",
+        ),
         (web() | {"source": {"topic": "t", "start": "9" * 5000}}, "larger than any offset"),
         (web() | {"source": {"queue": "a\0b"}}, "source.queue: queue contains a NUL"),
-        (web() | {"source": {"queue": "q", "group": "a\0b"}}, "source.group: consumerGroup contains a NUL"),
+        (
+            web() | {"source": {"queue": "q", "group": "a\0b"}},
+            "source.group: consumerGroup contains a NUL",
+        ),
         (table("ev\0ents"), "destination.table holds a control character: 'ev\\x00ents'"),
         (table("events\n"), "destination.table holds a control character"),
         (table("t", column="a\x7f"), "destination.column holds a control character"),
         (table("a..b"), "1 to 63 bytes"),
         (table("t" * 64), "1 to 63 bytes"),
-        ({"destination": {"type": "queue", "queue": "a\0b"}}, "destination.queue holds a control character"),
-        ({"destination": {"type": "queue", "queue": "q", "partition": "\t"}}, "destination.partition holds a control"),
-        ({"destination": {"type": "queue", "queue": "q", "partition": ""}}, "partition must not be empty"),
+        (
+            {"destination": {"type": "queue", "queue": "a\0b"}},
+            "destination.queue holds a control character",
+        ),
+        (
+            {"destination": {"type": "queue", "queue": "q", "partition": "\t"}},
+            "destination.partition holds a control",
+        ),
+        (
+            {"destination": {"type": "queue", "queue": "q", "partition": ""}},
+            "partition must not be empty",
+        ),
         ({"destination": {"type": ["http"]}}, "destination.type must be one of"),
         (with_queue(memory_percent=150), "a share between 0 and 1"),
         (with_queue(memory_percent="120%"), "a share between 0 and 1"),
@@ -75,7 +98,10 @@ def with_queue(**queue: Any) -> dict[str, Any]:
         (with_queue(catchup_rate=-1), "catchup_rate"),
         (with_queue(backoff={"multiplier": "inf"}), "a number"),
         (with_queue(circuit_breaker={"threshold": 0}), "circuit_breaker.threshold"),
-        (with_queue(adaptive_workers={"enabled": True, "min_workers": 9, "max_workers": 2}), "below min_workers"),
+        (
+            with_queue(adaptive_workers={"enabled": True, "min_workers": 9, "max_workers": 2}),
+            "below min_workers",
+        ),
         (with_queue(path="/elsewhere"), "queue.path is set for all routes"),
         (with_queue(enabled=False), "queue.enabled is set for all routes"),
     ],
@@ -87,12 +113,16 @@ def test_what_cannot_work_is_refused_when_it_is_defined(tree: dict[str, Any], te
 
 
 def test_a_share_may_be_written_as_a_percentage():
-    assert parse_route("r", with_queue(memory_percent="10%"), SendQueue()).queue.memory_percent == 0.1
+    assert (
+        parse_route("r", with_queue(memory_percent="10%"), SendQueue()).queue.memory_percent == 0.1
+    )
 
 
 def test_all_mistakes_of_all_routes_are_told_at_once_and_no_password_with_them():
     routes = {
-        "a": {"destination": {"type": "postgres", "url": "mysql://me:s3cret@host/db", "table": "t"}},
+        "a": {
+            "destination": {"type": "postgres", "url": "mysql://me:s3cret@host/db", "table": "t"}
+        },
         "b/c": web(),
         "d": web(url="nowhere") | {"batch": {"records": 0}},
     }
@@ -118,7 +148,9 @@ def test_all_mistakes_of_all_routes_are_told_at_once_and_no_password_with_them()
         {"headers": {"X": "a\r\nY: b"}},
     ],
 )
-def test_what_only_making_it_shows_to_be_wrong_is_the_callers_mistake_too(tmp_path: Path, target: dict[str, Any]):
+def test_what_only_making_it_shows_to_be_wrong_is_the_callers_mistake_too(
+    tmp_path: Path, target: dict[str, Any]
+):
     async def body() -> None:
         async with exports(tmp_path, {}) as running:
             with pytest.raises(InvalidRequest, match="route r"):
@@ -144,7 +176,16 @@ def test_a_refused_route_knocks_again_ever_more_rarely_and_goes_on_by_itself(tmp
                 await route.push([record(1)])
                 await eventually(lambda: route.paused)
                 await route.push([record(2)])
-                for passed, requests in ((29, 1), (2, 2), (58, 2), (2, 3), (118, 3), (2, 4), (118, 4), (2, 5)):
+                for passed, requests in (
+                    (29, 1),
+                    (2, 2),
+                    (58, 2),
+                    (2, 3),
+                    (118, 3),
+                    (2, 4),
+                    (118, 4),
+                    (2, 5),
+                ):
                     await clock.advance(passed)
                     await eventually(lambda requests=requests: destination.requests == requests)
                     await eventually(lambda: route.delivery.inflight == 0)
@@ -214,7 +255,9 @@ def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before(tmp_p
         for _ in range(2):
             async with exports(tmp_path / "m", {"m": in_memory}, queues=queues) as running:
                 await running.get("m").push([record(3)])
-                await eventually(lambda running=running: running.get("m").queue.fast.state.delivered == 1)
+                await eventually(
+                    lambda running=running: running.get("m").queue.fast.state.delivered == 1
+                )
         assert list(queues.stored.values())[4:] == [record(3)] * 2
 
     asyncio.run(body())
@@ -256,7 +299,9 @@ class Stubborn(Disk):
         super().replace(path, data, sync=sync)
 
 
-def test_a_route_that_cannot_start_is_tried_again_until_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_route_that_cannot_start_is_tried_again_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(manager, "START_AGAIN", 0.02)
 
     async def body() -> None:
@@ -280,7 +325,9 @@ def test_a_route_that_cannot_start_is_tried_again_until_it_can(tmp_path: Path, m
     asyncio.run(body())
 
 
-def test_a_failed_route_of_the_api_can_be_thrown_away_but_not_from_under_another_process(tmp_path: Path):
+def test_a_failed_route_of_the_api_can_be_thrown_away_but_not_from_under_another_process(
+    tmp_path: Path,
+):
     async def body() -> None:
         async with ScriptedDestination() as destination, exports(tmp_path, {}) as owner:
             await owner.create("r", http_route(destination.url))
@@ -317,7 +364,9 @@ def test_state_that_could_not_be_saved_is_saved_later_and_saving_together_spoils
                 assert "while the disk" not in state.read_text()
                 disk.refusing = False
                 await eventually(lambda: "while the disk" in state.read_text())
-                await asyncio.gather(*(route.save() for _ in range(20)), route.resume(), route.pause("at last"))
+                await asyncio.gather(
+                    *(route.save() for _ in range(20)), route.resume(), route.pause("at last")
+                )
                 assert "at last" in state.read_text()
             async with exports(tmp_path, spec) as running:
                 assert running.get("r").paused == "at last"
@@ -339,12 +388,14 @@ def test_a_route_that_cannot_be_remembered_is_not_made(tmp_path: Path):
     asyncio.run(body())
 
 
-def test_a_lock_is_taken_on_a_disk_without_a_byte_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_is_taken_on_a_disk_without_a_byte_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full(*_: Any) -> int:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "pwrite", full)
-    from penstock.storage.lock import DirectoryLock
+    from penstock.log.lock import DirectoryLock
 
     with DirectoryLock(tmp_path), pytest.raises(Locked), DirectoryLock(tmp_path):
         pass
@@ -368,18 +419,33 @@ def test_over_the_api_a_ca_is_a_text_or_a_file_of_one_directory_and_the_answer_t
 
     async def body() -> None:
         async with exports(tmp_path, {}) as running:
-            wrong = ["missing.pem", "text.pem", "directory", str(outside), "/nowhere/x", "/etc/passwd", "../x", "a\0b"]
+            wrong = [
+                "missing.pem",
+                "text.pem",
+                "directory",
+                str(outside),
+                "/nowhere/x",
+                "/etc/passwd",
+                "../x",
+                "a\0b",
+            ]
             answers = {await refusal(running, ca) for ca in [*wrong, "-----BEGIN nothing"]}
             assert len(answers) == 1, answers
             assert "exporter.certificates" in answers.pop()
             assert "missing.pem" in caplog.text, "the operator is told"
             for number, ca in enumerate(["ca.pem", pem]):
                 await running.create(f"r{number}", web(url="https://host/", ca=ca))
-        async with exports(tmp_path, {}) as running:  # they start again, as does one that an older version accepted
+        async with exports(
+            tmp_path, {}
+        ) as running:  # they start again, as does one that an older version accepted
             assert running.names() == ["r0", "r1"]
             await running.delete("r0")
             await running.delete("r1")
-            named = {"type": "postgres", "url": "postgres://host/db?sslrootcert=/etc/passwd", "table": "t"}
+            named = {
+                "type": "postgres",
+                "url": "postgres://host/db?sslrootcert=/etc/passwd",
+                "table": "t",
+            }
             with pytest.raises(InvalidRequest, match=r"names files of the broker \(sslrootcert\)"):
                 await running.create("r", {"destination": named})
         async with exports(tmp_path, {"mine": web(url="https://host/", ca=str(outside))}):

@@ -38,7 +38,9 @@ def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
         await clock.advance(29)
         assert sum(each.done() for each in waiting) == 1
         await clock.advance(2)
-        probe = next(each.result() for each in waiting if each.done() and each.result() is not probe)
+        probe = next(
+            each.result() for each in waiting if each.done() and each.result() is not probe
+        )
         with probe:
             pass  # its holder died without a word: the slot must come back
         await asyncio.sleep(0.01)
@@ -86,11 +88,16 @@ def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
 def test_workers_follow_backlog_and_latency_and_give_way():
     steady = {"least": 1, "most": 16, "throttled": False}
     assert next_workers(4, backlog=1000, arrivals=0, latency=1.0, **steady) == 8  # at most twofold
-    assert next_workers(8, backlog=1000, arrivals=0, latency=0.05, **steady) == 7  # five are enough: one at a time
+    assert (
+        next_workers(8, backlog=1000, arrivals=0, latency=0.05, **steady) == 7
+    )  # five are enough: one at a time
     assert next_workers(8, backlog=0, arrivals=0, latency=0.05, **steady) == 7
     assert next_workers(1, backlog=0, arrivals=0, latency=0.05, **steady) == 1
     assert next_workers(2, backlog=0, arrivals=30, latency=0.1, **steady) == 3
-    assert next_workers(8, least=1, most=16, backlog=1000, arrivals=0, latency=1.0, throttled=True) == 4
+    assert (
+        next_workers(8, least=1, most=16, backlog=1000, arrivals=0, latency=1.0, throttled=True)
+        == 4
+    )
     assert next_workers(16, backlog=10_000, arrivals=0, latency=5.0, **steady) == 16
 
 
@@ -128,7 +135,9 @@ def test_what_an_answer_means(status: int, meaning: type[Exception] | None):
 
 def test_retry_after_is_seconds_or_a_date():
     assert parse_retry_after("120") == 120
-    assert parse_retry_after("Wed, 21 Oct 2026 07:28:00 GMT", now=1792567680.0 - 90) == pytest.approx(90)
+    assert parse_retry_after(
+        "Wed, 21 Oct 2026 07:28:00 GMT", now=1792567680.0 - 90
+    ) == pytest.approx(90)
     assert parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert parse_retry_after("soon") is None
 
@@ -173,7 +182,12 @@ def test_the_seeds_block_loads_as_it_stands_and_routes_override_it():
         "workers": 0,
         "backoff": {"enabled": True, "multiplier": 2.0},
         "circuit_breaker": {"enabled": True, "threshold": 5, "reset_timeout": "30s"},
-        "pipeline_split": {"enabled": False, "preparer_count": 0, "sender_count": 0, "channel_size": 256},
+        "pipeline_split": {
+            "enabled": False,
+            "preparer_count": 0,
+            "sender_count": 0,
+            "channel_size": 256,
+        },
         "adaptive_workers": {"enabled": False, "min_workers": 1, "max_workers": 0},
     }
     defaults = build(SendQueue, seed, "seed")
@@ -183,7 +197,9 @@ def test_the_seeds_block_loads_as_it_stands_and_routes_override_it():
     assert pushed.queue.circuit_breaker.threshold == 9
     assert pushed.queue.circuit_breaker.reset_timeout == 30.0
     assert (pushed.queue.compression, pushed.queue.full_behavior) == ("zstd", "drop_oldest")
-    assert parse_route("r", web | {"source": {"topic": "t"}}, defaults).queue.full_behavior == "block"
+    assert (
+        parse_route("r", web | {"source": {"topic": "t"}}, defaults).queue.full_behavior == "block"
+    )
 
 
 SEED_FLAGS = {  # the seed's command line: our key, a value as one writes it, what it means
@@ -241,10 +257,25 @@ def test_every_flag_of_the_seed_is_reachable_and_reaches_the_routes():
     [
         ({}, "destination.type"),
         ({"destination": {"type": "http"}}, "destination.url is missing"),
-        ({"destination": {"type": "http", "url": "http://x", "tiemout": 3}}, "did you mean timeout"),
-        ({"destination": {"type": "http", "url": "http://x"}, "queue": {"always_queue": False}}, "always_queue"),
-        ({"destination": {"type": "http", "url": "http://x"}, "queue": {"max_bytes": "many"}}, "expected a size"),
-        ({"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "a", "queue": "b"}}, "not both"),
+        (
+            {"destination": {"type": "http", "url": "http://x", "tiemout": 3}},
+            "did you mean timeout",
+        ),
+        (
+            {"destination": {"type": "http", "url": "http://x"}, "queue": {"always_queue": False}},
+            "always_queue",
+        ),
+        (
+            {"destination": {"type": "http", "url": "http://x"}, "queue": {"max_bytes": "many"}},
+            "expected a size",
+        ),
+        (
+            {
+                "destination": {"type": "topic", "topic": "t"},
+                "source": {"topic": "a", "queue": "b"},
+            },
+            "not both",
+        ),
     ],
 )
 def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str):

@@ -1,5 +1,5 @@
-"""Purging, deleting and replaying: what waits for its next attempt belongs to what is queued, dead letters get lost by
-nobody's haste."""
+"""Purging, deleting and replaying: what waits for its next attempt belongs to what is queued, dead
+letters get lost by nobody's haste."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +13,24 @@ from penstock.export import routes as routes_module
 from penstock.export.deadletters import NAME, DeadLetter, DeadLetters
 from penstock.export.manager import Exports
 from penstock.export.routes import Route
-from penstock.storage.fs import DISK
+from penstock.log.fs import DISK
 from tests.export.making import exports, http_route, kill
 from tests.export.scripted import HANG, ScriptedDestination, record
 from tests.support.wait import eventually
 
-SPLIT = {"pipeline_split": {"enabled": True, "preparer_count": 1, "sender_count": 1, "channel_size": 2}}
+SPLIT = {
+    "pipeline_split": {"enabled": True, "preparer_count": 1, "sender_count": 1, "channel_size": 2}
+}
 
 
 def balanced(route: Route) -> dict[str, Any]:
     books: dict[str, Any] = route.status()["queue"]["accounting"]
-    total = books["delivered"] + books["deadLettered"] + sum(books["dropped"].values()) + books["queued"]
+    total = (
+        books["delivered"]
+        + books["deadLettered"]
+        + sum(books["dropped"].values())
+        + books["queued"]
+    )
     assert books["accepted"] == total
     return books
 
@@ -32,13 +39,20 @@ async def made(running: Exports, url: str, **queue: Any) -> Route:
     return await running.create("r", http_route(url, **queue))
 
 
-@pytest.mark.parametrize("more", [{}, {"type": "memory"}, {"workers": 4}, SPLIT], ids=["disk", "memory", "4", "split"])
+@pytest.mark.parametrize(
+    "more", [{}, {"type": "memory"}, {"workers": 4}, SPLIT], ids=["disk", "memory", "4", "split"]
+)
 def test_a_purge_drops_what_waits_for_its_next_attempt_and_then_the_route_can_be_deleted(
     tmp_path: Path, more: dict[str, Any]
 ):
     async def body() -> None:
-        async with ScriptedDestination(lambda ids, number: 503) as destination, exports(tmp_path, {}) as running:
-            route = await made(running, destination.url, retry_interval="1h", max_retry_delay="1h", **more)
+        async with (
+            ScriptedDestination(lambda ids, number: 503) as destination,
+            exports(tmp_path, {}) as running,
+        ):
+            route = await made(
+                running, destination.url, retry_interval="1h", max_retry_delay="1h", **more
+            )
             for number in range(5):
                 await route.push([record(number)])
             await eventually(lambda: destination.requests > 0 and not route.delivery.inflight)
@@ -110,7 +124,10 @@ def test_a_purge_does_not_wait_for_ever_and_what_fails_later_is_dropped_then(
     monkeypatch.setattr(routes_module, "PURGE_TIMEOUT", 0.05)
 
     async def body() -> None:
-        async with ScriptedDestination(lambda ids, number: HANG) as destination, exports(tmp_path, {}) as running:
+        async with (
+            ScriptedDestination(lambda ids, number: HANG) as destination,
+            exports(tmp_path, {}) as running,
+        ):
             route = await made(running, destination.url)
             await route.push([record(0)])
             await eventually(lambda: route.delivery.inflight == 1)
@@ -126,8 +143,13 @@ def test_a_purge_does_not_wait_for_ever_and_what_fails_later_is_dropped_then(
 
 def test_with_drop_oldest_the_batch_that_waits_for_its_next_attempt_is_the_oldest(tmp_path: Path):
     async def body() -> None:
-        async with ScriptedDestination(lambda ids, number: 503) as destination, exports(tmp_path, {}) as running:
-            route = await made(running, destination.url, retry_interval="1h", max_retry_delay="1h", max_size=3)
+        async with (
+            ScriptedDestination(lambda ids, number: 503) as destination,
+            exports(tmp_path, {}) as running,
+        ):
+            route = await made(
+                running, destination.url, retry_interval="1h", max_retry_delay="1h", max_size=3
+            )
             await route.push([record(0)])
             await eventually(lambda: route.queue.fast._returned)
             for number in range(1, 5):
@@ -150,7 +172,9 @@ def test_dead_letters_of_several_threads_are_all_there(tmp_path: Path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: letters.add([letter(number)]), range(400)))
     letters.close()
-    assert sorted(each.sequence for each in DeadLetters(DISK, tmp_path).letters()) == list(range(400))
+    assert sorted(each.sequence for each in DeadLetters(DISK, tmp_path).letters()) == list(
+        range(400)
+    )
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
@@ -158,8 +182,13 @@ def test_dead_letters_survive_a_replay_that_finds_no_room_and_keep_a_route_from_
     tmp_path: Path, kind: str
 ):
     async def body() -> None:
-        async with ScriptedDestination(lambda ids, number: 400) as destination, exports(tmp_path, {}) as running:
-            route = await made(running, destination.url, type=kind, max_size=1, full_behavior="drop_newest")
+        async with (
+            ScriptedDestination(lambda ids, number: 400) as destination,
+            exports(tmp_path, {}) as running,
+        ):
+            route = await made(
+                running, destination.url, type=kind, max_size=1, full_behavior="drop_newest"
+            )
             for number in range(2):
                 await route.push([record(number)])
                 await eventually(lambda number=number: route.dead_letters.count == number + 1)
@@ -177,7 +206,9 @@ def test_dead_letters_survive_a_replay_that_finds_no_room_and_keep_a_route_from_
                 await route.replay()
             destination.rule = lambda ids, number: 200
             await route.resume()
-            assert sum(await asyncio.gather(route.replay(), route.replay())) == 2, "two at once replay nothing twice"
+            assert sum(await asyncio.gather(route.replay(), route.replay())) == 2, (
+                "two at once replay nothing twice"
+            )
             await eventually(lambda: sorted(destination.ids) == [0, 1])
             await running.delete("r")
 
@@ -202,10 +233,17 @@ def test_damaged_dead_letters_are_set_aside_and_not_thrown_away(tmp_path: Path):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_batch_that_is_being_sent_does_not_let_drop_oldest_empty_the_queue(tmp_path: Path, killed: bool):
+def test_a_batch_that_is_being_sent_does_not_let_drop_oldest_empty_the_queue(
+    tmp_path: Path, killed: bool
+):
     async def body() -> None:
         async with ScriptedDestination(lambda ids, number: HANG) as destination:
-            sizes = {"max_bytes": 100_000, "chunk_size": 10_000, "inmemory_blocks": 1, "compression": "none"}
+            sizes = {
+                "max_bytes": 100_000,
+                "chunk_size": 10_000,
+                "inmemory_blocks": 1,
+                "compression": "none",
+            }
             spec = http_route(destination.url, target={"timeout": "60s"}, **sizes)
             async with exports(tmp_path, {"r": spec}, shutdown_timeout=0.0) as running:
                 route = running.get("r")

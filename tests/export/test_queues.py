@@ -1,4 +1,6 @@
-"""Routes into a queue and out of one: the same doors as every client, the order of what waits, leases after a kill."""
+"""Routes into a queue and out of one: the same doors as every client, the order of what waits,
+leases after a kill.
+"""
 
 import asyncio
 import json
@@ -23,7 +25,9 @@ def records(count: int, first: int = 0) -> list[bytes]:
     return [record(number) for number in range(first, first + count)]
 
 
-def test_while_the_database_is_down_a_route_delivers_into_the_buffer_behind_what_waits_there(tmp_path: Path):
+def test_while_the_database_is_down_a_route_delivers_into_the_buffer_behind_what_waits_there(
+    tmp_path: Path,
+):
     async def body() -> None:
         store = Store()
         async with (
@@ -67,10 +71,15 @@ def test_a_route_does_not_overtake_qos0_events_nor_a_backlog_that_is_being_repla
             store.before = hold
             store.go(True)  # the replay has begun, and stands
             await route.push(records(5, 1))
-            await eventually(lambda: route.delivery.inflight or route.queue.fast.state.delivered == 6)
+            await eventually(
+                lambda: route.delivery.inflight or route.queue.fast.state.delivered == 6
+            )
             may_go_on.set()
             await eventually(lambda: len(store.payloads()) == 107)
-            assert store.payloads()[2:] == [*(str(number).encode() for number in range(100)), *records(5, 1)]
+            assert store.payloads()[2:] == [
+                *(str(number).encode() for number in range(100)),
+                *records(5, 1),
+            ]
 
     asyncio.run(body())
 
@@ -80,7 +89,9 @@ def test_maintenance_holds_for_routes_too(tmp_path: Path, database_url: str):
         async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
             queues: Any = buffer._queues
             out = http_route(destination.url) | {"source": {"queue": "orders"}}
-            async with exports(tmp_path, {"into": INTO, "out": out}, queues=QueuesAdapter(queues, buffer)) as routes:
+            async with exports(
+                tmp_path, {"into": INTO, "out": out}, queues=QueuesAdapter(queues, buffer)
+            ) as routes:
                 into = routes.get("into")
                 await buffer.maintenance.switch(push=True, pop=True)
                 await into.push(records(3))
@@ -121,7 +132,9 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
             queues: Any = buffer._queues
             await queues.push([Item("orders", record(number)) for number in range(60)])
             out = http_route(destination.url) | {"source": {"queue": "orders", "group": "lake"}}
-            async with exports(tmp_path, {"out": out, "into": INTO}, queues=QueuesAdapter(queues, buffer)) as routes:
+            async with exports(
+                tmp_path, {"out": out, "into": INTO}, queues=QueuesAdapter(queues, buffer)
+            ) as routes:
                 await eventually(lambda: len(set(destination.ids)) == 60, 20)
                 await routes.get("into").push(records(25))
                 await eventually(lambda: routes.get("into").queue.fast.count == 0)
@@ -129,7 +142,9 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
                 left = await queues.pop(PopRequest(queue="orders", group="lake", batch=100))
                 assert left.messages == [], "everything was acknowledged"
                 copies = await queues.pop(PopRequest(queue="q", batch=100))
-                assert [json.loads(message.payload)["id"] for message in copies.messages] == list(range(25))
+                assert [json.loads(message.payload)["id"] for message in copies.messages] == list(
+                    range(25)
+                )
                 await routes.get("out").drain()
                 await queues.push([Item("orders", record(number)) for number in range(7)])
                 await routes.get("out").refresh()
@@ -138,7 +153,9 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
     asyncio.run(body())
 
 
-def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(tmp_path: Path, database_url: str):
+def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(
+    tmp_path: Path, database_url: str
+):
     async def body() -> None:
         async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
             queues: Any = buffer._queues
@@ -146,13 +163,19 @@ def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(tm
             await queues.push([Item("orders", record(number, 900)) for number in range(10)])
             spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
             out = spec | {"source": {"queue": "orders"}}
-            async with exports(tmp_path, {"out": out}, queues=QueuesAdapter(queues, buffer)) as routes:
+            async with exports(
+                tmp_path, {"out": out}, queues=QueuesAdapter(queues, buffer)
+            ) as routes:
                 route = routes.get("out")
                 await route.pause()
-                left = "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM leases"
+                left = (
+                    "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM leases"
+                )
 
                 async def renewed() -> bool:
-                    return [row["left"] > 40 for row in await buffer._database.fetch(left)] == [True]
+                    return [row["left"] > 40 for row in await buffer._database.fetch(left)] == [
+                        True
+                    ]
 
                 await eventually(renewed)
                 assert route.queue.fast.count == 4

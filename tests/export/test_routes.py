@@ -26,7 +26,12 @@ def books(route: Any) -> dict[str, Any]:
 
 def assert_balanced(route: Any) -> None:
     found = books(route)
-    total = found["delivered"] + found["deadLettered"] + sum(found["dropped"].values()) + found["queued"]
+    total = (
+        found["delivered"]
+        + found["deadLettered"]
+        + sum(found["dropped"].values())
+        + found["queued"]
+    )
     assert found["accepted"] == total
 
 
@@ -42,7 +47,9 @@ async def slowly(status: int) -> int:
 FAULTS = {
     "refused connections": None,
     "500": lambda ids, number: 500 if number <= 3 else 200,
-    "429 with Retry-After": lambda ids, number: (429, {"Retry-After": "0.05"}) if number <= 2 else 200,
+    "429 with Retry-After": lambda ids, number: (
+        (429, {"Retry-After": "0.05"}) if number <= 2 else 200
+    ),
     "408": lambda ids, number: 408 if number <= 2 else 200,
     "resets": lambda ids, number: RESET if number <= 3 else 200,
     "lost answers": lambda ids, number: TAKE_AND_RESET if number <= 3 else 200,
@@ -53,7 +60,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
-def test_every_record_arrives_whatever_the_destination_does(tmp_path: Path, fault: str, split: bool):
+def test_every_record_arrives_whatever_the_destination_does(
+    tmp_path: Path, fault: str, split: bool
+):
     async def body() -> None:
         destination = ScriptedDestination(FAULTS[fault] or (lambda ids, number: 200))
         await destination.open()
@@ -61,7 +70,9 @@ def test_every_record_arrives_whatever_the_destination_does(tmp_path: Path, faul
             destination.close()
         spec = http_route(
             destination.url,
-            target={"timeout": "500ms" if fault == "hangs" else "10s"},  # a busy machine is no fault of the destination
+            target={
+                "timeout": "500ms" if fault == "hangs" else "10s"
+            },  # a busy machine is no fault of the destination
             circuit_breaker={"threshold": 2, "reset_timeout": "50ms"},
             pipeline_split={"enabled": split, "preparer_count": 1, "sender_count": 1},
             max_concurrent_sends=1,
@@ -74,7 +85,12 @@ def test_every_record_arrives_whatever_the_destination_does(tmp_path: Path, faul
                 await destination.open()
             await delivered(route)
             assert sorted(set(destination.ids)) == list(range(95))
-            answered = [each for received in destination.ledger if received.answered for each in received.ids]
+            answered = [
+                each
+                for received in destination.ledger
+                if received.answered
+                for each in received.ids
+            ]
             if split:  # what is prepared already may overtake what failed
                 answered.sort()
             assert answered == list(range(95)), "order is kept with one worker"
@@ -91,7 +107,9 @@ def test_a_poison_record_is_alone_in_the_dead_letters_and_can_be_replayed(tmp_pa
     async def body() -> None:
         poison = {13, 14, 58}
         async with (
-            ScriptedDestination(lambda ids, number: 400 if poison & set(ids) else 200) as destination,
+            ScriptedDestination(
+                lambda ids, number: 400 if poison & set(ids) else 200
+            ) as destination,
             exports(tmp_path, {"r": http_route(destination.url)}) as running,
         ):
             route = running.get("r")
@@ -101,8 +119,16 @@ def test_a_poison_record_is_alone_in_the_dead_letters_and_can_be_replayed(tmp_pa
             letters = await route.letters()
             assert [json.loads(letter.record)["id"] for letter in letters] == [13, 14, 58]
             assert {letter.reason for letter in letters} == {"refused"}
-            assert books(route) == {"accepted": 100, "delivered": 97, "deadLettered": 3, "dropped": {}, "queued": 0}
-            assert route.breaker.state == "closed", "bad data says nothing about the destination's health"
+            assert books(route) == {
+                "accepted": 100,
+                "delivered": 97,
+                "deadLettered": 3,
+                "dropped": {},
+                "queued": 0,
+            }
+            assert route.breaker.state == "closed", (
+                "bad data says nothing about the destination's health"
+            )
             poison.clear()
             assert await route.replay() == 3
             await delivered(route)
@@ -222,7 +248,9 @@ def test_max_attempts_and_max_age_end_in_the_dead_letters(tmp_path: Path):
 
 
 def test_an_hours_outage_costs_a_backlog_on_disk_and_a_few_probes(tmp_path: Path):
-    """Fake time: the breaker opens, nothing is leased, one probe goes out per reset_timeout, all drains at the end."""
+    """Fake time: the breaker opens, nothing is leased, one probe goes out per reset_timeout, all
+    drains at the end.
+    """
 
     async def body() -> None:
         clock = FakeClock()
@@ -348,7 +376,9 @@ def test_all_routes_together_keep_to_the_global_send_limit(tmp_path: Path):
             return 200
 
         async with ScriptedDestination(lambda ids, number: slow()) as destination:
-            routes = {name: http_route(destination.url, workers=8, batch={"records": 1}) for name in "ab"}
+            routes = {
+                name: http_route(destination.url, workers=8, batch={"records": 1}) for name in "ab"
+            }
             defaults = Exporter(queue=SendQueue(global_send_limit=3))
             config = Config(data_directory=tmp_path, routes=routes, exporter=defaults)
             running = Exports(config, pool=POOL, metrics=Metrics())
@@ -367,13 +397,20 @@ def test_the_channel_between_preparers_and_senders_is_bounded(tmp_path: Path):
     async def body() -> None:
         async with ScriptedDestination(lambda ids, number: HANG) as destination:
             split = {"enabled": True, "preparer_count": 1, "sender_count": 1, "channel_size": 2}
-            spec = http_route(destination.url, pipeline_split=split, max_concurrent_sends=1, target={"timeout": "1m"})
+            spec = http_route(
+                destination.url,
+                pipeline_split=split,
+                max_concurrent_sends=1,
+                target={"timeout": "1m"},
+            )
             async with exports(tmp_path, {"r": spec}, shutdown_timeout=0.1) as running:
                 route = running.get("r")
                 await route.push([record(number) for number in range(500)])
                 await eventually(lambda: destination.requests == 1 and route.workers.preparing == 1)
                 await asyncio.sleep(0.05)
-                assert route.queue.fast.leased == 1 + 2 + 1, "one being sent, two in the channel, one at its door"
+                assert route.queue.fast.leased == 1 + 2 + 1, (
+                    "one being sent, two in the channel, one at its door"
+                )
                 assert destination.requests == 1
 
     asyncio.run(body())
@@ -383,12 +420,21 @@ def test_each_sender_has_so_many_sends_under_way_at_most(tmp_path: Path):
     async def body() -> None:
         async with ScriptedDestination(lambda ids, number: HANG) as destination:
             split = {"enabled": True, "preparer_count": 1, "sender_count": 2}
-            spec = http_route(destination.url, pipeline_split=split, max_concurrent_sends=3, target={"timeout": "1m"})
+            spec = http_route(
+                destination.url,
+                pipeline_split=split,
+                max_concurrent_sends=3,
+                target={"timeout": "1m"},
+            )
             async with exports(tmp_path, {"r": spec}, shutdown_timeout=0.1) as running:
                 route = running.get("r")
                 await route.push([record(number) for number in range(500)])
                 await eventually(lambda: destination.requests == 2 * 3)
-                assert route.gauges()["queue_senders_active"] == route.gauges()["queue_sends_inflight"] == 6
+                assert (
+                    route.gauges()["queue_senders_active"]
+                    == route.gauges()["queue_sends_inflight"]
+                    == 6
+                )
                 await asyncio.sleep(0.05)
                 assert destination.requests == 6
 
@@ -418,7 +464,10 @@ def test_nothing_is_sent_before_the_time_the_destination_asked_for(tmp_path: Pat
 def test_shutdown_has_one_deadline_and_what_is_not_delivered_stays(tmp_path: Path):
     async def body() -> None:
         async with ScriptedDestination(lambda ids, number: HANG) as destination:
-            routes = {f"r{n}": http_route(destination.url, fsync="never" if n else "always") for n in range(3)}
+            routes = {
+                f"r{n}": http_route(destination.url, fsync="never" if n else "always")
+                for n in range(3)
+            }
             async with exports(tmp_path, routes, shutdown_timeout=0.5) as running:
                 for name in routes:
                     await running.get(name).push([record(number) for number in range(50)])
@@ -438,7 +487,9 @@ def test_stored_compressed_once_and_sent_as_stored(tmp_path: Path):
     async def body() -> None:
         async with ScriptedDestination() as destination:
             for compression in ("zstd", "gzip", "snappy"):
-                spec = http_route(destination.url, target={"compression": compression, "format": "json"})
+                spec = http_route(
+                    destination.url, target={"compression": compression, "format": "json"}
+                )
                 async with exports(tmp_path / compression, {"r": spec}) as running:
                     route = running.get("r")
                     await route.pause()
@@ -485,7 +536,9 @@ def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_delete
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
-def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go_when_idle(tmp_path: Path, split: bool):
+def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go_when_idle(
+    tmp_path: Path, split: bool
+):
     """Fake time, real requests: each takes half a second."""
 
     async def body() -> None:
@@ -506,7 +559,12 @@ def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go
                 target={"timeout": "1m"},
                 workers=1,
                 adaptive_workers={"enabled": True, "min_workers": 1, "max_workers": 8},
-                pipeline_split={"enabled": split, "preparer_count": 1, "sender_count": 1, "channel_size": 1},
+                pipeline_split={
+                    "enabled": split,
+                    "preparer_count": 1,
+                    "sender_count": 1,
+                    "channel_size": 1,
+                },
                 max_concurrent_sends=1,
                 meta_sync_interval="10s",
                 circuit_breaker={"enabled": False},
@@ -519,8 +577,16 @@ def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go
                 async def pass_time(seconds: float) -> None:
                     for _ in range(round(seconds / 0.25)):
                         await clock.advance(0.25)
-                        waiting = min(workers.total, route.queue.fast.count) if not route.backoff.remaining else 0
-                        await eventually(lambda waiting=waiting: under_way >= waiting or not route.queue.fast.count)
+                        waiting = (
+                            min(workers.total, route.queue.fast.count)
+                            if not route.backoff.remaining
+                            else 0
+                        )
+                        await eventually(
+                            lambda waiting=waiting: (
+                                under_way >= waiting or not route.queue.fast.count
+                            )
+                        )
 
                 assert workers.total == 1
                 await route.push([record(number) for number in range(3000)])
@@ -579,7 +645,12 @@ def test_one_bad_route_does_not_keep_the_others_from_running(tmp_path: Path):
             exports(tmp_path, {"held": http_route(destination.url)}),
         ):
             other = Exports(
-                (await _config(tmp_path, {"held": http_route(destination.url), "free": http_route(destination.url)})),
+                (
+                    await _config(
+                        tmp_path,
+                        {"held": http_route(destination.url), "free": http_route(destination.url)},
+                    )
+                ),
                 pool=_pool(),
                 metrics=Metrics(),
             )
@@ -608,8 +679,9 @@ def _pool() -> Any:
 
 
 def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path: Path, soak: bool):
-    """The ledger: every accepted record at least once, duplicates only of what was leased at a kill or whose answer was
-    lost, under the same key, poison alone in the dead letters, books balanced."""
+    """The ledger: every accepted record at least once, duplicates only of what was leased at a kill
+    or whose answer was lost, under the same key, poison alone in the dead letters, books balanced.
+    """
 
     async def course(seed: int) -> None:
         random = Random(seed)
@@ -626,7 +698,9 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
                 return 429, {"Retry-After": "0.01"}
             if choice == "slow":
                 return asyncio.sleep(0.02, 200)
-            return {"500": 503, "reset": RESET, "lost": TAKE_AND_RESET, "hang": HANG}.get(choice, 200)
+            return {"500": 503, "reset": RESET, "lost": TAKE_AND_RESET, "hang": HANG}.get(
+                choice, 200
+            )
 
         policy = random.choice(["always", "interval"])
         workers = random.choice([1, 3])
@@ -641,7 +715,11 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
                 chunk_size=random.choice([5000, 1 << 20]),
                 circuit_breaker={"threshold": 3, "reset_timeout": "20ms"},
                 drain_order=random.choice(["fifo", "fifo", "newest_first", "mixed"]),
-                pipeline_split={"enabled": random.random() < 0.3, "preparer_count": 1, "sender_count": 1},
+                pipeline_split={
+                    "enabled": random.random() < 0.3,
+                    "preparer_count": 1,
+                    "sender_count": 1,
+                },
             )
             accepted, ids = set(), 0
             leased_at_end = 0
@@ -657,7 +735,8 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
                         accepted.update(numbers)
                         await asyncio.sleep(random.random() * 0.05)
                         assert_balanced(route)
-                    # A batch that was cut and came back may be half delivered: it counts like a leased one.
+                    # A batch that was cut and came back may be half delivered: it counts like a
+                    # leased one.
                     leased_at_end += route.queue.fast.leased + len(route.queue.fast._returned)
                     if random.random() < 0.6:
                         await kill(running)
@@ -676,7 +755,9 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
             for received in destination.ledger:
                 for each in received.ids:
                     by_record.setdefault(each, set()).add(received.key.split("-")[1])
-            assert all(len(keys) == 1 for keys in by_record.values()), "a record is always of the same batch"
+            assert all(len(keys) == 1 for keys in by_record.values()), (
+                "a record is always of the same batch"
+            )
             per_key: dict[str, int] = {}
             for received in destination.ledger:
                 per_key[received.key] = per_key.get(received.key, 0) + 1
@@ -684,8 +765,16 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
             for received in destination.ledger:
                 if received.answered:
                     batch = received.key.split("-")[1]
-                    answered_twice[batch] = answered_twice.get(batch, 0) + (per_key[received.key] > 1)
-            lost_answers = len({received.key.split("-")[1] for received in destination.ledger if not received.answered})
+                    answered_twice[batch] = answered_twice.get(batch, 0) + (
+                        per_key[received.key] > 1
+                    )
+            lost_answers = len(
+                {
+                    received.key.split("-")[1]
+                    for received in destination.ledger
+                    if not received.answered
+                }
+            )
             doubled = sum(1 for count in answered_twice.values() if count)
             assert doubled <= leased_at_end + lost_answers, seed
 

@@ -14,15 +14,17 @@ from penstock.errors import Full, StorageFull, TooLarge
 from penstock.export.clock import Clock
 from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
+from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, Fs
 from tests.conftest import SOAK
 from tests.export.making import POOL, FakeClock, block, number_of
 from tests.support.faults import FaultyFs
 from tests.support.wait import eventually
 
 
-async def started(directory: Path, *, fs: Fs = DISK, clock: Clock | None = None, **given_settings: Any) -> SendQueue:
+async def started(
+    directory: Path, *, fs: Fs = DISK, clock: Clock | None = None, **given_settings: Any
+) -> SendQueue:
     metrics = ExportMetrics(Metrics(), list).of("r")
     chosen = Settings(**({"meta_sync_interval": 3600.0, "free_space_reserve": 0} | given_settings))
     queue = SendQueue("r", chosen, fs, directory, POOL, metrics, clock or Clock(), limit=1 << 30)
@@ -39,7 +41,11 @@ async def drained(queue: SendQueue) -> list[int]:
 
 
 def size_of(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir() if path.name not in ("fastqueue.meta", "lock"))
+    return sum(
+        path.stat().st_size
+        for path in directory.iterdir()
+        if path.name not in ("fastqueue.meta", "lock")
+    )
 
 
 def dropped(queue: SendQueue) -> dict[str, int]:
@@ -93,7 +99,9 @@ def test_drop_newest_tells_the_caller_and_counts(tmp_path: Path):
 def test_block_is_real_backpressure(tmp_path: Path):
     async def body() -> None:
         clock = FakeClock()
-        queue = await started(tmp_path, clock=clock, max_size=2, full_behavior="block", block_timeout=30.0)
+        queue = await started(
+            tmp_path, clock=clock, max_size=2, full_behavior="block", block_timeout=30.0
+        )
         await queue.push([block(0), block(1)])
         waiting = asyncio.ensure_future(queue.push([block(2)]))
         await asyncio.sleep(0.01)
@@ -146,7 +154,9 @@ def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
         import errno
 
         fs = FaultyFs()
-        queue = await started(tmp_path, fs=fs, fsync="never", inmemory_blocks=4, failover_max_size=20)
+        queue = await started(
+            tmp_path, fs=fs, fsync="never", inmemory_blocks=4, failover_max_size=20
+        )
         fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
         accepted = 0
         with pytest.raises(StorageFull):
@@ -187,7 +197,9 @@ def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_path: P
     asyncio.run(body())
 
 
-def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     async def body() -> None:
         queue = await started(tmp_path, inmemory_blocks=64, target_utilization=0.5)
         await queue.push([block(number) for number in range(64)])
@@ -210,7 +222,9 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.integers(1, 6), st.integers(1, 9)),
         st.tuples(
-            st.sampled_from(["take", "ack", "ack_dead", "back", "tick", "drop", "stop", "kill", "settle"]),
+            st.sampled_from(
+                ["take", "ack", "ack_dead", "back", "tick", "drop", "stop", "kill", "settle"]
+            ),
             st.integers(0, 5),
         ),
     ),
@@ -218,7 +232,9 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=1000 if SOAK else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=1000 if SOAK else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     steps,
     st.sampled_from(["always", "interval", "never"]),
@@ -226,7 +242,9 @@ steps = st.lists(
     st.sampled_from(["fifo", "newest_first", "mixed"]),
 )
 def test_the_books_balance_after_anything(course: list[Any], policy: str, full: str, order: str):
-    """accepted = delivered + dead-lettered + dropped + queued, and `queued` is what can really be taken out."""
+    """accepted = delivered + dead-lettered + dropped + queued, and `queued` is what can really be
+    taken out.
+    """
 
     async def body(directory: Path) -> None:
         options = {
@@ -275,7 +293,9 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
                 leased = []
                 queue = await started(directory, **options)
             state = queue.fast.state
-            assert state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued
+            assert (
+                state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued
+            )
             assert state.queued >= 0
         for each in leased:
             queue.give_back(each)
@@ -314,7 +334,9 @@ def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path
         clock = FakeClock()
         queue = await started(tmp_path, clock=clock, max_size=1000)
         assert (queue.time_to_full(), queue.drain_eta()) == (-1, 0)
-        for second in range(200):  # two batches come in per second, one is delivered every other second
+        for second in range(
+            200
+        ):  # two batches come in per second, one is delivered every other second
             await queue.push([block(second), block(second)])
             if second % 2:
                 queue.ack(await queue.take())

@@ -1,4 +1,6 @@
-"""Routes that read a topic or a queue, and destinations other than HTTP: real topics, real PostgreSQL."""
+"""Routes that read a topic or a queue, and destinations other than HTTP: real topics, real
+PostgreSQL.
+"""
 
 import asyncio
 from pathlib import Path
@@ -10,8 +12,8 @@ import pytest
 from penstock.export.destinations import Batch, Denied, Refused, Retry
 from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import FRAMES, join
+from penstock.log.layout import DATA
 from penstock.metrics import Metrics
-from penstock.topics.layout import DATA
 from tests.export.making import exports, http_route, kill
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
@@ -21,7 +23,9 @@ from tests.topics.test_scrub import scrubbed
 
 
 def from_topic(url: str, topic: str = "orders", **queue: Any) -> dict[str, Any]:
-    return http_route(url, batch={"records": 10, "linger": 0}, **queue) | {"source": {"topic": topic}}
+    return http_route(url, batch={"records": 10, "linger": 0}, **queue) | {
+        "source": {"topic": topic}
+    }
 
 
 def test_a_topic_is_exported_from_where_the_queue_ended_after_stops_and_kills(tmp_path: Path):
@@ -53,11 +57,15 @@ def test_a_topic_is_exported_from_where_the_queue_ended_after_stops_and_kills(tm
     asyncio.run(body())
 
 
-def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its_beginning(tmp_path: Path):
+def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its_beginning(
+    tmp_path: Path,
+):
     async def body() -> None:
         async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
             topic = await topics.create("orders")
-            async with exports(tmp_path / "x", {"r": from_topic(destination.url, max_size=4)}, topics=topics) as routes:
+            async with exports(
+                tmp_path / "x", {"r": from_topic(destination.url, max_size=4)}, topics=topics
+            ) as routes:
                 route = routes.get("r")
                 await route.pause()
                 for turn in range(20):
@@ -77,7 +85,9 @@ def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its
     asyncio.run(body())
 
 
-def test_a_drained_route_leaves_the_rest_in_the_topic_also_over_a_restart_until_it_is_resumed(tmp_path: Path):
+def test_a_drained_route_leaves_the_rest_in_the_topic_also_over_a_restart_until_it_is_resumed(
+    tmp_path: Path,
+):
     async def body() -> None:
         async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
             topic = await topics.create("orders")
@@ -232,7 +242,9 @@ def batch_of(records: list[bytes], key: str) -> Batch:
 def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, database_url: str):
     async def body() -> None:
         connection = await asyncpg.connect(database_url)
-        await connection.execute("CREATE TABLE events (payload jsonb CHECK (payload->>'id' <> '13'))")
+        await connection.execute(
+            "CREATE TABLE events (payload jsonb CHECK (payload->>'id' <> '13'))"
+        )
         await connection.execute("CREATE TABLE wide (id int PRIMARY KEY, pad text)")
         spec = {
             "destination": {"type": "postgres", "url": database_url, "table": "events"},
@@ -245,7 +257,10 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
             await eventually(lambda: route.queue.fast.count == 0)
             letters = [letter.record for letter in await route.letters()]
         assert letters == [record(13), b"no json"]
-        ids = [row[0] for row in await connection.fetch("SELECT (payload->>'id')::int FROM events ORDER BY 1")]
+        ids = [
+            row[0]
+            for row in await connection.fetch("SELECT (payload->>'id')::int FROM events ORDER BY 1")
+        ]
         assert ids == [number for number in range(100) if number != 13]
 
         destination = PostgresDestination(database_url, "wide", columns=True)
@@ -257,14 +272,22 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         bad = batch_of([b'{"id": "x"}'], "k-2")
         with pytest.raises(Refused):
             await destination.send(bad, destination.prepare(bad))
-        with pytest.raises(Refused, match="no column colour"):  # nothing of a record is left out in silence
+        with pytest.raises(
+            Refused, match="no column colour"
+        ):  # nothing of a record is left out in silence
             odd = batch_of([record(3), b'{"id": 4, "colour": 1}'], "k-3")
             await destination.send(odd, destination.prepare(odd))
-        await connection.execute("ALTER TABLE wide ADD COLUMN colour int, ADD COLUMN at timestamptz DEFAULT now()")
+        await connection.execute(
+            "ALTER TABLE wide ADD COLUMN colour int, ADD COLUMN at timestamptz DEFAULT now()"
+        )
         await destination.send(odd, destination.prepare(odd))
         await destination.stop()
-        found = await connection.fetch("SELECT id, colour FROM wide WHERE id > 2 AND at IS NOT NULL ORDER BY id")
-        assert [tuple(row) for row in found] == [(3, None), (4, 1)], "what a record does not name gets its default"
+        found = await connection.fetch(
+            "SELECT id, colour FROM wide WHERE id > 2 AND at IS NOT NULL ORDER BY id"
+        )
+        assert [tuple(row) for row in found] == [(3, None), (4, 1)], (
+            "what a record does not name gets its default"
+        )
         lenient = PostgresDestination(database_url, "wide", columns=True, strict=False)
         odd = batch_of([b'{"id": 5, "shape": 1}'], "k-4")
         await lenient.send(odd, lenient.prepare(odd))
@@ -292,7 +315,9 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
                     await topic.seal()
             data = topic.segments[0].path(DATA)
         content = bytearray(data.read_bytes())
-        content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+        content[len(content) // 3 : len(content) // 2] = bytes(
+            len(content) // 2 - len(content) // 3
+        )
         data.write_bytes(content)
         async with running(tmp_path / "data") as topics, ScriptedDestination() as destination:
             topic = topics.require("orders")
@@ -311,18 +336,27 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
             books = status["queue"]["accounting"]
             assert books["dropped"] == {"damaged": len(lost)}
             assert books["accepted"] == 60 == books["delivered"] + len(lost) + books["queued"]
-            assert f"offsets {lost[0]} to {lost[-1]} of topic orders are damaged" in status["sourceDamage"]
+            assert (
+                f"offsets {lost[0]} to {lost[-1]} of topic orders are damaged"
+                in status["sourceDamage"]
+            )
             assert status["lag"] == 0
             assert status["sourceError"] is None
             shown = metrics.text().decode()
-            assert f'penstock_queue_dropped_total{{reason="damaged",route="r"}} {len(lost)}.0' in shown
+            assert (
+                f'penstock_queue_dropped_total{{reason="damaged",route="r"}} {len(lost)}.0' in shown
+            )
             assert 'penstock_queue_accepted_records_total{route="r"} 60.0' in shown
             assert "are damaged and were not exported" in caplog.text
 
-            async with exports(tmp_path / "x", spec, topics=topics) as routes:  # what was passed is not counted again
+            async with exports(
+                tmp_path / "x", spec, topics=topics
+            ) as routes:  # what was passed is not counted again
                 await topic.append([record(60)])
                 await eventually(lambda: destination.ids[-1] == 60)
-                assert routes.get("r").status()["queue"]["accounting"]["dropped"] == {"damaged": len(lost)}
+                assert routes.get("r").status()["queue"]["accounting"]["dropped"] == {
+                    "damaged": len(lost)
+                }
 
     asyncio.run(body())
 

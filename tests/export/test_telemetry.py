@@ -28,7 +28,9 @@ def exposed(directory: Path) -> dict[str, float]:
 
     async def body() -> dict[str, float]:
         metrics = Metrics()
-        async with ScriptedDestination(lambda ids, number: 500 if number == 1 else 200) as destination:
+        async with ScriptedDestination(
+            lambda ids, number: 500 if number == 1 else 200
+        ) as destination:
             spec = http_route(destination.url, max_size=3, full_behavior="drop_newest")
             async with exports(directory, {"r": spec}, metrics=metrics) as running:
                 route = running.get("r")
@@ -68,12 +70,18 @@ def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     expressions = "\n".join(rule["expr"] for group in alerts["groups"] for rule in group["rules"])
     documents = (ROOT / "docs/export.md").read_text()
     labels = {name.partition("{")[0]: set(re.findall(r"(\w+)=\"", name)) for name in samples}
-    for metric, matchers in re.findall(r"(penstock_\w+)\{([^}]*)\}", expressions + _expressions(dashboard)):
+    for metric, matchers in re.findall(
+        r"(penstock_\w+)\{([^}]*)\}", expressions + _expressions(dashboard)
+    ):
         asked = set(re.findall(r"(\w+)\s*[!=]~?", matchers))
         assert asked <= labels[metric], f"{metric} has no label {asked - labels[metric]}"
     for rule in (rule for group in alerts["groups"] for rule in group["rules"]):
         assert rule["labels"]["severity"] in ("warning", "critical")
-        assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= {"route", "reason", "state"}
+        assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= {
+            "route",
+            "reason",
+            "state",
+        }
     for where, text in (("dashboard", dashboard), ("alerts", expressions), ("docs", documents)):
         found = named(text)
         assert found, where

@@ -29,7 +29,9 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 @contextlib.asynccontextmanager
 async def server(serve: Serve, tls: ssl.SSLContext | None = None):
-    """A server that runs `serve` per connection; yields its address and the list of connections so far."""
+    """A server that runs `serve` per connection; yields its address and the list of connections so
+    far.
+    """
     connections: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,12 +53,17 @@ async def server(serve: Serve, tls: ssl.SSLContext | None = None):
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         head, body = await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nX-Head: %d\r\nContent-Length: %d\r\n\r\n" % (len(head), len(body)) + body)
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nX-Head: %d\r\nContent-Length: %d\r\n\r\n" % (len(head), len(body))
+            + body
+        )
         await writer.drain()
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_requests_in_turn_share_one_connection(loop_factory: Callable[[], asyncio.AbstractEventLoop]):
+def test_requests_in_turn_share_one_connection(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+):
     async def body() -> None:
         async with server(echo) as (url, connections):
             client = HttpClient(url)
@@ -150,7 +157,9 @@ def test_the_answer_to_head_has_no_body_although_it_names_a_length():
 
 
 @pytest.mark.parametrize(("idempotent", "requests_seen"), [(True, 3), (False, 2)])
-def test_a_reset_on_a_reused_connection_is_retried_once_only_when_idempotent(idempotent: bool, requests_seen: int):
+def test_a_reset_on_a_reused_connection_is_retried_once_only_when_idempotent(
+    idempotent: bool, requests_seen: int
+):
     async def body() -> None:
         seen = 0
 
@@ -197,7 +206,9 @@ def test_a_reset_on_a_fresh_connection_is_never_retried():
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("cut", [b"HTTP/1.1 200 OK\r\nContent-Le", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"])
+@pytest.mark.parametrize(
+    "cut", [b"HTTP/1.1 200 OK\r\nContent-Le", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"]
+)
 def test_an_answer_cut_short_is_an_error_and_not_retried(cut: bytes):
     async def body() -> None:
         async def serve(reader, writer):
@@ -244,7 +255,9 @@ def test_a_late_answer_never_reaches_the_next_request():
             head, _ = await read_request(reader)
             if b"/slow" in head:
                 await release.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n" + head.split(b" ")[1][:5].ljust(5))
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n" + head.split(b" ")[1][:5].ljust(5)
+            )
             await reader.read()
 
         async with server(serve) as (url, _):
@@ -326,7 +339,12 @@ def test_closing_fails_requests_under_way_and_refuses_new_ones():
 
 @pytest.mark.parametrize(
     ("target", "header"),
-    [("/a b", ("a", "b")), ("/a\r\nX: y", ("a", "b")), ("/", ("a", "b\r\nc: d")), ("/", ("a:b", "c"))],
+    [
+        ("/a b", ("a", "b")),
+        ("/a\r\nX: y", ("a", "b")),
+        ("/", ("a", "b\r\nc: d")),
+        ("/", ("a:b", "c")),
+    ],
 )
 def test_nothing_can_be_smuggled_into_a_request(target: str, header: tuple[str, str]):
     async def body() -> None:
@@ -345,11 +363,18 @@ def test_the_prefix_credentials_and_standard_headers_are_sent():
             writer.write(OK)
 
         async with server(serve) as (url, _):
-            client = HttpClient(url.replace("://", "://me:s%40fe@") + "/base/", headers=[("X-App", "1")])
+            client = HttpClient(
+                url.replace("://", "://me:s%40fe@") + "/base/", headers=[("X-App", "1")]
+            )
             await client.request("GET", "/x?y=1", headers=[("X-Req", "2")])
             lines = heads[0].decode().split("\r\n")
             assert lines[0] == "GET /base/x?y=1 HTTP/1.1"
-            assert {"X-App: 1", "X-Req: 2", "Authorization: Basic bWU6c0BmZQ==", "Host: " + url[7:]} <= set(lines)
+            assert {
+                "X-App: 1",
+                "X-Req: 2",
+                "Authorization: Basic bWU6c0BmZQ==",
+                "Host: " + url[7:],
+            } <= set(lines)
             await client.close()
 
     asyncio.run(body())

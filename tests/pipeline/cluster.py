@@ -1,4 +1,6 @@
-"""A standalone cluster from the installed PySpark (one master, two workers, on loopback), and what to kill of it."""
+"""A standalone cluster from the installed PySpark (one master, two workers, on loopback), and what
+to kill of it.
+"""
 
 import os
 import re
@@ -54,7 +56,9 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         try:
             master = self._start("master", "org.apache.spark.deploy.master.Master", "--port", "0")
-            self.url = until(lambda: re.search(r"spark://[\d.]+:\d+", master.read_text()), 120, "the master")[0]
+            self.url = until(
+                lambda: re.search(r"spark://[\d.]+:\d+", master.read_text()), 120, "the master"
+            )[0]
             for number in range(2):
                 place = str(self.directory / f"work-{number}")
                 arguments = ("--cores", "1", "--memory", "700m", "--work-dir", place, self.url)
@@ -76,11 +80,19 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         """The executors' JVMs."""
-        return [process for process in self._descendants() if "CoarseGrainedExecutorBackend" in _command(process)]
+        return [
+            process
+            for process in self._descendants()
+            if "CoarseGrainedExecutorBackend" in _command(process)
+        ]
 
     def python_workers(self) -> list[psutil.Process]:
         """Python processes that run tasks on executors (or wait for some)."""
-        return [process for process in self._descendants() if "penstock.pipeline.daemon" in _command(process)]
+        return [
+            process
+            for process in self._descendants()
+            if "penstock.pipeline.daemon" in _command(process)
+        ]
 
     def _descendants(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []
@@ -92,7 +104,9 @@ class Cluster:
         return found
 
     def __exit__(self, *failure: object) -> None:
-        kill_all([psutil.Process(process.pid) for process in self._processes if process.poll() is None])
+        kill_all(
+            [psutil.Process(process.pid) for process in self._processes if process.poll() is None]
+        )
         for process in self._processes:
             process.wait()
 

@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
             if item.get_closest_marker("spark"):
-                item.add_marker(pytest.mark.timeout(400))  # the first one starts the JVM, and others may be busy too
+                item.add_marker(
+                    pytest.mark.timeout(400)
+                )  # the first one starts the JVM, and others may be busy too
 
 
 SETTINGS = {
@@ -57,12 +59,21 @@ Append = Callable[..., None]
 
 @pytest.fixture
 def write_topic(tmp_path: Path) -> Append:
-    """write_topic(name, batches, **settings): append batches of payloads to a topic in `tmp_path`, as a broker does."""
+    """write_topic(name, batches, **settings): append batches of payloads to a topic in `tmp_path`,
+    as a broker does.
+    """
 
-    def write(name: str, *batches: Sequence[bytes], directory: Path = tmp_path, **settings: Any) -> None:
+    def write(
+        name: str, *batches: Sequence[bytes], directory: Path = tmp_path, **settings: Any
+    ) -> None:
         async def run() -> None:
             with ThreadPoolExecutor(2) as pool:
-                store = TopicStore(directory, TopicSettings(fsync="never", **settings), pool=pool, metrics=Metrics())
+                store = TopicStore(
+                    directory,
+                    TopicSettings(fsync="never", **settings),
+                    pool=pool,
+                    metrics=Metrics(),
+                )
                 await store.start()
                 topic = store.get(name) or await store.create(name)
                 for batch in batches:
@@ -82,7 +93,9 @@ class ServedTopics:
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._serve(),), daemon=True
+        )
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()

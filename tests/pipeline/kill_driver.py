@@ -1,4 +1,6 @@
-"""Streaming queries in a process of its own, to be killed: topic -> queue, queue -> topic, topic -> Parquet."""
+"""Streaming queries in a process of its own, to be killed: topic -> queue, queue -> topic, topic ->
+Parquet.
+"""
 
 import json
 import sys
@@ -14,16 +16,28 @@ def main(broker: str, url: str, database: str, master: str, directory: str, tag:
     spark = build(f"kill-{tag}", master, {**SMALL, "spark.sql.streaming.pollingDelay": "50ms"})
 
     def source(**options: str) -> Any:
-        return spark.readStream.format("penstock").options(**options, maxOffsetsPerTrigger=str(PER_BATCH)).load()
+        return (
+            spark.readStream.format("penstock")
+            .options(**options, maxOffsetsPerTrigger=str(PER_BATCH))
+            .load()
+        )
 
     def start(name: str, frame: Any, kind: str, **options: str) -> None:
-        writer = frame.writeStream.format(kind).options(**options).option("checkpointLocation", f"{directory}/{name}")
+        writer = (
+            frame.writeStream.format(kind)
+            .options(**options)
+            .option("checkpointLocation", f"{directory}/{name}")
+        )
         writer.trigger(processingTime="100 milliseconds").start()
 
     into = source(topic=f"in-{tag}", broker=broker)
-    into = into.selectExpr("concat('p', offset % 3) AS partition", "CAST(payload AS STRING) AS payload")
+    into = into.selectExpr(
+        "concat('p', offset % 3) AS partition", "CAST(payload AS STRING) AS payload"
+    )
     start("one", into, "penstock", queue=f"mid-{tag}", url=url, appId=f"one-{tag}")
-    back = source(queue=f"mid-{tag}", database=database).selectExpr("concat(partition, ':', payload) AS payload")
+    back = source(queue=f"mid-{tag}", database=database).selectExpr(
+        "concat(partition, ':', payload) AS payload"
+    )
     start("two", back, "penstock", topic=f"out-{tag}", broker=broker, appId=f"two-{tag}")
     start("three", source(topic=f"out-{tag}", broker=broker), "parquet", path=f"{directory}/lake")
     spark.streams.awaitAnyTermination()

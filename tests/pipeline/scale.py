@@ -2,9 +2,10 @@
 
     python -m tests.pipeline.scale [EVENTS]
 
-writes EVENTS (10 million) events of 1000 partitions into buffer files of two brokers, recovers them into a fresh
-PostgreSQL through one broker, rolls up what came, and prints the peak of each process's own memory (without what it
-shares, sampled twice a second) by quarters of the time, so that growth shows.
+writes EVENTS (10 million) events of 1000 partitions into buffer files of two brokers, recovers them
+into a fresh PostgreSQL through one broker, rolls up what came, and prints the peak of each
+process's own memory (without what it shares, sampled twice a second) by quarters of the time, so
+that growth shows.
 """
 
 import json
@@ -97,7 +98,16 @@ class Watcher:
 
 
 def job(broker: BrokerProcess, server: Any, *arguments: str) -> None:
-    command = [sys.executable, "-m", "penstock", "pipeline", "run", *arguments, "--master", "local[2]"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "pipeline",
+        "run",
+        *arguments,
+        "--master",
+        "local[2]",
+    ]
     began = time.monotonic()
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert broker.process is not None
@@ -105,17 +115,32 @@ def job(broker: BrokerProcess, server: Any, *arguments: str) -> None:
         out, _ = running.communicate()
     took = time.monotonic() - began
     shown = [word for word in arguments if "/" not in word]
-    print(json.dumps({"job": shown, "seconds": round(took, 1), "exit": running.returncode, "said": out.strip()}))
+    print(
+        json.dumps(
+            {
+                "job": shown,
+                "seconds": round(took, 1),
+                "exit": running.returncode,
+                "said": out.strip(),
+            }
+        )
+    )
     for role, peaks in sorted(watcher.table().items()):
         print(f"  {role:28} MiB by quarter: {peaks}", flush=True)
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
-    with tempfile.TemporaryDirectory(prefix="penstock-scale-") as name, running_postgres() as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-scale-") as name,
+        running_postgres() as server,
+    ):
         directory = Path(name)
         places = write_files(directory / "buffers", count)
-        print(f"{count:,} events in {sum(len(os.listdir(place)) for place in places)} files", flush=True)
+        print(
+            f"{count:,} events in {sum(len(os.listdir(place)) for place in places)} files",
+            flush=True,
+        )
         with BrokerProcess(directory / "data", database_url=server.url) as broker:
             job(broker, server, "recover", *map(str, places), "--url", broker.url)
             report = str(directory / "report.html")

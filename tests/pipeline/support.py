@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.pipeline.columns import TOPIC_COLUMNS
 from penstock.pipeline.options import Options
-from penstock.pipeline.topic_source import TopicOptions, TopicReader, TopicStreamReader
+from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
 
 
 def topic_options(columns: list[str] | None = None, **options: Any) -> TopicOptions:
@@ -24,7 +24,9 @@ def batch_rows(**options: Any) -> list[dict[str, Any]]:
 
 
 class Driver:
-    """Runs micro-batches of a streaming reader until nothing is left; its offsets live in a file, as JSON."""
+    """Runs micro-batches of a streaming reader until nothing is left; its offsets live in a file,
+    as JSON.
+    """
 
     def __init__(self, checkpoint: Path, **options: Any) -> None:
         self.checkpoint, self.options = checkpoint, options
@@ -36,7 +38,11 @@ class Driver:
             reader.prepareForTriggerAvailableNow()
         limit = reader.getDefaultReadLimit()
         batches = []
-        at = json.loads(self.checkpoint.read_text()) if self.checkpoint.exists() else reader.initialOffset()
+        at = (
+            json.loads(self.checkpoint.read_text())
+            if self.checkpoint.exists()
+            else reader.initialOffset()
+        )
         done = None
         while True:
             end = json.loads(json.dumps(reader.latestOffset(at, limit)))

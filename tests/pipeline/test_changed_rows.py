@@ -1,4 +1,6 @@
-"""Other rows under an identity that was used: refused before anything of the batch is written, whoever asks for it."""
+"""Other rows under an identity that was used: refused before anything of the batch is written,
+whoever asks for it.
+"""
 
 import shutil
 import uuid
@@ -10,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 from penstock.pipeline.failure import cause
 from penstock.pipeline.link import TopicLink
-from penstock.wire import frames
+from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
@@ -29,7 +31,9 @@ class Flow:
 
     def append(self, first: int, end: int) -> None:
         with TopicLink(self.tcp, 20) as link:
-            link.append(frames.produce_batch(f"in-{self.tag}", [b"%d" % i for i in range(first, end)]))
+            link.append(
+                frames.produce_batch(f"in-{self.tag}", [b"%d" % i for i in range(first, end)])
+            )
 
     def sink(self, kind: str) -> dict[str, str]:
         own = {"appId": f"{kind}-{self.tag}"}
@@ -37,10 +41,23 @@ class Flow:
             return {**own, "topic": f"out-{self.tag}", "broker": self.tcp}
         return {**own, "queue": f"out-{self.tag}", "url": self.server.url}
 
-    def run(self, kind: str, *steps: str, where: str = "true", checkpoint: str = "", **source: str) -> str | None:
+    def run(
+        self, kind: str, *steps: str, where: str = "true", checkpoint: str = "", **source: str
+    ) -> str | None:
         """Run to the end; what it failed with, if it did."""
-        given = {"topic": f"in-{self.tag}", "broker": self.tcp, "group": f"{kind}-{self.tag}", **source}
-        frame = self.spark.readStream.format("penstock").options(**given).load().where(where).selectExpr(*steps)
+        given = {
+            "topic": f"in-{self.tag}",
+            "broker": self.tcp,
+            "group": f"{kind}-{self.tag}",
+            **source,
+        }
+        frame = (
+            self.spark.readStream.format("penstock")
+            .options(**given)
+            .load()
+            .where(where)
+            .selectExpr(*steps)
+        )
         query = (
             frame.writeStream.format("penstock")
             .options(**self.sink(kind))
@@ -59,10 +76,15 @@ class Flow:
             with TopicLink(self.tcp, 20) as link:
                 if f"out-{self.tag}" not in link.names():
                     return []
-            return sorted(row["payload"].decode() for row in batch_rows(broker=self.tcp, topic=f"out-{self.tag}"))
-        from penstock.pipeline.queue_source import QueueReader
+            return sorted(
+                row["payload"].decode()
+                for row in batch_rows(broker=self.tcp, topic=f"out-{self.tag}")
+            )
+        from penstock.pipeline.sources.queue import QueueReader
 
-        reader = QueueReader(queue_options(self.server.database_url, f"out-{self.tag}", streaming=False))
+        reader = QueueReader(
+            queue_options(self.server.database_url, f"out-{self.tag}", streaming=False)
+        )
         return sorted(row["payload"] for row in rows_of(reader, reader.partitions()))
 
 
@@ -72,29 +94,41 @@ def flow(spark, server, tcp, tmp_path) -> Flow:
 
 
 @pytest.mark.parametrize("kind", ["topic", "queue"])
-def test_a_failed_batch_goes_on_with_the_same_rows_and_with_no_others(flow: Flow, kind: str) -> None:
+def test_a_failed_batch_goes_on_with_the_same_rows_and_with_no_others(
+    flow: Flow, kind: str
+) -> None:
     flow.append(0, RECORDS)
     cut = {"minPartitions": str(TASKS)}
     value = "CAST(payload AS STRING)"
     last = RECORDS - 1
-    failed = flow.run(kind, f"IF(offset = {last}, raise_error('broken step'), {value}) AS payload", **cut)
+    failed = flow.run(
+        kind, f"IF(offset = {last}, raise_error('broken step'), {value}) AS payload", **cut
+    )
     assert failed is not None
     assert "broken step" in failed
     before = flow.written(kind)
     assert 0 < len(before) < RECORDS
-    # As many rows as before, other content; and fewer rows, where tasks that had written nothing could write now.
-    for changed, where in ((f"concat('9', {value}) AS payload", "true"), (f"{value} AS payload", "offset % 2 = 0")):
+    # As many rows as before, other content; and fewer rows, where tasks that had written nothing
+    # could write now.
+    for changed, where in (
+        (f"concat('9', {value}) AS payload", "true"),
+        (f"{value} AS payload", "offset % 2 = 0"),
+    ):
         refused = flow.run(kind, changed, where=where, **cut)
         assert refused is not None
         assert "batch 0 of" in refused
         assert "before with other rows" in refused
         assert "the steps it was begun with, or give it a new appId" in refused
         assert flow.written(kind) == before
-    assert flow.run(kind, f"{value} AS payload", **cut) is None  # mended, and the same where it had worked
+    assert (
+        flow.run(kind, f"{value} AS payload", **cut) is None
+    )  # mended, and the same where it had worked
     expected = sorted(str(i) for i in range(RECORDS))
     assert flow.written(kind) == expected
     described = TopicLink(flow.tcp, 20)
-    asked = frames.request(frames.Command.GROUP_FETCH, frames.name(f"in-{flow.tag}"), frames.name(f"{kind}-{flow.tag}"))
+    asked = frames.request(
+        frames.Command.GROUP_FETCH, frames.name(f"in-{flow.tag}"), frames.name(f"{kind}-{flow.tag}")
+    )
     committed, lag = frames.Body(described.ask(asked)).take(frames.FETCHED_ANSWER)
     described.close()
     assert (committed, lag) == (RECORDS, 0)  # after a run of one batch
@@ -108,7 +142,9 @@ def test_a_checkpoint_that_was_copied_is_continued_once(flow: Flow) -> None:
     shutil.copytree(flow.directory / "topic", flow.directory / "older")
     flow.append(20, 40)
     assert flow.run("topic", "payload", **cut) is None
-    assert flow.run("topic", "payload", checkpoint="copy", **cut) is None  # the same batch: nothing is added
+    assert (
+        flow.run("topic", "payload", checkpoint="copy", **cut) is None
+    )  # the same batch: nothing is added
     assert len(flow.written("topic")) == 40
     flow.append(40, 60)
     refused = flow.run("topic", "payload", checkpoint="older", **cut)  # its batch is 20 to 60
@@ -123,7 +159,9 @@ def test_a_checkpoint_that_was_copied_is_continued_once(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("kind", ["topic", "queue"])
-def test_a_write_with_a_used_app_id_adds_nothing_and_takes_no_other_rows(flow: Flow, kind: str) -> None:
+def test_a_write_with_a_used_app_id_adds_nothing_and_takes_no_other_rows(
+    flow: Flow, kind: str
+) -> None:
     def write(first: int, end: int, tasks: int = 1) -> None:
         frame = flow.spark.range(first, end, 1, tasks).selectExpr("CAST(id AS STRING) AS payload")
         frame.write.format("penstock").mode("append").options(**flow.sink(kind)).save()
@@ -149,7 +187,14 @@ def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
     to = {"to_queue": f"out-{flow.tag}", "url": flow.server.url}
 
     def run(**more: Any) -> int:
-        given = {"topic": f"in-{flow.tag}", "id": "r", "broker": flow.tcp, "where": "offset % 2 = 0", **to, **more}
+        given = {
+            "topic": f"in-{flow.tag}",
+            "id": "r",
+            "broker": flow.tcp,
+            "where": "offset % 2 = 0",
+            **to,
+            **more,
+        }
         return replay(flow.spark, execute=True, **given).rows
 
     said: list[str] = []
@@ -175,7 +220,15 @@ def test_a_replay_keeps_to_its_rate(flow: Flow) -> None:
 
     flow.append(0, 80)
     out = f"out-{flow.tag}"
-    replay(flow.spark, topic=f"in-{flow.tag}", id="r", to_topic=out, broker=flow.tcp, rate=20.0, execute=True)
+    replay(
+        flow.spark,
+        topic=f"in-{flow.tag}",
+        id="r",
+        to_topic=out,
+        broker=flow.tcp,
+        rate=20.0,
+        execute=True,
+    )
     rows = batch_rows(broker=flow.tcp, topic=out)
     assert [int(row["payload"]) for row in rows] == list(range(80))
     times = [row["timestamp"].timestamp() for row in rows]

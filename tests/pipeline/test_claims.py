@@ -1,4 +1,6 @@
-"""What a sink's identity promises: the same content, or nothing; in topics' files and in PostgreSQL alike."""
+"""What a sink's identity promises: the same content, or nothing; in topics' files and in PostgreSQL
+alike.
+"""
 
 import asyncio
 import random
@@ -12,16 +14,18 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Conflict, Unavailable
-from penstock.pipeline import identity
-from penstock.pipeline.identity import Held, Writer, claimed, wait_for_turn
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.queue_sink import PushLink
+from penstock.pipeline.sinks import identity
+from penstock.pipeline.sinks.identity import Held, Writer, claimed, wait_for_turn
+from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.claims import Claim, Claimed, Commit
 from penstock.topics.sinks import JOURNAL, Sinks
 from tests.queues.support import running
 
 
-def claim(batch: int, task: int, checksum: str, run: str, note: str = "", target: str = "out") -> Claim:
+def claim(
+    batch: int, task: int, checksum: str, run: str, note: str = "", target: str = "out"
+) -> Claim:
     return Claim(target, "app", batch, task, checksum, run, note)
 
 
@@ -32,7 +36,8 @@ async def check_rules(sinks: Any) -> None:
     assert await verdict(0, 0, "a", "first") == "write"
     assert await verdict(0, 2, "c", "first") == "write"
     assert await verdict(0, 0, "a", "first") == "write"  # a task that is tried again
-    # The batch is run again: a task that has no place waits until those that have one came with what they had.
+    # The batch is run again: a task that has no place waits until those that have one came with
+    # what they had.
     waiting = await sinks.claim(claim(0, 1, "b", "second"))
     assert (waiting.verdict, waiting.tasks) == ("wait", [0, 2])
     assert await verdict(0, 0, "other", "second") == "other"
@@ -48,7 +53,9 @@ async def check_rules(sinks: Any) -> None:
     assert await verdict(1, 0, "e", "third") == "write"
     behind = await sinks.claim(claim(0, 3, "d", "third"))
     assert (behind.verdict, behind.newest) == ("behind", 1)
-    assert await verdict(0, 0, "a", "copy") == "write"  # the same rows: they are there, nothing is added
+    assert (
+        await verdict(0, 0, "a", "copy") == "write"
+    )  # the same rows: they are there, nothing is added
     for batch in range(2, 9):
         assert await verdict(batch, 0, "e", "third") == "write"
     assert await verdict(1, 0, "e", "copy") == "behind"  # longer ago than is remembered
@@ -72,7 +79,12 @@ def test_topics_and_queues_keep_the_same_rules(tmp_path: Path, database_url: str
             with ThreadPoolExecutor(1) as pool, tempfile.TemporaryDirectory() as scratch:
                 files = sinks_in(Path(scratch), pool)
                 for step in range(300):
-                    asked = claim(chance.randrange(4), chance.randrange(3), chance.choice("ab"), chance.choice("rs"))
+                    asked = claim(
+                        chance.randrange(4),
+                        chance.randrange(3),
+                        chance.choice("ab"),
+                        chance.choice("rs"),
+                    )
                     asked.app = f"random-{step // 60}"
                     if chance.random() < 0.1:
                         done = Commit("out", asked.app, asked.batch)
@@ -81,7 +93,10 @@ def test_topics_and_queues_keep_the_same_rules(tmp_path: Path, database_url: str
                     if chance.random() < 0.1:  # a restart forgets nothing
                         files = sinks_in(Path(scratch), pool)
                         await files.start()
-                    assert await files.claim(asked) == await queues.sinks.claim(asked), (step, asked)
+                    assert await files.claim(asked) == await queues.sinks.claim(asked), (
+                        step,
+                        asked,
+                    )
 
     asyncio.run(body())
 
@@ -95,7 +110,9 @@ def test_a_queue_that_was_deleted_takes_its_claims_along(database_url: str) -> N
             await queues.admin.delete("out")
             await queues.admin.configure("out", {})
             assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "write"
-            await queues.database.fetch("UPDATE sink_tasks SET claimed_at = now() - interval '31 days'")
+            await queues.database.fetch(
+                "UPDATE sink_tasks SET claimed_at = now() - interval '31 days'"
+            )
             await queues.sinks.forget_old()
             assert not await queues.database.fetch("SELECT 1 FROM sink_tasks")
 
@@ -121,7 +138,9 @@ def test_the_journal_of_claims_survives_damage_and_stays_small(tmp_path: Path, m
             assert (await sinks.claim(claim(199, 0, "b", "r"))).verdict == "other"
             assert (await sinks.claim(claim(200, 0, "b", "r"))).verdict == "write"
             assert b"torn" not in (tmp_path / JOURNAL).read_bytes()
-            assert (await sinks.claim(Claim("out", "old", 0, 0, "b", "r"))).verdict == "write"  # it had expired
+            assert (
+                await sinks.claim(Claim("out", "old", 0, 0, "b", "r"))
+            ).verdict == "write"  # it had expired
             sinks.forget("out")
             assert (await sinks.claim(claim(0, 0, "new", "r"))).verdict == "write"
 
@@ -167,13 +186,17 @@ def test_rows_are_claimed_over_the_wire_before_they_are_given_on(kind, broker, s
     keeper = TopicLink(broker.address, 5) if kind == "topic" else PushLink(server.url, None, 5)
 
     def write(values: list[bytes | None], run: str, task: int = 0) -> int:
-        batches = claimed(iter(rows(values)), ["payload"], "claimed", run, Writer("app", 3, task), keeper)
+        batches = claimed(
+            iter(rows(values)), ["payload"], "claimed", run, Writer("app", 3, task), keeper
+        )
         return sum(batch.num_rows for batch in batches)
 
     assert write([b"a", b"b"], "r1") == 2
     assert write([], "r1", task=5) == 0
     assert write([b"a", b"b"], "r2") == 2
-    with pytest.raises(Conflict, match=r"batch 3 of 'app' was written to claimed before with other rows.*new appId"):
+    with pytest.raises(
+        Conflict, match=r"batch 3 of 'app' was written to claimed before with other rows.*new appId"
+    ):
         write([b"a", b"c"], "r2")
     keeper.commit_sink(Commit("claimed", "app", 3))
     with pytest.raises(Conflict, match="other rows"):
@@ -185,7 +208,9 @@ def test_a_task_waits_for_those_of_an_earlier_run_and_says_if_they_never_come(mo
     answers = [Claimed("wait", tasks=[4]), Claimed("wait", tasks=[4]), Claimed("write")]
     assert wait_for_turn(lambda _: answers.pop(0), claim(0, 0, "a", "r")).verdict == "write"
     monkeypatch.setattr(identity, "WAIT_SECONDS", 0.05)
-    with pytest.raises(Unavailable, match=r"tasks \[4\] have not come again.*as many cores as before"):
+    with pytest.raises(
+        Unavailable, match=r"tasks \[4\] have not come again.*as many cores as before"
+    ):
         wait_for_turn(lambda _: Claimed("wait", tasks=[4]), claim(0, 0, "a", "r"))
     with pytest.raises(Conflict, match=r"behind batch 7.*copied or restored"):
         wait_for_turn(lambda _: Claimed("behind", 7), claim(0, 0, "a", "r"))

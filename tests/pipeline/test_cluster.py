@@ -1,4 +1,6 @@
-"""The same pipeline file, unchanged, on a real standalone cluster (a master, two workers, on loopback), and Ctrl-C."""
+"""The same pipeline file, unchanged, on a real standalone cluster (a master, two workers, on
+loopback), and Ctrl-C.
+"""
 
 import json
 import signal
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.link import TopicLink
-from penstock.wire import frames
+from penstock.protocol import frames
 from tests.pipeline.cluster import ENV, SMALL
 from tests.pipeline.support import batch_rows
 from tests.support import guard
@@ -35,7 +37,16 @@ broker: {tcp}
 url: {server.url}
 spark: {json.dumps(SMALL)}
 """)
-    command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", cluster.url]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "pipeline",
+        "run",
+        str(file),
+        "--master",
+        cluster.url,
+    ]
     with (tmp_path / "errors").open("w") as errors:
         run = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=errors, text=True)
     guard.watch(run.pid)
@@ -51,4 +62,6 @@ spark: {json.dumps(SMALL)}
     assert "stopping after this batch" in (tmp_path / "errors").read_text()
     found = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"even-{tag}")]
     assert sorted(row["twice"] for row in found) == [4 * i for i in range(100)]
-    assert any((cluster.directory / f"work-{number}").rglob("stderr") for number in range(2))  # executors ran there
+    assert any(
+        (cluster.directory / f"work-{number}").rglob("stderr") for number in range(2)
+    )  # executors ran there

@@ -20,7 +20,7 @@ from penstock.pipeline.jobs.inplace import BUCKET, Kept, _groups
 from penstock.pipeline.jobs.lake import Lake
 from penstock.pipeline.jobs.latest import Keys
 from penstock.pipeline.link import TopicLink
-from penstock.wire import frames
+from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 
 KEY = {"key": "$.id", "tombstone": "$.deleted"}
@@ -36,7 +36,13 @@ def history(random: Random, size: int, begin: int = 0) -> list[bytes]:
         elif draw < 0.85:
             found.append(b'{"id": %d, "deleted": true}' % key)
         else:
-            odd = (b'{"n": %d}' % n, b'{"id": %d, "n"' % key, b"", b'{"id": "\xff"}', b'{"id": null}')
+            odd = (
+                b'{"n": %d}' % n,
+                b'{"id": %d, "n"' % key,
+                b"",
+                b'{"id": "\xff"}',
+                b'{"id": null}',
+            )
             found.append(random.choice(odd))
     return found
 
@@ -50,7 +56,11 @@ def key_of(payload: bytes) -> int | None:
 
 def expected(payloads: list[tuple[int, bytes]], *, tombstones: bool) -> list[tuple[int, bytes]]:
     """The model: a dict of what each key was last, and all that belongs to nobody."""
-    last = {key_of(payload): (offset, payload) for offset, payload in payloads if key_of(payload) is not None}
+    last = {
+        key_of(payload): (offset, payload)
+        for offset, payload in payloads
+        if key_of(payload) is not None
+    }
     stay = [record for record in last.values() if tombstones or b"deleted" not in record[1]]
     return sorted(stay + [record for record in payloads if key_of(record[1]) is None])
 
@@ -89,11 +99,25 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     with pytest.raises(Conflict, match="penstock topic policy place-"):
         compact(spark, **where)
     runner = CliRunner()
-    set_it = runner.invoke(topic_commands.commands, ["policy", topic, "compact", "--broker", tcp, "--url", server.url])
+    set_it = runner.invoke(
+        topic_commands.commands, ["policy", topic, "compact", "--broker", tcp, "--url", server.url]
+    )
     assert (set_it.exit_code, set_it.stdout) == (0, "compact\n")
 
-    options = ["--topic", topic, "--key", "$.id", "--tombstone", "$.deleted", "--in-place", "--broker", tcp]
-    dry = runner.invoke(pipeline_commands.commands, ["run", "compact", *options, "--url", server.url, "--dry-run"])
+    options = [
+        "--topic",
+        topic,
+        "--key",
+        "$.id",
+        "--tombstone",
+        "$.deleted",
+        "--in-place",
+        "--broker",
+        tcp,
+    ]
+    dry = runner.invoke(
+        pipeline_commands.commands, ["run", "compact", *options, "--url", server.url, "--dry-run"]
+    )
     counts = json.loads(dry.stdout.splitlines()[-1])
     odd = [payload for _, payload in sealed if key_of(payload) is None]
     kept = expected(sealed, tombstones=True)  # they are not a day old
@@ -142,7 +166,9 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
 
 
 @pytest.mark.spark
-def test_a_topic_is_compacted_into_another_once_and_then_kept_up_to_date(server, tcp, spark, monkeypatch) -> None:
+def test_a_topic_is_compacted_into_another_once_and_then_kept_up_to_date(
+    server, tcp, spark, monkeypatch
+) -> None:
     topic, target = f"log-{uuid.uuid4().hex[:8]}", f"latest-{uuid.uuid4().hex[:8]}"
     where = {"topic": topic, "broker": tcp, "url": server.url, "to_topic": target, **KEY}
     append(tcp, topic, history(Random(1), 80))
@@ -173,12 +199,16 @@ def test_a_topic_is_compacted_into_another_once_and_then_kept_up_to_date(server,
 
 
 @pytest.mark.spark
-def test_a_parquet_snapshot_is_replaced_as_a_whole(server, tcp, spark, tmp_path, monkeypatch) -> None:
+def test_a_parquet_snapshot_is_replaced_as_a_whole(
+    server, tcp, spark, tmp_path, monkeypatch
+) -> None:
     topic, root = f"snap-{uuid.uuid4().hex[:8]}", str(tmp_path / "lake")
     where = {"topic": topic, "broker": tcp, "url": server.url, "to": root, **KEY}
 
     def snapshot() -> list[tuple[int, bytes]]:
-        return sorted((row.offset, bytes(row.payload)) for row in read_compacted(spark, root, topic).collect())
+        return sorted(
+            (row.offset, bytes(row.payload)) for row in read_compacted(spark, root, topic).collect()
+        )
 
     append(tcp, topic, history(Random(3), 60))
     first = records(tcp, topic)
@@ -200,11 +230,19 @@ def test_a_parquet_snapshot_is_replaced_as_a_whole(server, tcp, spark, tmp_path,
     with pytest.raises(Conflict, match="another key"):
         compact(spark, **{**where, "key": "$.n"})
     with pytest.raises(InvalidRequest, match="the SQL of the key"):
-        compact(spark, **{**where, "key": None, "key_sql": "no_such_column", "to": str(tmp_path / "other")})
+        compact(
+            spark,
+            **{**where, "key": None, "key_sql": "no_such_column", "to": str(tmp_path / "other")},
+        )
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    for keys in ({}, {"path": "$.id", "sql": "offset"}, {"path": "id"}, {"sql": "x", "tombstone_path": "deleted"}):
+    for keys in (
+        {},
+        {"path": "$.id", "sql": "offset"},
+        {"path": "id"},
+        {"sql": "x", "tombstone_path": "deleted"},
+    ):
         with pytest.raises(InvalidRequest):
             Keys(**keys)
     with pytest.raises(InvalidRequest, match="to a topic, to a directory"):
@@ -220,8 +258,12 @@ def test_bits_are_cut_and_segments_grouped_as_the_broker_expects() -> None:
     kept = Kept({0: packed[0].tobytes(), 1: packed[1].tobytes(), 2: packed[2].tobytes()})
     for start, end in ((0, 10), (9, BUCKET + 1), (1, 3 * BUCKET), (BUCKET, BUCKET)):
         assert kept.between(start, end).tolist() == bits[start:end].tolist()
-    segments = [{"base": 10 * i, "end": 10 * i + 10, "records": 10, "bytes": 1000} for i in range(4)]
+    segments = [
+        {"base": 10 * i, "end": 10 * i + 10, "records": 10, "bytes": 1000} for i in range(4)
+    ]
     every = Kept({0: bytes([255]) * (BUCKET // 8)})
     assert [len(group) for group in _groups(segments, every, 2000)] == [2, 2]
-    assert [len(group) for group in _groups(segments, Kept({}), 1)] == [4]  # nothing stays: one swap
+    assert [len(group) for group in _groups(segments, Kept({}), 1)] == [
+        4
+    ]  # nothing stays: one swap
     assert [len(group) for group in _groups(segments, every, 1)] == [1, 1, 1, 1]

@@ -1,5 +1,5 @@
-"""`--master sc://...`: a pipeline file on a real Spark Connect server. The tests' own session is the server as well:
-a JVM of its own would cost a minute of this machine."""
+"""`--master sc://...`: a pipeline file on a real Spark Connect server. The tests' own session is
+the server as well: a JVM of its own would cost a minute of this machine."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import ConfigError, Unavailable
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.session import build
-from penstock.wire import frames
+from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 
 
@@ -26,18 +26,24 @@ def test_without_a_client_the_error_says_what_to_install(monkeypatch) -> None:
 
 
 def test_settings_of_the_server_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"spark\.executor\.memory belongs to the Spark Connect server"):
+    with pytest.raises(
+        ConfigError, match=r"spark\.executor\.memory belongs to the Spark Connect server"
+    ):
         build("x", "sc://127.0.0.1:1", {"spark.executor.memory": "1g"})
 
 
 def connect_address(spark: Any) -> str:
     """Where the session of these tests answers Spark Connect."""
-    service = spark._jvm.java.lang.Class.forName("org.apache.spark.sql.connect.service.SparkConnectService$")
+    service = spark._jvm.java.lang.Class.forName(
+        "org.apache.spark.sql.connect.service.SparkConnectService$"
+    )
     return f"sc://127.0.0.1:{service.getField('MODULE$').get(None).localPort()}"
 
 
 @pytest.mark.spark
-def test_a_pipeline_file_runs_on_a_connect_server_as_it_is(server, tcp, spark, tmp_path: Path) -> None:
+def test_a_pipeline_file_runs_on_a_connect_server_as_it_is(
+    server, tcp, spark, tmp_path: Path
+) -> None:
     tag = uuid.uuid4().hex[:8]
     connect = connect_address(spark)
     with TopicLink(tcp, 20) as link:
@@ -56,20 +62,36 @@ checkpoint: {tmp_path}/{name}
 broker: {tcp}
 url: {server.url}
 """)
-        command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", connect, *more]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "pipeline",
+            "run",
+            str(file),
+            "--master",
+            connect,
+            *more,
+        ]
         env = {key: value for key, value in os.environ.items() if not key.startswith("SPARK")}
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     with (
         run("made", "SELECT id, id * 2 AS twice FROM orders WHERE id % 2 = 0") as good,
-        run("sums", "SELECT id % 2 AS odd, count(*) AS n FROM orders GROUP BY id % 2", "--no-check") as shuffled,
+        run(
+            "sums", "SELECT id % 2 AS odd, count(*) AS n FROM orders GROUP BY id % 2", "--no-check"
+        ) as shuffled,
     ):
         out, err = good.communicate(timeout=300)
         _, refused = shuffled.communicate(timeout=300)
     assert good.returncode == 0, out + err
     last = json.loads(out.splitlines()[-1])
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, connect)
-    found = [json.loads(row["payload"])["twice"] for row in batch_rows(broker=tcp, topic=f"made-{tag}")]
+    found = [
+        json.loads(row["payload"])["twice"] for row in batch_rows(broker=tcp, topic=f"made-{tag}")
+    ]
     assert found == [4 * i for i in range(100)]
     assert shuffled.returncode == 1
     assert "in no fixed order" in " ".join(refused.split())

@@ -25,29 +25,43 @@ def run(before: str = "") -> str:
     zipped = str(Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip")
     program = PROGRAM.format(before=before)
     done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": zipped}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": zipped},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_workers_come_from_a_process_that_has_all_imported_and_no_threads_that_mind_a_fork() -> None:
+def test_workers_come_from_a_process_that_has_all_imported_and_no_threads_that_mind_a_fork() -> (
+    None
+):
     assert run("daemon.prefer_installed()") in ("forks False []", "forks False ['jemalloc_bg_thd']")
 
 
 def test_with_another_thread_it_becomes_sparks_own_daemon() -> None:
-    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    assert run(thread).startswith("plain ['pyspark.daemon', 'pyspark.sql.worker.create_data_source']")
+    thread = (
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    assert run(thread).startswith(
+        "plain ['pyspark.daemon', 'pyspark.sql.worker.create_data_source']"
+    )
 
 
-def test_processes_that_spark_starts_use_the_installed_pyspark_and_a_sitecustomize_of_the_users(tmp_path) -> None:
+def test_processes_that_spark_starts_use_the_installed_pyspark_and_a_sitecustomize_of_the_users(
+    tmp_path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine')")
     library = Path(pyspark.__file__).parent / "python" / "lib"
     site = Path(penstock.pipeline.__file__).parent / "site"
     path = ":".join(map(str, (library / "pyspark.zip", site, tmp_path)))
     program = [sys.executable, "-c", "import pyspark; print(pyspark.__file__)", "-m"]
     for module, zipped in (("pyspark.sql.worker.x", False), ("other", True)):
-        done = subprocess.run([*program, module], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*program, module], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+        )
         mine, file = done.stdout.split()
         assert (mine, "pyspark.zip" in file) == ("mine", zipped)
 

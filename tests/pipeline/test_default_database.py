@@ -17,11 +17,15 @@ from penstock.errors import InvalidRequest
 from penstock.pipeline.columns import QUEUE_COLUMNS
 from penstock.pipeline.jobs.rollup import rollup
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Postgres
-from penstock.pipeline.queue_source import QueueOptions, QueueReader
+from penstock.pipeline.sources.postgres import Postgres
+from penstock.pipeline.sources.queue import QueueOptions, QueueReader
 from tests.support.broker import BrokerProcess
 
-ENV = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "PENSTOCK_DATABASE_URL")}
+ENV = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("DATABASE_URL", "PENSTOCK_DATABASE_URL")
+}
 
 
 @pytest.fixture
@@ -35,7 +39,9 @@ def directory(scratch: Path) -> Iterator[Path]:
 
 def penstock(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.spark
@@ -48,9 +54,23 @@ def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(
 
     monkeypatch.chdir(directory)
     monkeypatch.delenv("DATABASE_URL", raising=False)
-    reader = QueueReader(QueueOptions(Options({"queue": "orders"}), QUEUE_COLUMNS.names, streaming=False))
-    assert len([row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]) == 20
-    done_now = rollup(spark, since=datetime.now(UTC) - timedelta(minutes=5), until=datetime.now(UTC))
+    reader = QueueReader(
+        QueueOptions(Options({"queue": "orders"}), QUEUE_COLUMNS.names, streaming=False)
+    )
+    assert (
+        len(
+            [
+                row
+                for task in reader.partitions()
+                for batch in reader.read(task)
+                for row in batch.to_pylist()
+            ]
+        )
+        == 20
+    )
+    done_now = rollup(
+        spark, since=datetime.now(UTC) - timedelta(minutes=5), until=datetime.now(UTC)
+    )
     assert done_now.queues == 1
     if soak:  # a JVM of its own
         job = ("pipeline", "run", "archive", "lake", "--queue", "orders", "--master", "local[2]")
@@ -62,14 +82,26 @@ def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(
 def test_who_cannot_find_the_database_is_told_the_ways_to_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATABASE_URL", raising=False)
-    with pytest.raises(InvalidRequest, match=r"no embedded database runs in .*'database', or set DATABASE_URL: `pen"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"no embedded database runs in .*'database', or set DATABASE_URL: `pen",
+    ):
         Postgres(Options({}))
     refused = penstock("database", "url", cwd=tmp_path)
     assert refused.returncode == 1
-    assert f"no embedded database runs in {tmp_path}/penstock-data: start its broker" in refused.stderr
-    (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://me:secret@db:5433/app', db_schema: shop}\n")
-    assert penstock("database", "url", cwd=tmp_path).stdout == "postgresql://me:secret@db:5433/app\n"
-    assert (Postgres(Options({})).url, Postgres(Options({})).schema) == ("postgresql://me:secret@db:5433/app", "shop")
+    assert (
+        f"no embedded database runs in {tmp_path}/penstock-data: start its broker" in refused.stderr
+    )
+    (tmp_path / "penstock.yaml").write_text(
+        "database: {url: 'postgresql://me:secret@db:5433/app', db_schema: shop}\n"
+    )
+    assert (
+        penstock("database", "url", cwd=tmp_path).stdout == "postgresql://me:secret@db:5433/app\n"
+    )
+    assert (Postgres(Options({})).url, Postgres(Options({})).schema) == (
+        "postgresql://me:secret@db:5433/app",
+        "shop",
+    )
 
 
 async def _count(url: str) -> int:

@@ -1,4 +1,6 @@
-"""What README and docs/pipelines.md tell people to type, typed: only addresses and directories are other ones."""
+"""What README and docs/pipelines.md tell people to type, typed: only addresses and directories are
+other ones.
+"""
 
 import re
 import uuid
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.link import TopicLink
-from penstock.wire import frames
+from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +31,9 @@ def test_the_readme_counts_a_topic_with_spark(spark, server, tcp, capsys) -> Non
     with TopicLink(tcp, 20) as link:
         topic = f"numbers-{uuid.uuid4().hex[:8]}"
         link.append(frames.produce_batch(topic, [b"%d" % i for i in range(1, 1501)]))
-    code = snippet("README.md", "penstock.pipeline", {"127.0.0.1:12345": tcp, '"numbers"': f'"{topic}"'})
+    code = snippet(
+        "README.md", "penstock.pipeline", {"127.0.0.1:12345": tcp, '"numbers"': f'"{topic}"'}
+    )
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.split() == ["1000"]
 
@@ -41,7 +45,9 @@ def test_the_guide_copies_a_topic_as_a_stream(spark, server, tcp, tmp_path) -> N
     replaced = {"127.0.0.1:12345": tcp, "/var/lib/shop/copier": str(tmp_path / "checkpoint")}
     before: list[Any] = list(spark.streams.active)
     exec(compile(snippet("docs/pipelines.md", "orders-copy", replaced), "pipelines.md", "exec"), {})
-    (query,) = [query for query in spark.streams.active if query.id not in {one.id for one in before}]
+    (query,) = [
+        query for query in spark.streams.active if query.id not in {one.id for one in before}
+    ]
     query.processAllAvailable()
     query.stop()
     assert [row["payload"] for row in batch_rows(broker=tcp, topic="orders-copy")] == [b"a", b"b"]

@@ -14,17 +14,20 @@ from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.queue_sink import PushLink
-from penstock.pipeline.topic_source import DataLoss
+from penstock.pipeline.sinks.queue import PushLink
+from penstock.pipeline.sources.topic import DataLoss
+from penstock.protocol import frames
 from penstock.queues.types import Item
-from penstock.wire import frames
 from tests.pipeline.support import batch_rows
 
 
 def test_only_files_of_the_manifest_count_and_strays_are_removed(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     manifest = Manifest(
-        "topic", "a/b c", {"next": 3}, [Entry("topic=a%2Fb%20c/date=2026-01-01/x-0.parquet", 3, 9, 0, 2)]
+        "topic",
+        "a/b c",
+        {"next": 3},
+        [Entry("topic=a%2Fb%20c/date=2026-01-01/x-0.parquet", 3, 9, 0, 2)],
     )
     folder = tmp_path / "topic=a%2Fb%20c" / "date=2026-01-01"
     folder.mkdir(parents=True)
@@ -58,7 +61,9 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lake, "replace", killed)  # dies with its files in place and the manifest not yet replaced
+        patch.setattr(
+            Lake, "replace", killed
+        )  # dies with its files in place and the manifest not yet replaced
         with pytest.raises(KeyboardInterrupt):
             archive(spark, str(target), **where)
     assert offsets(spark, target, topic) == list(range(50))
@@ -83,17 +88,23 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
     assert (dry.rows, dry.first, dry.last, dry.executed) == (40, 0, 78, False)
     for _ in range(2):  # the second run with the same id adds nothing
         assert replay(spark, **plan, execute=True).rows == 40
-    assert [int(row["payload"]) for row in batch_rows(broker=tcp, topic=copy)] == list(range(0, 80, 2))
+    assert [int(row["payload"]) for row in batch_rows(broker=tcp, topic=copy)] == list(
+        range(0, 80, 2)
+    )
     with pytest.raises(InvalidRequest, match="into itself"):
         replay(spark, topic=topic, id="x", to_topic=topic, broker=tcp)
     manifest = Lake(str(target)).manifest("topic", topic)
-    Lake(str(target)).replace(Manifest("topic", topic, {**manifest.position, "incarnation": "0" * 32}, manifest.files))
+    Lake(str(target)).replace(
+        Manifest("topic", topic, {**manifest.position, "incarnation": "0" * 32}, manifest.files)
+    )
     with pytest.raises(DataLoss, match="deleted and created again since it was archived"):
         archive(spark, str(target), **where)
 
 
 @pytest.mark.spark
-def test_a_queue_is_archived_once_whatever_is_killed_when(server, spark, tmp_path, monkeypatch) -> None:
+def test_a_queue_is_archived_once_whatever_is_killed_when(
+    server, spark, tmp_path, monkeypatch
+) -> None:
     queue, target = f"paid-{uuid.uuid4().hex[:8]}", str(tmp_path / "lake")
     where = {"queue": queue, "database": server.database_url}
     link = PushLink(server.url, None, 30)
@@ -136,12 +147,17 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(server, spark, tmp_pat
 @pytest.mark.spark
 def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, tmp_path) -> None:
     from penstock.buffer.events import encode
-    from penstock.pipeline.queue_source import QueueReader
+    from penstock.pipeline.sources.queue import QueueReader
     from tests.pipeline.test_queue_source import options, rows_of
 
     queue = f"rec-{uuid.uuid4().hex[:8]}"
     alice = {1: "alice"}
-    lines = encode([Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}", producer=alice.get(i % 2)) for i in range(100)])
+    lines = encode(
+        [
+            Item(queue, b"%d" % i, f"p{i % 2}", f"t{i}", producer=alice.get(i % 2))
+            for i in range(100)
+        ]
+    )
     a, b = tmp_path / "a", tmp_path / "b" / "failed"
     a.mkdir()
     b.mkdir(parents=True)
@@ -159,9 +175,13 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
     again = recover(spark, [str(tmp_path)], server.url, tasks=2)
     assert (again.inserted, again.duplicate) == (0, 110)
     reader = QueueReader(options(server.database_url, queue, streaming=False))
-    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    rows = sorted(
+        rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"])
+    )
     assert [int(row["payload"]) for row in rows] == [*range(0, 100, 2), *range(1, 100, 2)]
-    popped = json.loads(_get(f"{server.url}/api/v1/pop/queue/{queue}?batch=100&partitions=2"))["messages"]
+    popped = json.loads(_get(f"{server.url}/api/v1/pop/queue/{queue}?batch=100&partitions=2"))[
+        "messages"
+    ]
     assert {message["producerSub"] for message in popped if message["data"] % 2} == {"alice"}
     assert {message["producerSub"] for message in popped if message["data"] % 2 == 0} == {None}
 
@@ -169,7 +189,7 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
 def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
     from penstock.errors import Unavailable
     from penstock.pipeline.jobs import recover as job
-    from penstock.pipeline.queue_sink import Pushed
+    from penstock.pipeline.sinks.queue import Pushed
 
     class Link:
         pushed: ClassVar[list[list[bytes]]] = []

@@ -1,5 +1,6 @@
-"""Exactly once, for real: the driver, executors' JVMs, Python workers and the broker are killed (-9) while records flow
-from a topic to a queue, from there to a topic, and from there to Parquet, on a cluster. All arrive once, in order.
+"""Exactly once, for real: the driver, executors' JVMs, Python workers and the broker are killed
+(-9) while records flow from a topic to a queue, from there to a topic, and from there to Parquet,
+on a cluster. All arrive once, in order.
 
 The normal form kills each of them once; `make soak` kills twenty times, with more records.
 """
@@ -20,8 +21,8 @@ import psutil
 import pytest
 
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.queue_sink import PushLink
-from penstock.wire import frames
+from penstock.pipeline.sinks.queue import PushLink
+from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.pipeline.cluster import ENV, Cluster, kill_all
 from tests.pipeline.support import batch_rows
@@ -47,7 +48,9 @@ class Driver:
             self.kill()  # a JVM may have outlived its Python
             self.starts += 1
             with self._log.open("ab") as log:
-                self._process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=ROOT, env=ENV)
+                self._process = subprocess.Popen(
+                    self._command, stdout=log, stderr=log, cwd=ROOT, env=ENV
+                )
             guard.watch(self._process.pid)
         return True
 
@@ -65,8 +68,15 @@ class Driver:
 class Flow:
     """Everything that runs, and what has come through it."""
 
-    def __init__(self, cluster: Cluster, server: BrokerProcess, database: str, directory: Path, total: int) -> None:
-        self.tag, self.total, self.cluster, self.server = uuid.uuid4().hex[:8], total, cluster, server
+    def __init__(
+        self, cluster: Cluster, server: BrokerProcess, database: str, directory: Path, total: int
+    ) -> None:
+        self.tag, self.total, self.cluster, self.server = (
+            uuid.uuid4().hex[:8],
+            total,
+            cluster,
+            server,
+        )
         self.database, self.directory = database, directory
         host, port = server.tcp
         self.tcp = f"{host}:{port}"
@@ -97,7 +107,9 @@ class Flow:
         self._producer.join(30)
 
     def _produce(self) -> None:
-        """Steadily, as an idempotent producer: what the broker forgets while it is dead is sent again."""
+        """Steadily, as an idempotent producer: what the broker forgets while it is dead is sent
+        again.
+        """
         name = uuid.uuid4().bytes
         with TopicLink(self.tcp, 120) as link:
             for sequence, first in enumerate(range(0, self.total, 20)):
@@ -112,7 +124,11 @@ class Flow:
             return link.info(f"out-{self.tag}").next_offset
 
     def wait_for(self, count: int) -> None:
-        until(lambda: self.arrived() >= count, 600, f"{count} records of {self.total}: {self.driver.log}")
+        until(
+            lambda: self.arrived() >= count,
+            600,
+            f"{count} records of {self.total}: {self.driver.log}",
+        )
 
     def kill(self, victim: str) -> None:
         if victim == "driver":
@@ -125,13 +141,16 @@ class Flow:
             find = self.cluster.executors if victim == "executor" else self.cluster.python_workers
 
             def one() -> bool:
-                # When everything has arrived already, Spark may have let its idle workers go: there is none to kill.
+                # When everything has arrived already, Spark may have let its idle workers go: there
+                # is none to kill.
                 if not (found := find()):
                     return victim == "worker" and self.arrived() > self.total
                 kill_all([random.choice(found)])
                 return True
 
-            until(lambda: self.driver.ensure() and one(), 600, f"a living {victim}: {self.driver.log}")
+            until(
+                lambda: self.driver.ensure() and one(), 600, f"a living {victim}: {self.driver.log}"
+            )
 
 
 @pytest.mark.timeout(3000)
@@ -153,11 +172,17 @@ def test_every_record_arrives_once_and_in_order_whatever_is_killed(
             flow.kill(victim)
         flow.wait_for(total + 1)
         lake = str(tmp_path / "lake")
-        until(lambda: flow.arrived() and _rows(spark, lake) > total, 600, f"all in Parquet: {flow.driver.log}")
+        until(
+            lambda: flow.arrived() and _rows(spark, lake) > total,
+            600,
+            f"all in Parquet: {flow.driver.log}",
+        )
         flow.driver.kill()
         expected = {"warm": [-1], **{f"p{k}": list(range(k, total, 3)) for k in range(3)}}
         assert _queue(url, flow.tag) == expected
-        topic = [row["payload"].decode() for row in batch_rows(broker=flow.tcp, topic=f"out-{flow.tag}")]
+        topic = [
+            row["payload"].decode() for row in batch_rows(broker=flow.tcp, topic=f"out-{flow.tag}")
+        ]
         assert _by_partition(topic) == expected
         rows = spark.read.parquet(lake).orderBy("offset").collect()
         assert [(row.offset, row.payload.decode()) for row in rows] == list(enumerate(topic))
@@ -173,10 +198,12 @@ def _rows(spark: Any, lake: str) -> int:
 
 
 def _queue(url: str, tag: str) -> dict[str, list[int]]:
-    from penstock.pipeline.queue_source import QueueReader
+    from penstock.pipeline.sources.queue import QueueReader
 
     reader = QueueReader(options(url, f"mid-{tag}", streaming=False))
-    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    rows = sorted(
+        rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"])
+    )
     return _by_partition(f"{row['partition']}:{row['payload']}" for row in rows)
 
 

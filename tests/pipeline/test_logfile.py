@@ -1,4 +1,4 @@
-"""Reading topic files beside their owner (penstock.storage.logfile)."""
+"""Reading topic files beside their owner (penstock.log.shared_reader)."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import Damaged, InvalidOffset
+from penstock.log import layout
+from penstock.log import shared_reader as logfile
+from penstock.log.shared_reader import TopicFiles
 from penstock.pipeline.columns import topic_batch
-from penstock.storage import logfile
-from penstock.storage.logfile import TopicFiles
-from penstock.topics import layout
 
 
 def records(files: TopicFiles, start: int, end: int) -> list[tuple[int, bytes]]:
@@ -57,7 +57,9 @@ def test_the_original_servers_directory_has_the_files_time(tmp_path: Path, write
         (tmp_path / "orders" / name).unlink()
     files = TopicFiles(tmp_path / "orders")
     (piece,) = files.read(0, 2)
-    assert piece.times.tolist() == [(tmp_path / "orders" / "data.log").stat().st_mtime_ns // 1000] * 2
+    assert (
+        piece.times.tolist() == [(tmp_path / "orders" / "data.log").stat().st_mtime_ns // 1000] * 2
+    )
     assert files.incarnation == "0" * 32
 
 
@@ -70,7 +72,9 @@ def test_damage_is_reported_not_read(tmp_path: Path, write_topic) -> None:
         records(TopicFiles(tmp_path / "orders"), 0, 3)
 
 
-def test_an_offset_that_aged_out_is_an_error_that_names_the_first_one_left(tmp_path: Path, write_topic) -> None:
+def test_an_offset_that_aged_out_is_an_error_that_names_the_first_one_left(
+    tmp_path: Path, write_topic
+) -> None:
     write_topic("orders", *[[b"x" * 100] * 10] * 5, segment_bytes=2000)
     sealed = sorted((tmp_path / "orders").glob("*-*0.*"))
     first = min(int(path.stem.partition("-")[2]) for path in sealed)
@@ -83,7 +87,9 @@ def test_an_offset_that_aged_out_is_an_error_that_names_the_first_one_left(tmp_p
     assert files.bounds()[0] > first
 
 
-def test_a_roll_between_listing_and_opening_loses_nothing(tmp_path: Path, write_topic, monkeypatch) -> None:
+def test_a_roll_between_listing_and_opening_loses_nothing(
+    tmp_path: Path, write_topic, monkeypatch
+) -> None:
     write_topic("orders", [b"x" * 100] * 10)
     files = TopicFiles(tmp_path / "orders")
     listed = files._bases

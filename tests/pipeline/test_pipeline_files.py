@@ -26,8 +26,8 @@ from penstock.pipeline.link import TopicLink
 from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
 from penstock.pipeline.spec import parse
 from penstock.pipeline.steps import changes
-from penstock.pipelines import Pipelines
-from penstock.wire import frames
+from penstock.pipeline_registry import Pipelines
+from penstock.protocol import frames
 from tests.support.broker import BrokerProcess
 from tests.support.tokens import SECRET, token
 from tests.support.wait import until
@@ -50,7 +50,11 @@ def test_rows_out_of_a_shuffle_are_refused_by_their_plan_whoever_made_it(spark) 
 
     activate(spark)
     pipeline = parse(BASE)
-    rate = spark.readStream.format("rate").load().selectExpr("timestamp", "value", "CAST(value AS STRING) AS payload")
+    rate = (
+        spark.readStream.format("rate")
+        .load()
+        .selectExpr("timestamp", "value", "CAST(value AS STRING) AS payload")
+    )
     late = rate.withWatermark("timestamp", "1 minute")
     table = spark.range(9).selectExpr("id AS value", "id AS JoinedAt")
     rate.createOrReplaceTempView("rate")
@@ -82,7 +86,13 @@ def test_rows_out_of_a_shuffle_are_refused_by_their_plan_whoever_made_it(spark) 
         build.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
     batch = parse(BASE.replace("checkpoint: /tmp/none", "trigger: batch"))
     with pytest.raises(ConfigError, match="in no fixed order"):
-        build.writer(batch, table.selectExpr("CAST(value AS STRING) AS payload").distinct(), batch.sink, "app", None)
+        build.writer(
+            batch,
+            table.selectExpr("CAST(value AS STRING) AS payload").distinct(),
+            batch.sink,
+            "app",
+            None,
+        )
 
 
 def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
@@ -96,8 +106,16 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("amount > 100", "price > 100", "step big: Column 'price' could not be resolved. orders has id, amount, who"),
-        ("FROM orders", "FROM order", "step big: there is no view 'order' before it; there are orders"),
+        (
+            "amount > 100",
+            "price > 100",
+            "step big: Column 'price' could not be resolved. orders has id, amount, who",
+        ),
+        (
+            "FROM orders",
+            "FROM order",
+            "step big: there is no view 'order' before it; there are orders",
+        ),
         ("SELECT id", "SELEC id", "step big: not valid SQL"),
         ("amount DOUBLE", "amount DUBBEL(", "source orders: the schema is not valid"),
         (
@@ -106,23 +124,67 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
             "the sink is one of topic, queue, parquet or route",
         ),
         ("sink: {topic: big-orders}", "sink: {topik: a}", "unknown field `topik`"),
-        ("sink: {topic: big-orders}", "sink: {topic: a, orderBy: [when]}", "sink.orderBy names 'when'"),
+        (
+            "sink: {topic: big-orders}",
+            "sink: {topic: a, orderBy: [when]}",
+            "sink.orderBy names 'when'",
+        ),
         ("checkpoint: /tmp/none", "", "a stream needs a `checkpoint`"),
-        ("checkpoint: /tmp/none", "checkpoint: x\ntrigger: often", "trigger is availableNow, batch or an interval"),
+        (
+            "checkpoint: /tmp/none",
+            "checkpoint: x\ntrigger: often",
+            "trigger is availableNow, batch or an interval",
+        ),
         ("format: json, ", "", "`format: json` and `schema` belong together"),
         ("{topic: orders,", "{topic: orders, queue: q,", "source orders reads one of"),
         ("name: big, sql", "name: orders, sql", "two sources or steps are named orders"),
-        ('sql: "SELECT', 'python: "nowhere:f", sql: "SELECT', "step big has either `sql` or `python`"),
+        (
+            'sql: "SELECT',
+            'python: "nowhere:f", sql: "SELECT',
+            "step big has either `sql` or `python`",
+        ),
         ("name: big\n", "name: [big\n", "not YAML"),
         ("name: big\n", "name: ' '\n", "a pipeline has a `name`"),
-        ("{topic: orders,", "{topic: orders, options: {maxOfsets: 5},", "source orders: a topic source has no option"),
-        ("{topic: orders,", "{topic: orders, options: {minPartitions: x},", "'minPartitions' is a whole number from 1"),
-        ("{topic: orders,", "{topic: orders, options: {endingTimestamp: 5},", "a stream has no end: 'endingOffsets'"),
-        ("{topic: orders,", "{topic: orders, watermark: {when: 1 minute},", "watermark names 'when'; there are id"),
-        ("{topic: orders,", "{topic: orders, watermark: {id: soon},", "watermark is one column and an interval"),
-        ("{topic: big-orders}", "{topic: a, options: {apId: x}}", "sink: a topic sink has no option 'apid'"),
-        ("WHERE amount", "GROUP BY ALL HAVING amount", "step big aggregates a stream, which never ends"),
-        ('WHERE amount > 100"}\nsink: {', 'GROUP BY ALL"}\nsink: {mode: update, ', "in no fixed order"),
+        (
+            "{topic: orders,",
+            "{topic: orders, options: {maxOfsets: 5},",
+            "source orders: a topic source has no option",
+        ),
+        (
+            "{topic: orders,",
+            "{topic: orders, options: {minPartitions: x},",
+            "'minPartitions' is a whole number from 1",
+        ),
+        (
+            "{topic: orders,",
+            "{topic: orders, options: {endingTimestamp: 5},",
+            "a stream has no end: 'endingOffsets'",
+        ),
+        (
+            "{topic: orders,",
+            "{topic: orders, watermark: {when: 1 minute},",
+            "watermark names 'when'; there are id",
+        ),
+        (
+            "{topic: orders,",
+            "{topic: orders, watermark: {id: soon},",
+            "watermark is one column and an interval",
+        ),
+        (
+            "{topic: big-orders}",
+            "{topic: a, options: {apId: x}}",
+            "sink: a topic sink has no option 'apid'",
+        ),
+        (
+            "WHERE amount",
+            "GROUP BY ALL HAVING amount",
+            "step big aggregates a stream, which never ends",
+        ),
+        (
+            'WHERE amount > 100"}\nsink: {',
+            'GROUP BY ALL"}\nsink: {mode: update, ',
+            "in no fixed order",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_spark_starts(old: str, new: str, text: str) -> None:
@@ -141,7 +203,10 @@ def test_windows_of_time_and_names_in_any_case_are_understood() -> None:
     text = text.replace("{topic: big-orders}", "{topic: big-orders, orderBy: [mostever]}")
     assert check(parse(text), ask_broker=False) == ["start", "mostEver"]
     with pytest.raises(ConfigError, match="Column 'att' could not be resolved"):
-        check(parse(text.replace("window(at, '1 minute')", "window(att, '1 minute')")), ask_broker=False)
+        check(
+            parse(text.replace("window(at, '1 minute')", "window(att, '1 minute')")),
+            ask_broker=False,
+        )
 
 
 def test_a_python_step_must_be_there(tmp_path: Path, monkeypatch) -> None:
@@ -149,11 +214,20 @@ def test_a_python_step_must_be_there(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = BASE + "  \n"
     step = "steps:\n  - {name: rich, python: 'shop_steps:enrich'}\n"
-    assert check(parse(file.replace("steps:\n", step)), ask_broker=False) == ["id", "amount", "name"]
+    assert check(parse(file.replace("steps:\n", step)), ask_broker=False) == [
+        "id",
+        "amount",
+        "name",
+    ]
     with pytest.raises(ConfigError, match="shop_steps has no function 'enrichen'"):
-        check(parse(file.replace("steps:\n", step.replace("enrich'", "enrichen'"))), ask_broker=False)
+        check(
+            parse(file.replace("steps:\n", step.replace("enrich'", "enrichen'"))), ask_broker=False
+        )
     with pytest.raises(ConfigError, match="cannot be imported"):
-        check(parse(file.replace("steps:\n", step.replace("shop_steps", "shop_stepz"))), ask_broker=False)
+        check(
+            parse(file.replace("steps:\n", step.replace("shop_steps", "shop_stepz"))),
+            ask_broker=False,
+        )
 
 
 def test_a_missing_topic_is_found_before_spark_starts(server, tcp) -> None:
@@ -163,9 +237,7 @@ def test_a_missing_topic_is_found_before_spark_starts(server, tcp) -> None:
 
 
 def test_a_missing_queue_is_found_before_spark_starts(server) -> None:
-    file = (
-        f"name: q\nsource: {{queue: nowhere}}\nsink: {{topic: t}}\ncheckpoint: /x\ndatabase: '{server.database_url}'\n"
-    )
+    file = f"name: q\nsource: {{queue: nowhere}}\nsink: {{topic: t}}\ncheckpoint: /x\ndatabase: '{server.database_url}'\n"
     with pytest.raises(ConfigError, match="there is no queue 'nowhere' in the database; queues: "):
         check(parse(file))
 
@@ -207,11 +279,15 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     beat._last = 0.0
     beat(runner.report)
     assert beat.stop_wanted
-    assert json.loads(run(app, ["pipeline", "status", name, "--url", server.url]).output)["stopping"]
+    assert json.loads(run(app, ["pipeline", "status", name, "--url", server.url]).output)[
+        "stopping"
+    ]
     assert run(app, ["pipeline", "status", "nobody", "--url", server.url]).exit_code == 1
 
 
-def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(tmp_path: Path) -> None:
+def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(
+    tmp_path: Path,
+) -> None:
     import asyncio
 
     now = [1000.0]
@@ -219,7 +295,10 @@ def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restar
     assert not pipelines.put("a", {"state": "running"})
     pipelines.put("b", {"state": "failed", "error": "no such column"})
     now[0] += 60
-    assert [(one["name"], one["state"]) for one in pipelines.all()] == [("a", "lost"), ("b", "failed")]
+    assert [(one["name"], one["state"]) for one in pipelines.all()] == [
+        ("a", "lost"),
+        ("b", "failed"),
+    ]
     pipelines.ask_to_stop("a")
     assert pipelines.put("a", {"state": "running"})
     assert not pipelines.put("a", {"state": "finished"})
@@ -239,10 +318,20 @@ def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
         )
 
     assert failed_batch(tmp_path) == ""
-    note("offsets", 6, {"orders": {"incarnation": "a", "next": 40}}, {"queue": "paid", "xid": "700", "cuts": []})
+    note(
+        "offsets",
+        6,
+        {"orders": {"incarnation": "a", "next": 40}},
+        {"queue": "paid", "xid": "700", "cuts": []},
+    )
     note("commits", 6)
     assert failed_batch(tmp_path) == ""
-    note("offsets", 7, {"orders": {"incarnation": "a", "next": 60}}, {"queue": "paid", "xid": "720", "cuts": []})
+    note(
+        "offsets",
+        7,
+        {"orders": {"incarnation": "a", "next": 60}},
+        {"queue": "paid", "xid": "720", "cuts": []},
+    )
     expected = "batch 7: topic orders offsets 40 to 59, queue paid from transaction 700 to 720"
     assert failed_batch(tmp_path) == expected
 
@@ -259,8 +348,10 @@ def test_the_cause_of_a_failure_is_told_without_sparks_stack() -> None:
 
 
 @pytest.mark.spark
-def test_a_file_runs_from_json_in_a_topic_to_a_queue_with_dead_letters(server, tcp, spark, tmp_path) -> None:
-    from penstock.pipeline.queue_source import QueueReader
+def test_a_file_runs_from_json_in_a_topic_to_a_queue_with_dead_letters(
+    server, tcp, spark, tmp_path
+) -> None:
+    from penstock.pipeline.sources.queue import QueueReader
     from tests.pipeline.support import batch_rows
     from tests.pipeline.test_queue_source import options, rows_of
 
@@ -283,12 +374,16 @@ url: {server.url}
     check(file)
     told: list[str] = []
     heartbeat = Heartbeat(server.url, file.name)
-    report = Runner(file, "local[2]", [lambda report: told.append(report.state), heartbeat]).run(spark)
+    report = Runner(file, "local[2]", [lambda report: told.append(report.state), heartbeat]).run(
+        spark
+    )
     assert (report.state, report.rows) == ("finished", 24)
     assert told[0] == "starting"
     assert told[-1] == "finished"
     reader = QueueReader(options(server.database_url, f"big-{tag}", streaming=False))
-    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    rows = sorted(
+        rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"])
+    )
     ids = [json.loads(row["payload"])["id"] for row in rows]
     assert ids == [10, 12, 14, 16, 18, 11, 13, 15, 17, 19]
     dead = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"bad-{tag}")]
@@ -306,15 +401,20 @@ broker: {tcp}
 """)
     with pytest.raises(ConfigError, match="in no fixed order"):
         Runner(shuffled, "local[2]").run(spark)
-    failing = parse(f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n")
+    failing = parse(
+        f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n"
+    )
     with pytest.raises(PipelineFailed, match=f"gone-{tag}"):
         Runner(failing, "local[2]").run(spark)
 
 
 @pytest.mark.spark
-def test_only_the_same_batch_of_the_same_checkpoint_is_taken_for_written(server, tcp, spark, tmp_path) -> None:
-    """Batches are counted from 0 with every new checkpoint, in every run of a batch pipeline, and (where Spark does not
-    say which it is) in every call of foreachBatch: other rows under an old number would be dropped as known."""
+def test_only_the_same_batch_of_the_same_checkpoint_is_taken_for_written(
+    server, tcp, spark, tmp_path
+) -> None:
+    """Batches are counted from 0 with every new checkpoint, in every run of a batch pipeline, and
+    (where Spark does not say which it is) in every call of foreachBatch: other rows under an old
+    number would be dropped as known."""
     from tests.pipeline.support import batch_rows
 
     tag = uuid.uuid4().hex[:8]
@@ -341,13 +441,20 @@ url: {server.url}
             return pool.submit(runner.run, spark).result()
 
     def each(number: int) -> None:
-        frame = spark.readStream.format("penstock").options(broker=tcp, topic=f"in-{tag}").load().select("payload")
+        frame = (
+            spark.readStream.format("penstock")
+            .options(broker=tcp, topic=f"in-{tag}")
+            .load()
+            .select("payload")
+        )
         options = {"broker": tcp, "topic": f"each-{tag}", "appId": f"each-{tag}"}
 
         def write(batch: Any, _number: int) -> None:
             batch.write.format("penstock").mode("append").options(**options).save()
 
-        stream = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "each"))
+        stream = frame.writeStream.foreachBatch(write).option(
+            "checkpointLocation", str(tmp_path / "each")
+        )
         stream.trigger(availableNow=True).start().awaitTermination()
         assert payloads("each") == [*range(number)]
 
@@ -366,20 +473,25 @@ url: {server.url}
     assert payloads("once") == [*range(5)]
     append(5)
     with pytest.raises(
-        PipelineFailed, match=r"was written to topic .* before with other rows: 5 where there are 6 now"
+        PipelineFailed,
+        match=r"was written to topic .* before with other rows: 5 where there are 6 now",
     ):
         run("once", f"trigger: batch\nappId: once-{tag}")
 
 
 @pytest.mark.spark
-def test_aggregates_are_written_when_they_change_or_when_their_window_is_over(server, tcp, spark, tmp_path) -> None:
+def test_aggregates_are_written_when_they_change_or_when_their_window_is_over(
+    server, tcp, spark, tmp_path
+) -> None:
     from tests.pipeline.support import batch_rows
 
     tag = uuid.uuid4().hex[:8]
 
     def run(name: str, sql: str, sink: str, *seconds: int) -> list[Any]:
         with TopicLink(tcp, 20) as link:
-            records = [b'{"id": %d, "at": "2026-01-01T00:00:%02dZ"}' % (at % 2, at) for at in seconds]
+            records = [
+                b'{"id": %d, "at": "2026-01-01T00:00:%02dZ"}' % (at % 2, at) for at in seconds
+            ]
             link.append(frames.produce_batch(f"in-{name}-{tag}", records))
         file = parse(f"""
 name: {name}-{tag}
@@ -400,7 +512,11 @@ url: {server.url}
         found = batch_rows(broker=tcp, topic=f"{name}-{tag}")
         return [tuple(json.loads(row["payload"]).values()) for row in found]
 
-    sums = ("sums", "SELECT id, count(*) AS n FROM orders GROUP BY id", "mode: update, orderBy: [id]")
+    sums = (
+        "sums",
+        "SELECT id, count(*) AS n FROM orders GROUP BY id",
+        "mode: update, orderBy: [id]",
+    )
     assert sorted(run(*sums, 1, 2, 3)) == [(0, 1), (1, 2)]
     assert run(*sums, 4)[2:] == [(0, 2)]  # only what changed
     sql = "SELECT window.start, count(*) AS n FROM orders GROUP BY window(at, '10 seconds')"
@@ -409,8 +525,12 @@ url: {server.url}
 
 
 @pytest.mark.spark
-def test_a_step_that_cannot_be_built_is_named_with_its_line(server, tcp, spark, tmp_path, monkeypatch) -> None:
-    (tmp_path / "bad_steps.py").write_text("def boom(df):\n    raise RuntimeError('no map')\n\ndef none(df): pass\n")
+def test_a_step_that_cannot_be_built_is_named_with_its_line(
+    server, tcp, spark, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "bad_steps.py").write_text(
+        "def boom(df):\n    raise RuntimeError('no map')\n\ndef none(df): pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch("bad-steps", [b"x"]))
@@ -419,9 +539,7 @@ def test_a_step_that_cannot_be_built_is_named_with_its_line(server, tcp, spark, 
         ("python: 'bad_steps:none'", "step s: bad_steps:none gave NoneType, not a DataFrame"),
         ("sql: SELECT nofunction(payload) FROM source", r"step s: \[UNRESOLVED_ROUTINE\]"),
     ):
-        file = (
-            f"name: b\nsource: {{topic: bad-steps}}\nsteps: [{{name: s, {step}}}]\nsink: {{topic: t}}\ntrigger: batch\n"
-        )
+        file = f"name: b\nsource: {{topic: bad-steps}}\nsteps: [{{name: s, {step}}}]\nsink: {{topic: t}}\ntrigger: batch\n"
         file += f"broker: {tcp}\n"
         with pytest.raises(ConfigError, match=text):
             Runner(parse(file), "local[2]").run(spark)
@@ -435,7 +553,9 @@ def test_a_schema_may_change_between_runs_and_a_failed_batch_says_which_record_a
 
     tag = uuid.uuid4().hex[:8]
 
-    def run(schema: str, payload: bytes, select: str = "SELECT * FROM orders") -> list[dict[str, Any]]:
+    def run(
+        schema: str, payload: bytes, select: str = "SELECT * FROM orders"
+    ) -> list[dict[str, Any]]:
         with TopicLink(tcp, 20) as link:
             link.append(frames.produce_batch(f"orders-{tag}", [payload]))
         text = f"""
@@ -480,7 +600,10 @@ def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
         body = f'{{"name": "{name}", {source} "destination": {{"type": "http", "url": "http://127.0.0.1:1/"}}}}'
         headers = {"Content-Type": "application/json"}
         urllib.request.urlopen(
-            urllib.request.Request(f"{server.url}/api/v1/routes", body.encode(), headers, method="POST"), timeout=10
+            urllib.request.Request(
+                f"{server.url}/api/v1/routes", body.encode(), headers, method="POST"
+            ),
+            timeout=10,
         ).close()
 
     make(f"hook-{tag}", f'"source": {{"topic": "out-{tag}"}},')
@@ -494,7 +617,9 @@ def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
 
 
 class Destination:
-    """An HTTP server that takes lines of JSON: away at first, and with an opinion about one of them."""
+    """An HTTP server that takes lines of JSON: away at first, and with an opinion about one of
+    them.
+    """
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -533,7 +658,9 @@ class Destination:
 
 
 @pytest.mark.spark
-def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(server, tcp, spark, tmp_path) -> None:
+def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(
+    server, tcp, spark, tmp_path
+) -> None:
     tag = uuid.uuid4().hex[:8]
 
     def ask(method: str, path: str, body: object = None) -> Any:
@@ -553,7 +680,11 @@ def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(serv
         ask("POST", "", route)
 
         def append(*numbers: int) -> None:
-            link.append(frames.produce_batch(f"in-{tag}", [b'{"id": %d, "ok": %d}' % (i, i % 2) for i in numbers]))
+            link.append(
+                frames.produce_batch(
+                    f"in-{tag}", [b'{"id": %d, "ok": %d}' % (i, i % 2) for i in numbers]
+                )
+            )
 
         append(*range(10))
         file = parse(f"""
@@ -577,7 +708,13 @@ url: {server.url}
                 until(lambda: destination.taken == [1, 3, 5, 7, 9], 120, "the first records arrive")
                 append(*range(10, 20))  # the stream is still running
                 until(lambda: set(destination.taken) >= {11, 15, 17, 19}, 120, "the others arrive")
-                letters.extend(until(lambda: ask("GET", f"/out-{tag}/deadletters")["letters"], 20, "one is refused"))
+                letters.extend(
+                    until(
+                        lambda: ask("GET", f"/out-{tag}/deadletters")["letters"],
+                        20,
+                        "one is refused",
+                    )
+                )
             finally:
                 runner.stop()
 
@@ -606,14 +743,26 @@ url: {url}
 
 
 @pytest.mark.spark
-def test_validation_by_spark_says_what_a_run_says(server, tcp, spark, tmp_path, monkeypatch) -> None:
+def test_validation_by_spark_says_what_a_run_says(
+    server, tcp, spark, tmp_path, monkeypatch
+) -> None:
     tag = uuid.uuid4().hex[:8]
     with TopicLink(tcp, 20) as link:
-        link.append(frames.produce_batch(f"v-{tag}", [b'{"id": 1, "v": 2, "at": "2026-01-01T00:00:00Z"}']))
+        link.append(
+            frames.produce_batch(f"v-{tag}", [b'{"id": 1, "v": 2, "at": "2026-01-01T00:00:00Z"}'])
+        )
     topic, queue = f"topic: o-{tag}", f"queue: o-{tag}"
     cases = [
-        ("SELECT id FROM orders WHERE id > (SELECT max(id) FROM orders)", topic, "Streaming query is not allowed"),
-        ("SELECT id FROM orders UNION SELECT v FROM orders", f"{topic}, orderBy: [id]", "without watermark"),
+        (
+            "SELECT id FROM orders WHERE id > (SELECT max(id) FROM orders)",
+            topic,
+            "Streaming query is not allowed",
+        ),
+        (
+            "SELECT id FROM orders UNION SELECT v FROM orders",
+            f"{topic}, orderBy: [id]",
+            "without watermark",
+        ),
         ("SELECT id FROM orders ORDER BY id", topic, "Sorting is not supported|in no fixed order"),
         (
             "SELECT id, row_number() OVER (PARTITION BY v ORDER BY id) AS n FROM orders",
@@ -622,7 +771,11 @@ def test_validation_by_spark_says_what_a_run_says(server, tcp, spark, tmp_path, 
         ),
         ("SELECT nofunction(id) AS n FROM orders", topic, r"step made: \[UNRESOLVED_ROUTINE\]"),
         ("SELECT id, rand() AS r, uuid() AS u FROM orders", topic, r"and rand\(\), uuid\(\) would"),
-        ("SELECT id, current_timestamp() AS now FROM orders", topic, r"and current_timestamp\(\) would"),
+        (
+            "SELECT id, current_timestamp() AS now FROM orders",
+            topic,
+            r"and current_timestamp\(\) would",
+        ),
         ("SELECT id FROM orders WHERE at > now()", queue, r"and now\(\) would"),
         ("SELECT id, v AS id FROM orders", topic, "two columns are named 'id'"),
         ("SELECT id AS payload FROM orders", queue, "needs a column payload, string or binary"),
@@ -630,25 +783,44 @@ def test_validation_by_spark_says_what_a_run_says(server, tcp, spark, tmp_path, 
         ("SELECT id AS partition, v FROM orders", queue, "the column partition must be a string"),
     ]
     for number, (sql, sink, text) in enumerate(cases):
-        given = STREAM.format(sql=sql, sink=sink, tag=tag, directory=tmp_path, number=number, tcp=tcp, url=server.url)
+        given = STREAM.format(
+            sql=sql, sink=sink, tag=tag, directory=tmp_path, number=number, tcp=tcp, url=server.url
+        )
         with pytest.raises(ConfigError, match=text):
             build.verify(spark, parse(given))
         with pytest.raises(PenstockError, match=text):
             Runner(parse(given), "local[2]").run(spark)
     given = STREAM.format(
-        sql="SELECT id FROM orders", sink=topic, tag=tag, directory=tmp_path, number=99, tcp=tcp, url=server.url
+        sql="SELECT id FROM orders",
+        sink=topic,
+        tag=tag,
+        directory=tmp_path,
+        number=99,
+        tcp=tcp,
+        url=server.url,
     )
     late = given.replace("format: json", "watermark: {id: 1 minute}, format: json")
-    with pytest.raises(ConfigError, match=r"source orders: watermark: .*EVENT_TIME_IS_NOT_ON_TIMESTAMP"):
+    with pytest.raises(
+        ConfigError, match=r"source orders: watermark: .*EVENT_TIME_IS_NOT_ON_TIMESTAMP"
+    ):
         build.verify(spark, parse(late))
     with pytest.raises(ConfigError, match="source orders: watermark: id is BIGINT, not TIMESTAMP"):
         check(parse(late), ask_broker=False)
-    for lesser in ("SELECT rand() AS r FROM orders", "SELECT id, v AS id FROM orders", "SELECT now() AS t FROM orders"):
+    for lesser in (
+        "SELECT rand() AS r FROM orders",
+        "SELECT id, v AS id FROM orders",
+        "SELECT now() AS t FROM orders",
+    ):
         with pytest.raises(ConfigError, match=r"step made: (two columns|what is written)"):
             check(parse(given.replace("SELECT id FROM orders", lesser)), ask_broker=False)
     assert build.verify(spark, parse(given)) == ["id"]
-    to_files = given.replace(topic, f"parquet: {tmp_path}/files").replace("SELECT id", "SELECT rand() AS r, id")
-    assert build.verify(spark, parse(to_files)) == ["r", "id"]  # files of a batch are replaced as a whole
+    to_files = given.replace(topic, f"parquet: {tmp_path}/files").replace(
+        "SELECT id", "SELECT rand() AS r, id"
+    )
+    assert build.verify(spark, parse(to_files)) == [
+        "r",
+        "id",
+    ]  # files of a batch are replaced as a whole
 
     file = tmp_path / "p.yaml"
     file.write_text(given)
@@ -658,7 +830,8 @@ def test_validation_by_spark_says_what_a_run_says(server, tcp, spark, tmp_path, 
     assert "without Spark" not in told.output
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert (
-        "checked without Spark (Java 17 or newer was not found)" in run(app, ["pipeline", "validate", str(file)]).output
+        "checked without Spark (Java 17 or newer was not found)"
+        in run(app, ["pipeline", "validate", str(file)]).output
     )
     monkeypatch.delenv("JAVA_HOME")
     file.write_text(given.replace("SELECT id", "SELECT nofunction(id) AS n"))
@@ -678,7 +851,9 @@ def test_state_is_not_continued_by_steps_that_did_not_make_it(
 
     def run(sums: str, after: str, schema: str = "id INT, v INT") -> list[Any]:
         with TopicLink(tcp, 20) as link:
-            link.append(frames.produce_batch(f"in-{tag}", [b'{"id": 1, "v": 5}', b'{"id": 1, "v": 6}']))
+            link.append(
+                frames.produce_batch(f"in-{tag}", [b'{"id": 1, "v": 5}', b'{"id": 1, "v": 6}'])
+            )
         text = f"""
 name: state-{tag}
 sources:
@@ -697,7 +872,9 @@ url: {server.url}
 
     count, after = "SELECT id, count(*) AS n FROM good GROUP BY id", "SELECT id, n FROM sums"
     assert run(count, after) == [{"id": 1, "n": 2}]
-    other = r"holds state that other steps have made: step sums was .*count\(\*\).* and is .*sum\(v\)"
+    other = (
+        r"holds state that other steps have made: step sums was .*count\(\*\).* and is .*sum\(v\)"
+    )
     with pytest.raises(ConfigError, match=other):
         run("SELECT id, sum(v) AS n FROM good GROUP BY id", after)
     with pytest.raises(ConfigError, match="column id of source orders was INT and is BIGINT"):
@@ -718,7 +895,11 @@ url: {server.url}
     assert "its steps changed" in caplog.text
     kept = sorted(path.name for path in (tmp_path / "checkpoint/steps").glob("*.json"))
     assert kept == ["0.json", "1.json"]
-    assert json.loads((tmp_path / "checkpoint/steps/0.json").read_text())["state"] == ["good", "orders", "sums"]
+    assert json.loads((tmp_path / "checkpoint/steps/0.json").read_text())["state"] == [
+        "good",
+        "orders",
+        "sums",
+    ]
 
 
 JSONS: list[tuple[bytes | None, Any]] = [
@@ -733,14 +914,26 @@ JSONS: list[tuple[bytes | None, Any]] = [
     (b'{"id":1,"d":NaN}', "the payload is not JSON"),
     (b'{"id":1', "the payload is not JSON"),
     (b'{"id":1,"id":2}', "the JSON has a key twice, or half of a surrogate pair in a string"),
-    (b'{"id":1,"s":"\\ud800"}', "the JSON has a key twice, or half of a surrogate pair in a string"),
+    (
+        b'{"id":1,"s":"\\ud800"}',
+        "the JSON has a key twice, or half of a surrogate pair in a string",
+    ),
     (b'[{"id":1},{"id":2}]', "the payload is not a JSON object"),
     (b"null", "the payload is not a JSON object"),
     (b'{"id":1,"d":1e999}', "field d: a number is too large for double"),
-    (b'{"id":1,"many":[{"d":1e999}]}', "field many: a number is too large for array<struct<d:double>>"),
+    (
+        b'{"id":1,"many":[{"d":1e999}]}',
+        "field many: a number is too large for array<struct<d:double>>",
+    ),
     (b'{"id":1,"p":1.005}', "field p: a number has more digits than decimal(10,2)"),
-    (b'{"id":1,"w":1.0000000000000000009}', "field w: a number has more digits than decimal(38,18)"),
-    (b'{"id":1,"m":{"k":0.125}}', "field m: a number has more digits than map<string,decimal(5,2)>"),
+    (
+        b'{"id":1,"w":1.0000000000000000009}',
+        "field w: a number has more digits than decimal(38,18)",
+    ),
+    (
+        b'{"id":1,"m":{"k":0.125}}',
+        "field m: a number has more digits than map<string,decimal(5,2)>",
+    ),
     (b'{"id":1.5}', "field id: not bigint: 1.5"),
     (b'{"id":99999999999999999999}', "field id: not bigint: 99999999999999999999"),
     (b'{"id":"7"}', "field id: not bigint: 7"),
@@ -753,10 +946,12 @@ JSONS: list[tuple[bytes | None, Any]] = [
 
 @pytest.mark.spark
 def test_only_one_whole_json_object_whose_values_fit_is_a_record(spark) -> None:
-    from penstock.pipeline.typed import dead_letters, typed
+    from penstock.pipeline.json_schema import dead_letters, typed
 
     rows = [("t", i, None, payload) for i, (payload, _) in enumerate(JSONS)]
-    frame = spark.createDataFrame(rows, "topic STRING, offset BIGINT, timestamp TIMESTAMP, payload BINARY")
+    frame = spark.createDataFrame(
+        rows, "topic STRING, offset BIGINT, timestamp TIMESTAMP, payload BINARY"
+    )
     schema = "id BIGINT, d DOUBLE, p DECIMAL(10,2), w DECIMAL(38,18), s STRING, day DATE, "
     schema += "many ARRAY<STRUCT<d: DOUBLE>>, m MAP<STRING, DECIMAL(5,2)>"
     found = typed(frame, schema)
@@ -799,29 +994,44 @@ def test_a_jobs_arguments_are_looked_at_before_a_jvm_starts(tmp_path, monkeypatc
 
 
 def test_a_full_disk_is_one_sentence() -> None:
-    text = (
-        "An error occurred\n: SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/x. SQL\n"
-    )
+    text = "An error occurred\n: SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/x. SQL\n"
     text += "\tat x.y(z.scala)\nCaused by: java.io.IOException: No space left on device\n\tat java.base/x"
-    assert cause(RuntimeError(text)) == "the disk is full: no space is left for /data/x. Free some and run it again"
-    assert cause(RuntimeError("x\nCaused by: java.io.IOException: No space left on device")).startswith(
+    assert (
+        cause(RuntimeError(text))
+        == "the disk is full: no space is left for /data/x. Free some and run it again"
+    )
+    assert cause(
+        RuntimeError("x\nCaused by: java.io.IOException: No space left on device")
+    ).startswith(
         "the disk is full: no space is left for the checkpoint, the target or Spark's own files"
     )
 
 
 def test_steps_are_compared_by_what_they_say() -> None:
     def made(sql: str, state: list[str], schema: str = "id INT", **more: Any) -> dict[str, Any]:
-        return {"steps": {"sums": {"sql": sql}, **more}, "sources": {"orders": {"schema": schema}}, "state": state}
+        return {
+            "steps": {"sums": {"sql": sql}, **more},
+            "sources": {"orders": {"schema": schema}},
+            "state": state,
+        }
 
     count, state = "SELECT id, count(*) AS n FROM orders GROUP BY id", ["orders", "sums"]
     assert (
-        changes(made(count, state), made(count.replace(" FROM", "\n-- the same\nfrom"), state, "id INT, x INT")) == []
+        changes(
+            made(count, state),
+            made(count.replace(" FROM", "\n-- the same\nfrom"), state, "id INT, x INT"),
+        )
+        == []
     )
     plain = "SELECT id FROM orders"
-    assert changes(made(count, state), made(plain, [])) == [f"step sums was {count!r} and is {plain!r}"]
+    assert changes(made(count, state), made(plain, [])) == [
+        f"step sums was {count!r} and is {plain!r}"
+    ]
     assert changes(made(count, state), made(count, state, "id STRING")) == [
         "column id of source orders was INT and is STRING"
     ]
     after = {"sql": "SELECT DISTINCT n FROM sums"}
     assert changes(made(count, state), made(count, [*state, "u"], u=after)) == ["u is new"]
-    assert changes(made(plain, []), made(plain, state)) == ["state was made of nothing and would be of orders, sums"]
+    assert changes(made(plain, []), made(plain, state)) == [
+        "state was made of nothing and would be of orders, sums"
+    ]

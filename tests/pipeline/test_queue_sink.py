@@ -12,7 +12,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pipeline.options import Options
-from penstock.pipeline.queue_sink import PushLink, QueueWriter, check_json
+from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
 from tests.support.wait import until
@@ -22,7 +22,9 @@ TEXT = StringType()
 
 def ask(url: str, method: str, path: str, body: object = None) -> dict | None:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"}, method=method)
+    request = urllib.request.Request(
+        url + path, data, {"Content-Type": "application/json"}, method=method
+    )
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.loads(answer.read() or b"null")
 
@@ -43,14 +45,18 @@ def items(sink: QueueWriter, batch: pa.RecordBatch, prefix: str | None = None) -
             st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
             st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
             st.recursive(
-                st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3), max_leaves=5
+                st.none() | st.integers() | st.text(max_size=5),
+                lambda inner: st.lists(inner, max_size=3),
+                max_leaves=5,
             ),
         ),
         max_size=8,
     )
 )
 def test_any_row_becomes_the_item_it_says(rows) -> None:
-    schema = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())])
+    schema = pa.schema(
+        [("queue", pa.string()), ("partition", pa.string()), ("payload", pa.string())]
+    )
     batch = pa.RecordBatch.from_arrays(
         [
             pa.array([queue for queue, _, _ in rows], pa.string()),
@@ -77,7 +83,9 @@ def test_a_payload_that_is_not_one_json_value_is_refused_with_its_row(payload) -
     good = pa.array([b"1", payload.encode(), b"[2]"], pa.binary())
     with pytest.raises(InvalidRequest, match="row 8 of this task is not JSON"):
         check_json(good, 7)
-    check_json(pa.array([b' {"a": 1} ', b"2"], pa.binary()), 0)  # white space around a value is fine
+    check_json(
+        pa.array([b' {"a": 1} ', b"2"], pa.binary()), 0
+    )  # white space around a value is fine
 
 
 @pytest.mark.parametrize("payload", [b"NaN", b"[1, Infinity]", b'"\\ud800"', b'{"a":"\\udc00 x"}'])
@@ -89,10 +97,16 @@ def test_what_only_lax_readers_take_for_json_is_refused_with_its_row(payload) ->
 def test_bytes_that_are_no_text_are_refused_with_their_row() -> None:
     with pytest.raises(InvalidRequest, match=r"row 9 of this task: its payload is not UTF-8 .*xff"):
         check_json(pa.array([b"1", b"2", b'"\xff"'], pa.binary()), 7)
-    bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())  # as Spark hands over CAST(x'ff' AS STRING)
+    bad = pa.array([b"a", b"\xff"], pa.binary()).view(
+        pa.string()
+    )  # as Spark hands over CAST(x'ff' AS STRING)
     sink = writer(["partition", "payload"], queue="q", appId="a")
     with pytest.raises(InvalidRequest, match="row 4 of this task: its partition is not UTF-8"):
-        list(sink._items(pa.record_batch({"partition": bad, "payload": pa.array(["1", "2"])}), None, 3))
+        list(
+            sink._items(
+                pa.record_batch({"partition": bad, "payload": pa.array(["1", "2"])}), None, 3
+            )
+        )
     text = writer(["payload"], queue="q", appId="a", payloadFormat="text")
     with pytest.raises(InvalidRequest, match="row 1 of this task: its payload is not UTF-8"):
         list(text._items(pa.record_batch({"payload": bad}), None, 0))
@@ -127,7 +141,10 @@ def test_rows_that_cannot_become_messages_are_refused_before_anything_runs() -> 
 def test_a_push_is_stored_once_and_refusals_are_told(server) -> None:
     queue = f"sink-{uuid.uuid4().hex[:8]}"
     link = PushLink(server.url, None, 5)
-    pushed = [json.dumps({"queue": queue, "transactionId": f"t{i}", "payload": i}).encode() for i in range(50)]
+    pushed = [
+        json.dumps({"queue": queue, "transactionId": f"t{i}", "payload": i}).encode()
+        for i in range(50)
+    ]
     assert link.push(pushed, repeatable=True).queued == 50
     again = link.push(pushed, repeatable=True)
     assert (again.queued, again.duplicate) == (0, 50)
@@ -143,10 +160,14 @@ def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
 
     queue = f"full-{uuid.uuid4().hex[:8]}"
     ask(server.url, "POST", "/api/v1/configure", {"queue": queue, "options": {"maxSize": 10}})
-    pushed = [json.dumps({"queue": queue, "payload": i}).encode() for i in range(25)]  # no ids: nothing recognises them
+    pushed = [
+        json.dumps({"queue": queue, "payload": i}).encode() for i in range(25)
+    ]  # no ids: nothing recognises them
     link = PushLink(server.url, None, 30)
     counts = []
-    pushing = threading.Thread(target=lambda: counts.append(link.push(pushed, repeatable=False).queued))
+    pushing = threading.Thread(
+        target=lambda: counts.append(link.push(pushed, repeatable=False).queued)
+    )
     pushing.start()
     taken: list[int] = []
 
@@ -163,13 +184,16 @@ def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
 
 @pytest.mark.spark
 def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_path) -> None:
-    from penstock.pipeline.queue_source import QueueReader
+    from penstock.pipeline.sources.queue import QueueReader
     from tests.pipeline.test_topic_sink import uncommit
 
     source, target = f"from-{uuid.uuid4().hex[:8]}", f"to-{uuid.uuid4().hex[:8]}"
     link = PushLink(server.url, None, 20)
     link.push(
-        [json.dumps({"queue": source, "partition": f"p{i % 3}", "payload": i}).encode() for i in range(90)],
+        [
+            json.dumps({"queue": source, "partition": f"p{i % 3}", "payload": i}).encode()
+            for i in range(90)
+        ],
         repeatable=False,
     )
 
@@ -195,9 +219,16 @@ def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_p
     uncommit(tmp_path / "checkpoint", 0)
     run()
     reader = QueueReader(queue_options(server.database_url, target, streaming=False))
-    rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"]))
+    rows = sorted(
+        rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"])
+    )
     assert [(row["partition"], int(row["payload"])) for row in rows] == [
         (f"p{k}", i) for k in range(3) for i in range(k, 90, 3)
     ]
-    batch = spark.read.format("penstock").option("queue", source).option("database", server.database_url).load()
+    batch = (
+        spark.read.format("penstock")
+        .option("queue", source)
+        .option("database", server.database_url)
+        .load()
+    )
     assert batch.where("partition = 'p1'").count() == 30

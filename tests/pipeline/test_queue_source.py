@@ -17,21 +17,24 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline import packed, queue_source
-from penstock.pipeline import postgres as postgres_module
 from penstock.pipeline.columns import QUEUE_COLUMNS
 from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Away, Postgres
-from penstock.pipeline.queue_source import QueueOptions, QueueReader, QueueStreamReader
-from penstock.pipeline.topic_source import DataLoss
-from penstock.pipeline.uuids import message_ids
+from penstock.pipeline.sources import packed_messages as packed
+from penstock.pipeline.sources import postgres as postgres_module
+from penstock.pipeline.sources import queue as queue_source
+from penstock.pipeline.sources.postgres import Away, Postgres
+from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
+from penstock.pipeline.sources.topic import DataLoss
+from penstock.pipeline.sources.uuid_texts import message_ids
+from penstock.protocol.message_ids import message_uuid
 from penstock.queues import Item
-from penstock.queues.ids import message_uuid
 from tests.queues.support import push, running
 
 
-def options(url: str, queue: str = "orders", *, streaming: bool = True, **more: Any) -> QueueOptions:
+def options(
+    url: str, queue: str = "orders", *, streaming: bool = True, **more: Any
+) -> QueueOptions:
     given = {"database": url, "queue": queue, **{name: str(value) for name, value in more.items()}}
     return QueueOptions(Options(given), QUEUE_COLUMNS.names, streaming=streaming)
 
@@ -48,7 +51,9 @@ class Stream:
         self.at = reader.initialOffset()
 
     def batch(self) -> list[dict[str, Any]]:
-        end = json.loads(json.dumps(self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())))
+        end = json.loads(
+            json.dumps(self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit()))
+        )
         rows = rows_of(self.reader, self.reader.partitions(self.at, end)) if end != self.at else []
         self.at = end
         return rows
@@ -72,7 +77,10 @@ def test_a_queue_is_read_with_every_column(database_url: str) -> None:
     )
     reader = QueueReader(options(database_url, streaming=False))
     rows = sorted(rows_of(reader, reader.partitions()), key=lambda row: row["partition"])
-    assert [(r["queue"], r["partition"], r["seq"], r["transactionId"], r["traceId"], r["payload"]) for r in rows] == [
+    assert [
+        (r["queue"], r["partition"], r["seq"], r["transactionId"], r["traceId"], r["payload"])
+        for r in rows
+    ] == [
         ("orders", "c-1", 1, "t-1", trace, '{"n": 1}'),
         ("orders", "c-2", 1, "t-2", None, '"ü"'),
     ]
@@ -89,7 +97,9 @@ def test_ids_made_by_numpy_are_those_of_the_queues() -> None:
 
 
 def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> None:
-    """Three transactions stay open across batches and end in another order than they began; one is rolled back."""
+    """Three transactions stay open across batches and end in another order than they began; one is
+    rolled back.
+    """
 
     async def body() -> None:
         async with running(database_url) as queues:
@@ -97,14 +107,18 @@ def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> 
             partition = await queues.database.fetch("SELECT id FROM partitions")
 
             async def begin(name: str) -> tuple[Any, Any]:
-                connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+                connection = await asyncpg.connect(
+                    database_url, server_settings={"search_path": "penstock"}
+                )
                 transaction = connection.transaction()
                 await transaction.start()
                 await connection.execute("SELECT pg_current_xact_id()")
                 return connection, transaction
 
             async def insert(connection: Any, n: int) -> None:
-                await connection.execute("SELECT 1 FROM partitions WHERE id = $1 FOR NO KEY UPDATE", partition[0]["id"])
+                await connection.execute(
+                    "SELECT 1 FROM partitions WHERE id = $1 FOR NO KEY UPDATE", partition[0]["id"]
+                )
                 await connection.execute(
                     "INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, payload) "
                     "SELECT partition_id, max(seq) + 1, clock_timestamp(), max(queue_id), $2, $3 FROM messages "
@@ -114,7 +128,9 @@ def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> 
                     str(n).encode(),
                 )
 
-            stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
+            stream = await asyncio.to_thread(
+                lambda: Stream(QueueStreamReader(options(database_url)))
+            )
 
             async def batch() -> list[int]:
                 return [int(row["payload"]) for row in await asyncio.to_thread(stream.batch)]
@@ -159,7 +175,9 @@ def test_batches_hold_whole_transactions_up_to_the_limit_and_a_large_one_is_cut_
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     tasks = reader.partitions(start, end)
     assert 1 < len(tasks) <= 4
-    per_task = [[(row["partition"], row["seq"]) for row in rows_of(reader, [task])] for task in tasks]
+    per_task = [
+        [(row["partition"], row["seq"]) for row in rows_of(reader, [task])] for task in tasks
+    ]
     assert sum(map(len, per_task)) == 60
     partitions = [{partition for partition, _ in rows} for rows in per_task]
     assert sum(map(len, partitions)) == 5  # no partition in two tasks
@@ -173,15 +191,27 @@ def test_transactions_are_counted_as_numbers_by_the_index(database_url: str) -> 
         load(database_url, *(Item("orders", b"%d" % (10 * k + i)) for i in range(10)))
     o = options(database_url)
     with o.postgres.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE messages SET xid = (98 + (seq - 1) / 10)::text::xid8")  # 98, 99, 100, 101
+        cursor.execute(
+            "UPDATE messages SET xid = (98 + (seq - 1) / 10)::text::xid8"
+        )  # 98, 99, 100, 101
         connection.commit()
     queue = o.state().id
-    assert [o.nth_xid(queue, 0, n) for n in (0, 9, 10, 19, 20, 39, 40)] == [98, 98, 99, 99, 100, 101, None]
+    assert [o.nth_xid(queue, 0, n) for n in (0, 9, 10, 19, 20, 39, 40)] == [
+        98,
+        98,
+        99,
+        99,
+        100,
+        101,
+        None,
+    ]
     stream = Stream(QueueStreamReader(options(database_url, maxOffsetsPerTrigger=25)))
     assert [len(stream.batch()) for _ in range(3)] == [20, 20, 0]
 
 
-def test_few_partitions_are_cut_within_when_order_is_not_promised(database_url: str, monkeypatch) -> None:
+def test_few_partitions_are_cut_within_when_order_is_not_promised(
+    database_url: str, monkeypatch
+) -> None:
     monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)
     load(database_url, *(Item("orders", b"%d" % i, "only") for i in range(40)))
     load(database_url, *(Item("orders", b"%d" % i, "two") for i in range(40, 100)))
@@ -198,7 +228,8 @@ def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_the
     trace = "0190b1f6-4f0e-7c3e-8000-0000000000ff"
     for k in range(5):
         items = (
-            Item("orders", b"%d" % (200 * k + i), f"p-{i % 7}", None, trace if i % 3 else None) for i in range(200)
+            Item("orders", b"%d" % (200 * k + i), f"p-{i % 7}", None, trace if i % 3 else None)
+            for i in range(200)
         )
         load(database_url, *items)
     load(database_url, *(Item("few", b"1", f"p-{i}") for i in range(30)))
@@ -211,7 +242,9 @@ def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_the
     load(database_url, Item("orders", b"9999", "p-0"))  # after the read was planned: not part of it
     rows = rows_of(reader, tasks)
     assert sorted(int(row["payload"]) for row in rows) == list(range(1000))
-    assert {(row["partition"], int(row["payload"]) % 200 % 7) for row in rows} == {(f"p-{i}", i) for i in range(7)}
+    assert {(row["partition"], int(row["payload"]) % 200 % 7) for row in rows} == {
+        (f"p-{i}", i) for i in range(7)
+    }
     assert all(row["traceId"] == (trace if int(row["payload"]) % 200 % 3 else None) for row in rows)
     few = QueueReader(options(database_url, "few", streaming=False))
     assert not any(task.file for task in few.partitions())
@@ -249,7 +282,9 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
 
     def read(*columns: str) -> list[dict[str, Any]]:
         given = QueueOptions(
-            Options({"database": database_url, "queue": "orders"}), columns or QUEUE_COLUMNS.names, streaming=False
+            Options({"database": database_url, "queue": "orders"}),
+            columns or QUEUE_COLUMNS.names,
+            streaming=False,
         )
         reader = QueueReader(given)
         tasks = reader.partitions()
@@ -261,7 +296,9 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
     for end in (None, 4):
         asked = packed.query(["p", "d"], [within], 0, end, toasted=True)
         plan = "\n".join(row[0] for row in asyncio.run(_execute(database_url, f"EXPLAIN {asked}")))
-        assert re.search(r"Tid Range Scan[^\n]*\n *TID Cond: [^\n]*ctid >= [^\n]*ctid < ", plan), plan
+        assert re.search(r"Tid Range Scan[^\n]*\n *TID Cond: [^\n]*ctid >= [^\n]*ctid < ", plan), (
+            plan
+        )
         assert "Index" not in plan
     rows = read()
     assert len(rows) == len(expected)
@@ -298,7 +335,9 @@ def test_encrypted_messages_are_an_error_or_have_no_payload(database_url: str) -
     load(database_url, Item("orders", b"1"), Item("orders", b"2"))
 
     async def encrypt() -> None:
-        connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+        connection = await asyncpg.connect(
+            database_url, server_settings={"search_path": "penstock"}
+        )
         await connection.execute("UPDATE messages SET key_id = 'k1' WHERE seq = 2")
         await connection.close()
 
@@ -310,15 +349,21 @@ def test_encrypted_messages_are_an_error_or_have_no_payload(database_url: str) -
     assert [row["payload"] for row in rows_of(reader, reader.partitions())] == ["1", None]
 
 
-def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(database_url: str) -> None:
+def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(
+    database_url: str,
+) -> None:
     load(database_url, Item("orders", b"1"), Item("refunds", b"1"))
     reader = QueueStreamReader(options(database_url))
     limit = reader.getDefaultReadLimit()
     offset = reader.latestOffset(reader.initialOffset(), limit)
     with pytest.raises(InvalidRequest, match="belongs to the queue 'orders'"):
         QueueStreamReader(options(database_url, "refunds")).latestOffset(offset, limit)
-    with pytest.raises(InvalidRequest, match="belongs to the queue 'orders'"):  # a batch that was not finished
-        QueueStreamReader(options(database_url, "refunds")).partitions(reader.initialOffset(), offset)
+    with pytest.raises(
+        InvalidRequest, match="belongs to the queue 'orders'"
+    ):  # a batch that was not finished
+        QueueStreamReader(options(database_url, "refunds")).partitions(
+            reader.initialOffset(), offset
+        )
     with pytest.raises(DataLoss, match="another database"):
         reader.latestOffset({**offset, "installation": 1}, limit)
     with pytest.raises(DataLoss, match="deleted and created again"):
@@ -332,7 +377,9 @@ def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> None:
         async with running(database_url) as queues:
             await push(queues, "orders", *range(5), partition="a")
             await push(queues, "orders", *range(3), partition="b")
-            stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
+            stream = await asyncio.to_thread(
+                lambda: Stream(QueueStreamReader(options(database_url)))
+            )
             await asyncio.to_thread(stream.batch)
             mirror = Mirror(Postgres(Options({"database": database_url})), "orders", "spark")
             await asyncio.to_thread(mirror.show, int(stream.at["xid"]))
@@ -343,7 +390,9 @@ def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> None:
             mirror.move(int(stream.at["xid"]))
             await asyncio.to_thread(mirror.stop)
             assert await queues.groups.lag("orders", "spark") == 0
-            assert (await queues.groups.describe("spark"))["orders"]["partitions"][1]["totalConsumed"] == 5
+            assert (await queues.groups.describe("spark"))["orders"]["partitions"][1][
+                "totalConsumed"
+            ] == 5
 
     asyncio.run(body())
 
@@ -355,7 +404,10 @@ class Proxy:
         found = urlsplit(url)
         given = parse_qs(found.query)
         self._target = given["host"][0] if "host" in given else None
-        self._address = (found.hostname or "127.0.0.1", found.port or int(given.get("port", ["5432"])[0]))
+        self._address = (
+            found.hostname or "127.0.0.1",
+            found.port or int(given.get("port", ["5432"])[0]),
+        )
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -402,7 +454,9 @@ class Proxy:
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
 
-def test_a_stream_waits_for_a_postgresql_that_is_away_and_says_so(database_url: str, caplog, monkeypatch) -> None:
+def test_a_stream_waits_for_a_postgresql_that_is_away_and_says_so(
+    database_url: str, caplog, monkeypatch
+) -> None:
     load(database_url, *(Item("orders", b"%d" % i) for i in range(10)))
     proxy = Proxy(database_url)
     stream = Stream(QueueStreamReader(options(proxy.url)))
@@ -411,7 +465,9 @@ def test_a_stream_waits_for_a_postgresql_that_is_away_and_says_so(database_url: 
     proxy.cut()
     waiting = threading.Event()
     sleep = time.sleep
-    monkeypatch.setattr(postgres_module.time, "sleep", lambda seconds: (waiting.set(), sleep(seconds)))
+    monkeypatch.setattr(
+        postgres_module.time, "sleep", lambda seconds: (waiting.set(), sleep(seconds))
+    )
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(stream.batch)
         assert waiting.wait(20)
@@ -455,12 +511,16 @@ def test_a_range_that_breaks_off_is_resumed_where_it_was(database_url: str, monk
         rows_of(unordered, unordered.partitions())
 
 
-def test_who_holds_messages_back_is_named_and_can_be_waited_for(database_url: str, caplog, monkeypatch) -> None:
+def test_who_holds_messages_back_is_named_and_can_be_waited_for(
+    database_url: str, caplog, monkeypatch
+) -> None:
     load(database_url, *(Item("orders", b"%d" % i) for i in range(10)))
     opened, close = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        connection = await asyncpg.connect(database_url, server_settings={"application_name": "nightly"})
+        connection = await asyncpg.connect(
+            database_url, server_settings={"application_name": "nightly"}
+        )
         async with connection.transaction():
             await connection.execute("SELECT pg_current_xact_id()")
             opened.set()
@@ -473,10 +533,10 @@ def test_who_holds_messages_back_is_named_and_can_be_waited_for(database_url: st
         load(database_url, *(Item("orders", b"%d" % i) for i in range(10, 20)))
         reader = QueueReader(options(database_url, streaming=False, waitForTransactions=0.1))
         assert len(rows_of(reader, reader.partitions())) == 10
-        told = (
-            r"queue orders: 10 committed messages are not read yet, since an older transaction is still open: pid \d+"
+        told = r"queue orders: 10 committed messages are not read yet, since an older transaction is still open: pid \d+"
+        assert re.search(
+            told + r', application_name "nightly", idle in transaction, for \d+ s', caplog.text
         )
-        assert re.search(told + r', application_name "nightly", idle in transaction, for \d+ s', caplog.text)
         caplog.clear()
 
         monkeypatch.setattr(queue_source, "WARN_SECONDS", 0.0)
@@ -486,7 +546,9 @@ def test_who_holds_messages_back_is_named_and_can_be_waited_for(database_url: st
         assert caplog.text.count("nightly") == 1  # said once, then from time to time
 
         sleep = time.sleep
-        monkeypatch.setattr(queue_source.time, "sleep", lambda seconds: (close.set(), sleep(seconds)))
+        monkeypatch.setattr(
+            queue_source.time, "sleep", lambda seconds: (close.set(), sleep(seconds))
+        )
         patient = QueueReader(options(database_url, streaming=False, waitForTransactions=30))
         assert len(rows_of(patient, patient.partitions())) == 20
         holding.result(20)

@@ -20,17 +20,17 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.cli import pipeline as _pipeline_commands  # noqa: F401
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
-from penstock.pipeline.jobs import minutes
+from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.dlq_report import dlq_report
-from penstock.pipeline.jobs.minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.report import check_targets, write
 from penstock.pipeline.jobs.rollup import REACHED, _known, _topic_names, _window, rollup
+from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Postgres
-from penstock.wire import frames
+from penstock.pipeline.sources.postgres import Postgres
+from penstock.protocol import frames
+from penstock.protocol.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
 
 
 def call(url: str, method: str = "GET", body: Any = None) -> Any:
@@ -47,11 +47,18 @@ class Ledger:
         self.url, self.queue = url, f"q-{uuid.uuid4().hex[:8]}"
         self.counts: Counter[str] = Counter()
         self.took: list[tuple[float, float]] = []  # from push to ack: seconds at least, at most
-        call(f"{url}/api/v1/configure", "POST", {"queue": self.queue, "options": {"retryDelay": 1, **options}})
+        call(
+            f"{url}/api/v1/configure",
+            "POST",
+            {"queue": self.queue, "options": {"retryDelay": 1, **options}},
+        )
 
     def push(self, count: int) -> None:
         payloads = [{"n": "x" * random.randint(1, 50)} for _ in range(count)]
-        items = [{"queue": self.queue, "partition": f"p{i % 3}", "payload": p} for i, p in enumerate(payloads)]
+        items = [
+            {"queue": self.queue, "partition": f"p{i % 3}", "payload": p}
+            for i, p in enumerate(payloads)
+        ]
         call(f"{self.url}/api/v1/push", "POST", {"items": items})
         self.counts["pushed"] += count
         self.counts["bytes"] += sum(len(json.dumps(p)) for p in payloads)
@@ -61,16 +68,26 @@ class Ledger:
         return call(f"{self.url}/api/v1/pop/queue/{self.queue}?{query}")["messages"]
 
     def ack(
-        self, messages: list[dict[str, Any]], status: str = "completed", error: str | None = None, group: str = "g"
+        self,
+        messages: list[dict[str, Any]],
+        status: str = "completed",
+        error: str | None = None,
+        group: str = "g",
     ) -> None:
         acks = [
             {"transactionId": m["transactionId"], "partitionId": m["partitionId"], "leaseId": m["leaseId"],
              "status": status, "error": error} for m in messages
         ]  # fmt: skip
         sent = time.time()
-        call(f"{self.url}/api/v1/ack/batch", "POST", {"acknowledgments": acks, "consumerGroup": group})
+        call(
+            f"{self.url}/api/v1/ack/batch",
+            "POST",
+            {"acknowledgments": acks, "consumerGroup": group},
+        )
         if status == "completed":
-            created = [datetime.fromisoformat(m["createdAt"]).timestamp() for m in messages]  # cut to milliseconds
+            created = [
+                datetime.fromisoformat(m["createdAt"]).timestamp() for m in messages
+            ]  # cut to milliseconds
             self.took += [(sent - at - 0.001, time.time() - at) for at in created]
         self.counts[status] += len(messages)
 
@@ -97,12 +114,18 @@ def test_the_database_sorts_into_the_same_buckets(server) -> None:
     latencies = sorted((round(10 ** draw.uniform(-4.3, 7), 6) for _ in range(400)), reverse=True)
 
     async def ask() -> tuple[list[int], int, list[int]]:
-        connection = await asyncpg.connect(server.database_url, server_settings={"search_path": "penstock"})
+        connection = await asyncpg.connect(
+            server.database_url, server_settings={"search_path": "penstock"}
+        )
         seconds = [timedelta(seconds=value) for value in latencies]
-        one_by_one = await connection.fetch("SELECT latency_bucket(x) FROM unnest($1::interval[]) x", seconds)
+        one_by_one = await connection.fetch(
+            "SELECT latency_bucket(x) FROM unnest($1::interval[]) x", seconds
+        )
         now = datetime.now(UTC)
         created = [now - took for took in seconds]
-        first = await connection.fetchval("SELECT latency_bucket($1::timestamptz - $2)", now, created[-1])
+        first = await connection.fetchval(
+            "SELECT latency_bucket($1::timestamptz - $2)", now, created[-1]
+        )
         counts = await connection.fetchval("SELECT latency_counts($1, $2)", created, now)
         alone = await connection.fetchval("SELECT latency_counts($1, $2)", [now] * 3, now)
         assert alone is None
@@ -124,13 +147,23 @@ def test_lag_is_told_for_every_minute_in_which_the_queue_changed() -> None:
     rows = [
         changed(0, 1, 100, 60, pushed=60),
         changed(0, 3, 150, 50, pushed=50),
-        {"group": 0, "minute": at[3], "bytes": 700, "level": None},  # the stored messages know bytes only
+        {
+            "group": 0,
+            "minute": at[3],
+            "bytes": 700,
+            "level": None,
+        },  # the stored messages know bytes only
         changed(1, 2, 30, 10, acked=10),
         changed(1, 4, 90, 60, acked=60),
         changed(0, 5, 140, -10),  # retention took ten
     ]
-    found = list(merge_queue(rows, "q", {1: "busy", 2: "idle"}, lambda group: {0: 140, 1: 90, 2: 7}[group]))
-    lags = {name: [row["lag"] for row in found if row["group_name"] == name] for name in ("", "busy", "idle")}
+    found = list(
+        merge_queue(rows, "q", {1: "busy", 2: "idle"}, lambda group: {0: 140, 1: 90, 2: 7}[group])
+    )
+    lags = {
+        name: [row["lag"] for row in found if row["group_name"] == name]
+        for name in ("", "busy", "idle")
+    }
     assert lags == {
         "": [None] * 5,
         "busy": [100 - 20, 100 - 30, 150 - 30, 150 - 90, 140 - 90],
@@ -146,13 +179,17 @@ def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> 
     start = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
     async def fill() -> None:
-        connection = await asyncpg.connect(server.database_url, server_settings={"search_path": "penstock"})
+        connection = await asyncpg.connect(
+            server.database_url, server_settings={"search_path": "penstock"}
+        )
         for minute in range(90):
             at = start + timedelta(minutes=minute)
             sql = "INSERT INTO analytics (minute, kind, name, group_name, pushed, acked, lag, latency_buckets, "
             sql += "latency_counts) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
             await connection.execute(sql, at, "queue", name, "", 10, 0, None, None, None)
-            await connection.execute(sql, at, "group", name, "g", 0, 3, minute, [bucket_of(0.1), bucket_of(5)], [2, 1])
+            await connection.execute(
+                sql, at, "group", name, "g", 0, 3, minute, [bucket_of(0.1), bucket_of(5)], [2, 1]
+            )
             await connection.execute(sql, at, "topic", name, "", 7, 0, None, None, None)
         await connection.close()
 
@@ -177,7 +214,9 @@ def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> 
     assert page["truncated"]
     while page["truncated"]:  # whole minutes, none twice
         seen += [p["time"] for p in page["points"]]
-        page = call(f"{server.url}/api/v1/analytics?from={page['next']}&to=2026-01-31T14:00:00Z&queue={name}&limit=71")
+        page = call(
+            f"{server.url}/api/v1/analytics?from={page['next']}&to=2026-01-31T14:00:00Z&queue={name}&limit=71"
+        )
     seen += [p["time"] for p in page["points"]]
     assert Counter(Counter(seen).values()) == {2: 90}
     assert page["next"] is None
@@ -221,7 +260,9 @@ def is_report(html: Path, png: Path, *texts: str) -> None:
 
 
 @pytest.mark.spark
-def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server, tcp, spark, tmp_path) -> None:
+def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
+    server, tcp, spark, tmp_path
+) -> None:
     ledger = Ledger(server.url, retryLimit=1)
     topic = f"t-{uuid.uuid4().hex[:8]}"
     with TopicLink(tcp, 20) as link:
@@ -237,7 +278,9 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     failed = ledger.pop(batch=4)
     ledger.ack(failed, "failed", "boom")
     waiting = {message["transactionId"] for message in failed}
-    while waiting:  # each comes once more, is given up, and everything else that comes with it is done
+    while (
+        waiting
+    ):  # each comes once more, is given up, and everything else that comes with it is done
         popped = ledger.pop(batch=5)
         again = [message for message in popped if message["transactionId"] in waiting]
         ledger.ack(again, "failed", "boom")
@@ -246,17 +289,49 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
     acked = ledger.counts["completed"]
     since = datetime.now(UTC) - timedelta(minutes=10)
     until = datetime.now(UTC) + timedelta(minutes=1)
-    where = {"database": server.database_url, "broker": tcp, "url": server.url, "since": since, "until": until}
+    where = {
+        "database": server.database_url,
+        "broker": tcp,
+        "url": server.url,
+        "since": since,
+        "until": until,
+    }
     where |= {"queues": [ledger.queue], "topics": [topic]}
     html, png = tmp_path / "r.html", tmp_path / "r.png"
-    arguments = ["--since", since.isoformat(), "--until", until.isoformat(), "--broker", tcp, "--url", server.url]
+    arguments = [
+        "--since",
+        since.isoformat(),
+        "--until",
+        until.isoformat(),
+        "--broker",
+        tcp,
+        "--url",
+        server.url,
+    ]
     arguments += ["--queue", ledger.queue, "--topic", topic]
-    arguments += ["--database", server.database_url, "--html", str(html), "--png", str(png), "--master", "local[2]"]
+    arguments += [
+        "--database",
+        server.database_url,
+        "--html",
+        str(html),
+        "--png",
+        str(png),
+        "--master",
+        "local[2]",
+    ]
     ran = CliRunner().invoke(app, ["pipeline", "run", "rollup", *arguments])
     assert ran.exit_code == 0, ran.output
     done = json.loads(ran.stdout.strip().splitlines()[-1])
     assert (done["queues"], done["groups"], done["topics"]) == (1, 1, 1)
-    is_report(html, png, ledger.queue, topic, "Latency from push to ack", "Dead letters, by group", "indexer")
+    is_report(
+        html,
+        png,
+        ledger.queue,
+        topic,
+        "Latency from push to ack",
+        "Dead letters, by group",
+        "indexer",
+    )
     query = f"from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
     ask = f"{server.url}/api/v1/analytics?{query}"
     (of_queue,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
@@ -274,18 +349,34 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(server
         told = of_group["latency"][f"p{percent}"] / 1000
         assert least[nth] * (1 - ERROR) <= told <= most[nth] * (1 + ERROR)
     of_topic, of_indexer = call(f"{ask}&topic={topic}")["points"]
-    assert (of_topic["pushed"], of_topic["bytes"], of_topic["latency"], of_topic["lag"]) == (3, 8, None, None)
+    assert (of_topic["pushed"], of_topic["bytes"], of_topic["latency"], of_topic["lag"]) == (
+        3,
+        8,
+        None,
+        None,
+    )
     assert (of_topic["kind"], of_indexer["kind"]) == ("topic", "group")
     assert [of_indexer] == call(f"{ask}&topic={topic}&group=indexer")["points"]
-    assert (of_indexer["topic"], of_indexer["queue"], of_indexer["group"]) == (topic, None, "indexer")
-    assert (of_indexer["acked"], of_indexer["retried"], of_indexer["lag"], of_indexer["pushed"]) == (2, 0, 1, 0)
+    assert (of_indexer["topic"], of_indexer["queue"], of_indexer["group"]) == (
+        topic,
+        None,
+        "indexer",
+    )
+    assert (
+        of_indexer["acked"],
+        of_indexer["retried"],
+        of_indexer["lag"],
+        of_indexer["pushed"],
+    ) == (2, 0, 1, 0)
     assert of_indexer["latency"]["count"] == 2
     assert 0 < of_indexer["latency"]["p99"] / 1000 <= (took + 0.1) * (1 + ERROR)
 
     again = rollup(spark, **where)
     assert again.rows == done["rows"]
     assert call(f"{ask}&queue={ledger.queue}&group=g") == first
-    call(f"{server.url}/api/v1/queues/{ledger.queue}/clear", "DELETE")  # its bytes can be read no more
+    call(
+        f"{server.url}/api/v1/queues/{ledger.queue}/clear", "DELETE"
+    )  # its bytes can be read no more
     until = datetime.now(UTC) + timedelta(minutes=1)
     rollup(spark, queues=[ledger.queue], database=server.database_url, since=since, until=until)
     ask = f"{server.url}/api/v1/analytics?from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
@@ -356,7 +447,9 @@ def test_bytes_are_the_same_however_the_stored_messages_are_shared_out(server, m
     monkeypatch.setattr(minutes, "SMALL", 10)
     assert total(3) == (3, ledger.counts["bytes"])  # by its three partitions
     assert total(5) == (5, ledger.counts["bytes"])  # by time
-    late = bytes_queries(postgres, known, levels_now(postgres, known), since, since + timedelta(minutes=1), 3)
+    late = bytes_queries(
+        postgres, known, levels_now(postgres, known), since, since + timedelta(minutes=1), 3
+    )
     assert [row for query in late for row in postgres.rows(query)] == []
 
 
@@ -401,8 +494,25 @@ def test_dead_letters_are_grouped_by_error_and_queue_with_samples(server, spark,
         for message, error in zip(taken, errors, strict=False):
             ledger.ack([message], "failed", error)
     html, png = tmp_path / "d.html", tmp_path / "d.png"
-    arguments = ["--database", server.database_url, "--html", str(html), "--png", str(png), "--json"]
-    arguments += ["--queue", one.queue, "--queue", other.queue, "--samples", "2", "--master", "local[2]"]
+    arguments = [
+        "--database",
+        server.database_url,
+        "--html",
+        str(html),
+        "--png",
+        str(png),
+        "--json",
+    ]
+    arguments += [
+        "--queue",
+        one.queue,
+        "--queue",
+        other.queue,
+        "--samples",
+        "2",
+        "--master",
+        "local[2]",
+    ]
     ran = CliRunner().invoke(app, ["pipeline", "run", "dlq-report", *arguments])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.strip().splitlines()[-1])
@@ -420,12 +530,16 @@ def test_dead_letters_are_grouped_by_error_and_queue_with_samples(server, spark,
         assert (kind["groups"], kind["attempts"]) == (["g"], 1)
         if kind["queue"] == one.queue:
             letters = [by_id[sample["id"]] for sample in kind["samples"]]
-            assert [json.loads(sample["payload"]) for sample in kind["samples"]] == [one_["data"] for one_ in letters]
+            assert [json.loads(sample["payload"]) for sample in kind["samples"]] == [
+                one_["data"] for one_ in letters
+            ]
             times = sorted(datetime.fromisoformat(letter["failedAt"]) for letter in letters)
             assert datetime.fromisoformat(kind["first"]) - times[0] < timedelta(milliseconds=1)
             assert datetime.fromisoformat(kind["last"]) - times[-1] < timedelta(milliseconds=1)
     is_report(html, png, one.queue, other.queue, "timeout after &lt;n&gt; s", "By error")
     quiet = Ledger(server.url)
-    nothing = dlq_report(spark, database=server.database_url, queues=[quiet.queue], html=html, png=png)
+    nothing = dlq_report(
+        spark, database=server.database_url, queues=[quiet.queue], html=html, png=png
+    )
     assert (nothing.total, nothing.kinds) == (0, [])
     assert "no dead letters" in html.read_text()

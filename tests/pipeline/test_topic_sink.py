@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from penstock.errors import InvalidRequest, Unavailable
-from penstock.pipeline import topic_sink
-from penstock.pipeline.identity import Writer
+from penstock.log import producers
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
-from penstock.pipeline.topic_sink import Cutter, TopicStreamWriter, _Appender, sequence
-from penstock.topics import producers
-from penstock.wire import frames
+from penstock.pipeline.sinks import topic as topic_sink
+from penstock.pipeline.sinks.identity import Writer
+from penstock.pipeline.sinks.topic import Cutter, TopicStreamWriter, _Appender, sequence
+from penstock.protocol import frames
 from tests.pipeline.support import Driver, batch_rows
 
 
@@ -52,7 +52,11 @@ def test_where_appends_are_cut_depends_on_the_payloads_alone(payloads, borders, 
 
 
 def write(
-    broker: Any, writer: Writer | None, payloads: list[bytes], topic: str = "out", stop_after: int | None = None
+    broker: Any,
+    writer: Writer | None,
+    payloads: list[bytes],
+    topic: str = "out",
+    stop_after: int | None = None,
 ) -> None:
     with TopicLink(broker.address, 5) as link:
         appender = _Appender(link, writer)
@@ -105,7 +109,9 @@ def test_numbers_of_a_query_may_leave_gaps_and_those_of_a_producer_may_not() -> 
         ([("payload", BinaryType())], {"topic": "t", "broker": ""}, "'broker' is missing"),
     ],
 )
-def test_rows_that_cannot_become_records_are_refused_before_anything_runs(fields, options, text) -> None:
+def test_rows_that_cannot_become_records_are_refused_before_anything_runs(
+    fields, options, text
+) -> None:
     schema = StructType([StructField(name, kind) for name, kind in fields])
     with pytest.raises(InvalidRequest, match=text):
         TopicStreamWriter(Options({"broker": "x:1", **options}), schema)
@@ -119,18 +125,32 @@ def test_a_sink_without_an_app_id_says_that_it_writes_at_least_once(capsys) -> N
     assert capsys.readouterr().err == ""
 
 
-def test_a_broker_gives_the_same_rows_as_its_files_and_a_group_shows_the_position(broker, tmp_path) -> None:
+def test_a_broker_gives_the_same_rows_as_its_files_and_a_group_shows_the_position(
+    broker, tmp_path
+) -> None:
     for k in range(5):
         broker.append("orders", [b"%d" % i for i in range(100 * k, 100 * k + 100)])
     files = batch_rows(directory=broker.directory, topic="orders")
     assert batch_rows(broker=broker.address, topic="orders") == files
-    assert batch_rows(broker=broker.address, directory=broker.directory, topic="orders", minPartitions=3) == files
+    assert (
+        batch_rows(
+            broker=broker.address, directory=broker.directory, topic="orders", minPartitions=3
+        )
+        == files
+    )
     some = batch_rows(
-        broker=broker.address, topic="orders", startingOffsets='{"orders": 99}', endingOffsets='{"orders": 301}'
+        broker=broker.address,
+        topic="orders",
+        startingOffsets='{"orders": 99}',
+        endingOffsets='{"orders": 301}',
     )
     assert some == files[99:301]
     driver = Driver(
-        tmp_path / "offsets", broker=broker.address, topic="orders", group="spark", maxOffsetsPerTrigger=300
+        tmp_path / "offsets",
+        broker=broker.address,
+        topic="orders",
+        group="spark",
+        maxOffsetsPerTrigger=300,
     )
     assert [len(batch) for batch in driver.run()] == [300, 200]
     assert broker.served.groups.committed("spark", "orders") == 500
@@ -153,7 +173,9 @@ def test_a_broker_that_is_away_for_a_while_delays_a_request_and_then_fails_it(tm
 
 
 def uncommit(checkpoint: Path, *batches: int) -> None:
-    """Make Spark forget that it finished these batches: what a driver killed before it noted them leaves behind."""
+    """Make Spark forget that it finished these batches: what a driver killed before it noted them
+    leaves behind.
+    """
     for batch in batches:
         for path in (checkpoint / "commits").glob(f"*{batch}*"):
             if path.name in (str(batch), f".{batch}.crc"):

@@ -14,7 +14,7 @@ import pytest
 from penstock import pipeline
 from penstock.errors import InvalidOffset, InvalidRequest, NotFound, PenstockError
 from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
-from penstock.pipeline.topic_source import (
+from penstock.pipeline.sources.topic import (
     GROUP_FROM,
     GROUP_RECORDS,
     GROUP_TOPICS,
@@ -39,7 +39,9 @@ def read(spark: Any, directory: Path, **options: Any) -> Any:
 
 
 @spark_test
-def test_spark_reads_every_record_with_its_topic_offset_and_time(spark, tmp_path, write_topic) -> None:
+def test_spark_reads_every_record_with_its_topic_offset_and_time(
+    spark, tmp_path, write_topic
+) -> None:
     write_topic("orders", [b"a", b"\xff\x00", b""])
     write_topic("refunds", [b"r"] * 7)
     frame = read(spark, tmp_path, topic="orders,refunds", minPartitions=4)
@@ -74,8 +76,15 @@ def test_a_spark_stream_goes_on_where_its_checkpoint_ended_in_batches_of_the_giv
             .start()
         )
         assert query.awaitTermination(300)
-        offsets = [row.offset for row in spark.read.parquet(str(tmp_path / "out")).orderBy("offset").collect()]
-        return offsets, [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+        offsets = [
+            row.offset
+            for row in spark.read.parquet(str(tmp_path / "out")).orderBy("offset").collect()
+        ]
+        return offsets, [
+            progress["numInputRows"]
+            for progress in query.recentProgress
+            if progress["numInputRows"]
+        ]
 
     assert run() == (list(range(25)), [10, 10, 5])
     write_topic("orders", [b"more"] * 3)
@@ -86,18 +95,25 @@ def test_a_spark_stream_goes_on_where_its_checkpoint_ended_in_batches_of_the_giv
         run()
 
 
-def test_a_range_is_given_by_offsets_or_by_time_and_is_split_across_tasks(tmp_path, write_topic) -> None:
+def test_a_range_is_given_by_offsets_or_by_time_and_is_split_across_tasks(
+    tmp_path, write_topic
+) -> None:
     write_topic("orders", [b"%d" % i for i in range(100)])
     write_topic("orders", [b"late"])
     options = {"directory": tmp_path, "topic": "orders"}
     some = {**options, "startingOffsets": '{"orders": 10}', "endingOffsets": '{"orders": 60}'}
-    assert [row["payload"] for row in batch_rows(**some, minPartitions=4)] == [b"%d" % i for i in range(10, 60)]
+    assert [row["payload"] for row in batch_rows(**some, minPartitions=4)] == [
+        b"%d" % i for i in range(10, 60)
+    ]
     assert len(TopicReader(topic_options(**some, minPartitions=4)).partitions()) == 4
     assert len(TopicReader(topic_options(**some, maxRecordsPerPartition=7)).partitions()) == 8
     late = batch_rows(**options, startingOffsets='{"orders": 100}')[0]["timestamp"]
     millis = int(late.timestamp() * 1000)
     assert [row["payload"] for row in batch_rows(**options, startingTimestamp=millis)] == [b"late"]
-    assert len(batch_rows(**options, endingTimestamp=late.isoformat())) in (100, 101)  # a millisecond may be shared
+    assert len(batch_rows(**options, endingTimestamp=late.isoformat())) in (
+        100,
+        101,
+    )  # a millisecond may be shared
     assert batch_rows(**options, startingOffsets="latest") == []
 
 
@@ -115,7 +131,11 @@ def test_only_the_columns_of_a_given_schema_are_made(tmp_path, write_topic) -> N
         ({}, InvalidRequest, "give either the option 'topic'"),
         ({"topic": "nowhere"}, NotFound, "there is no topic 'nowhere'"),
         ({"topic": "orders", "startingOffsets": "first"}, InvalidRequest, "startingOffsets"),
-        ({"topic": "orders", "startingOffsets": '{"orders": 99}'}, InvalidOffset, "offsets 0 to 1; 99 was asked for"),
+        (
+            {"topic": "orders", "startingOffsets": '{"orders": 99}'},
+            InvalidOffset,
+            "offsets 0 to 1; 99 was asked for",
+        ),
         ({"topic": "orders", "minPartitions": "many"}, InvalidRequest, "minPartitions"),
         ({"topic": "orders", "startingTimestamp": "noon"}, InvalidRequest, "startingTimestamp"),
         ({"topicPattern": "("}, InvalidRequest, "no regular expression"),
@@ -129,19 +149,27 @@ def test_a_wrong_option_is_an_error_that_says_what_it_may_be(
         batch_rows(directory=tmp_path, **options)
 
 
-def test_new_topics_of_a_pattern_join_a_running_query_and_bytes_bound_a_batch(tmp_path, write_topic) -> None:
+def test_new_topics_of_a_pattern_join_a_running_query_and_bytes_bound_a_batch(
+    tmp_path, write_topic
+) -> None:
     write_topic("logs-a", [b"x" * 88] * 20)  # 100 bytes each with their headers
-    driver = Driver(tmp_path / "offsets", directory=tmp_path, topicPattern="logs-.*", maxBytesPerTrigger=1000)
+    driver = Driver(
+        tmp_path / "offsets", directory=tmp_path, topicPattern="logs-.*", maxBytesPerTrigger=1000
+    )
     assert [len(batch) for batch in driver.run()] == [10, 10]
     write_topic("logs-b", [b"y"])
-    assert [[(row["topic"], row["offset"]) for row in batch] for batch in driver.run()] == [[("logs-b", 0)]]
+    assert [[(row["topic"], row["offset"]) for row in batch] for batch in driver.run()] == [
+        [("logs-b", 0)]
+    ]
     assert driver.run() == []
 
 
 def test_a_limit_is_shared_by_topics_in_proportion_to_what_waits(tmp_path, write_topic) -> None:
     write_topic("busy", [b"x"] * 90)
     write_topic("calm", [b"x"] * 10)
-    driver = Driver(tmp_path / "offsets", directory=tmp_path, topic="busy,calm", maxOffsetsPerTrigger=20)
+    driver = Driver(
+        tmp_path / "offsets", directory=tmp_path, topic="busy,calm", maxOffsetsPerTrigger=20
+    )
     first = driver.run()[0]
     assert sum(row["topic"] == "busy" for row in first) == 18
     assert sum(row["topic"] == "calm" for row in first) == 2
@@ -149,7 +177,7 @@ def test_a_limit_is_shared_by_topics_in_proportion_to_what_waits(tmp_path, write
 
 def test_available_now_ends_although_records_keep_coming(tmp_path, write_topic) -> None:
     write_topic("orders", [b"x"] * 10)
-    from penstock.pipeline.topic_source import TopicStreamReader
+    from penstock.pipeline.sources.topic import TopicStreamReader
 
     reader = TopicStreamReader(topic_options(directory=tmp_path, topic="orders"))
     reader.prepareForTriggerAvailableNow()
@@ -169,32 +197,48 @@ def test_a_topic_created_again_is_never_mistaken_for_the_old_one(tmp_path, write
     write_topic("orders", [b"new"] * 8)
     with pytest.raises(DataLoss, match=r"deleted and created again.*failOnDataLoss=false"):
         driver.run()
-    assert [[row["payload"] for row in batch] for batch in driver.run(failOnDataLoss="false")] == [[b"new"] * 8]
+    assert [[row["payload"] for row in batch] for batch in driver.run(failOnDataLoss="false")] == [
+        [b"new"] * 8
+    ]
 
 
-def test_retention_that_overtakes_a_slow_query_is_an_error_with_the_offsets_lost(tmp_path, write_topic) -> None:
+def test_retention_that_overtakes_a_slow_query_is_an_error_with_the_offsets_lost(
+    tmp_path, write_topic
+) -> None:
     write_topic("orders", *[[b"x" * 100] * 10] * 3, segment_bytes=1000)
     driver = Driver(tmp_path / "offsets", directory=tmp_path, topic="orders")
     driver.run()
     write_topic("orders", *[[b"x" * 100] * 10] * 3, segment_bytes=1000)
-    bases = sorted({path.stem.partition("-")[2] for path in (tmp_path / "orders").glob("data-*.log")})
+    bases = sorted(
+        {path.stem.partition("-")[2] for path in (tmp_path / "orders").glob("data-*.log")}
+    )
     for base in bases[:4]:
         for path in (tmp_path / "orders").glob(f"*-{base}.*"):
             path.unlink()
     first = int(bases[4])
-    with pytest.raises(DataLoss, match=rf"offsets 30 to {first - 1} have aged out before they were read"):
+    with pytest.raises(
+        DataLoss, match=rf"offsets 30 to {first - 1} have aged out before they were read"
+    ):
         driver.run()
-    assert [[row["offset"] for row in batch] for batch in driver.run(failOnDataLoss="false")] == [[*range(first, 60)]]
+    assert [[row["offset"] for row in batch] for batch in driver.run(failOnDataLoss="false")] == [
+        [*range(first, 60)]
+    ]
 
 
 def test_a_checkpoint_of_another_topic_is_refused(tmp_path, write_topic) -> None:
     write_topic("orders", [b"a"])
     write_topic("refunds", [b"b"])
     Driver(tmp_path / "offsets", directory=tmp_path, topic="orders").run()
-    with pytest.raises(InvalidRequest, match="belongs to the topics orders; this query reads refunds"):
+    with pytest.raises(
+        InvalidRequest, match="belongs to the topics orders; this query reads refunds"
+    ):
         Driver(tmp_path / "offsets", directory=tmp_path, topic="refunds").run()
-    begun = {"orders": {"incarnation": "a", "next": 1}}  # a batch that was not finished is run again, first of all
-    with pytest.raises(InvalidRequest, match="belongs to the topics orders; this query reads refunds"):
+    begun = {
+        "orders": {"incarnation": "a", "next": 1}
+    }  # a batch that was not finished is run again, first of all
+    with pytest.raises(
+        InvalidRequest, match="belongs to the topics orders; this query reads refunds"
+    ):
         TopicStreamReader(topic_options(directory=tmp_path, topic="refunds")).partitions({}, begun)
     (tmp_path / "offsets").write_text('{"xid": "77"}')
     with pytest.raises(InvalidRequest, match="not of a topic source"):
@@ -234,12 +278,15 @@ def test_executors_read_over_tls_with_the_ca_that_the_driver_has(over_tls, tmp_p
 
 @spark_test
 @pytest.mark.skipif(
-    not os.environ.get("PENSTOCK_SOAK"), reason="the test above, with Spark around it: runs under `make soak`"
+    not os.environ.get("PENSTOCK_SOAK"),
+    reason="the test above, with Spark around it: runs under `make soak`",
 )
 def test_spark_reads_and_writes_topics_over_tls(spark, over_tls) -> None:
     served, options = over_tls
     frame = spark.read.format("penstock").options(**options, topic="in", minPartitions=2).load()
-    frame.select("payload").write.format("penstock").mode("append").options(**options, topic="out").save()
+    frame.select("payload").write.format("penstock").mode("append").options(
+        **options, topic="out"
+    ).save()
     assert sorted(served.payloads("out"), key=int) == [b"%d" % i for i in range(20)]
 
 
@@ -253,7 +300,9 @@ def test_small_topics_share_tasks_that_are_cut_the_same_way_again(tmp_path, writ
     assert len(tasks) == 1
     expected = [(name, n) for i, name in enumerate(names) for n in range(1 + i % 3)]
     assert [(row["topic"], row["offset"]) for row in rows_of(reader, tasks)] == expected
-    few = TopicReader(topic_options(directory=tmp_path, topic=",".join(names[:GROUP_FROM]))).partitions()
+    few = TopicReader(
+        topic_options(directory=tmp_path, topic=",".join(names[:GROUP_FROM]))
+    ).partitions()
     assert len(few) == GROUP_FROM  # as it always was
     options = topic_options(directory=tmp_path, topicPattern="t-.*")
     spans = {f"t-{i:04}": ("x", 0, 10) for i in range(2000)}
@@ -263,13 +312,20 @@ def test_small_topics_share_tasks_that_are_cut_the_same_way_again(tmp_path, writ
     sizes = [sum(part.end - part.start for part in task.ranges) for task in options.tasks(spans)]
     assert sum(sizes) == sum(end - start for _, start, end in spans.values())
     assert sum(size > GROUP_RECORDS for size in sizes) == 2  # the large topic's own
-    assert len(topic_options(directory=tmp_path, topicPattern="t-.*", minPartitions=200).tasks(spans)) >= 200
+    assert (
+        len(topic_options(directory=tmp_path, topicPattern="t-.*", minPartitions=200).tasks(spans))
+        >= 200
+    )
 
 
 @pytest.mark.parametrize(
     ("known", "given", "text"),
     [
-        (TOPIC_SOURCE, "startingOffset", "has no option 'startingoffset'; did you mean 'startingOffsets'? It has"),
+        (
+            TOPIC_SOURCE,
+            "startingOffset",
+            "has no option 'startingoffset'; did you mean 'startingOffsets'? It has",
+        ),
         (QUEUE_SOURCE, "maxOffsetPerTrigger", "did you mean 'maxOffsetsPerTrigger'?"),
         (TOPIC_SINK, "app_id", "did you mean 'appId'?"),
         (QUEUE_SINK, "zzzzzz", "has no option 'zzzzzz'; it has appId,"),
@@ -284,10 +340,20 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
     """So that a new option is not refused by the list of names that was forgotten."""
     package = Path(pipeline.__file__).parent
     names = {"topic_source": TOPIC_SOURCE, "topics": TOPIC_SOURCE, "queue_source": QUEUE_SOURCE}
-    names |= {"postgres": QUEUE_SOURCE, "topic_sink": TOPIC_SINK, "queue_sink": QUEUE_SINK, "identity": TOPIC_SINK}
+    names |= {
+        "postgres": QUEUE_SOURCE,
+        "topic_sink": TOPIC_SINK,
+        "queue_sink": QUEUE_SINK,
+        "identity": TOPIC_SINK,
+    }
     for module, known in names.items():
         text = (package / f"{module}.py").read_text()
-        read = set(re.findall(r'options\.(?:text|names|whole|seconds|flag|positions|moment|require)\(\s*"(\w+)"', text))
+        read = set(
+            re.findall(
+                r'options\.(?:text|names|whole|seconds|flag|positions|moment|require)\(\s*"(\w+)"',
+                text,
+            )
+        )
         assert read, module
         assert read <= known, module
     mixed = {
@@ -301,22 +367,46 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
 
 
 @spark_test
-def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(spark, tmp_path, write_topic) -> None:
+def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(
+    spark, tmp_path, write_topic
+) -> None:
     write_topic("orders", [b"a", b"b"])
     other = spark.newSession()
     reader = other.read.format("penstock").options(directory=tmp_path, topic="orders")
     assert reader.load().count() == 2
     with ThreadPoolExecutor(1) as pool:  # one that has not met a session before
         assert pool.submit(lambda: reader.load().count()).result() == 2
-    other.sql(f"CREATE TEMPORARY VIEW v USING penstock OPTIONS (directory '{tmp_path}', topic 'orders')")
+    other.sql(
+        f"CREATE TEMPORARY VIEW v USING penstock OPTIONS (directory '{tmp_path}', topic 'orders')"
+    )
     assert other.sql("SELECT count(*) FROM v").first()[0] == 2
-    wrong = spark.read.format("penstock").options(directory=tmp_path, topic="orders", startingOffset="latest").load()
+    wrong = (
+        spark.read.format("penstock")
+        .options(directory=tmp_path, topic="orders", startingOffset="latest")
+        .load()
+    )
     with pytest.raises(Exception, match="did you mean 'startingOffsets'"):
         wrong.count()
-    sink = spark.read.format("penstock").options(directory=tmp_path, topic="orders").load().select("payload").write
+    sink = (
+        spark.read.format("penstock")
+        .options(directory=tmp_path, topic="orders")
+        .load()
+        .select("payload")
+        .write
+    )
     with pytest.raises(Exception, match="a topic sink has no option 'apid'; did you mean 'appId'"):
-        sink.format("penstock").mode("append").options(broker="127.0.0.1:1", topic="x", apId="y").save()
-    stream = spark.readStream.format("penstock").options(directory=tmp_path, topic="orders", maxOffsets="5").load()
-    started = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).queryName("named")
+        sink.format("penstock").mode("append").options(
+            broker="127.0.0.1:1", topic="x", apId="y"
+        ).save()
+    stream = (
+        spark.readStream.format("penstock")
+        .options(directory=tmp_path, topic="orders", maxOffsets="5")
+        .load()
+    )
+    started = (
+        stream.writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .queryName("named")
+    )
     with pytest.raises(Exception, match="a topic source has no option 'maxoffsets'"):
         started.trigger(availableNow=True).start().awaitTermination()

@@ -1,4 +1,6 @@
-"""A fresh database for each test, copied from one that is migrated already: the schema is not what is tested here."""
+"""A fresh database for each test, copied from one that is migrated already: the schema is not what
+is tested here.
+"""
 
 import asyncio
 import uuid

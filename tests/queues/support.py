@@ -13,10 +13,14 @@ from penstock.queues import Ack, Acked, Item, Message, Popped, PopRequest, Queue
 
 
 @asynccontextmanager
-async def running(url: str, database: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Queues]:
+async def running(
+    url: str, database: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Queues]:
     """An engine that runs for the length of the block; its database is `queues.database`."""
     metrics = Metrics()
-    connected = Database(schema.Database(url=url, **(database or {})), Path("/nonexistent"), metrics)
+    connected = Database(
+        schema.Database(url=url, **(database or {})), Path("/nonexistent"), metrics
+    )
     await connected.start()
     queues = Queues(connected, schema.Queues(**settings), metrics)
     await queues.start()
@@ -29,7 +33,9 @@ async def running(url: str, database: dict[str, Any] | None = None, **settings: 
 
 async def push(queues: Queues, queue: str, *payloads: Any, partition: str = "Default") -> list[str]:
     """Push JSON values; their transaction ids."""
-    answers = await queues.push([Item(queue, json.dumps(payload).encode(), partition) for payload in payloads])
+    answers = await queues.push(
+        [Item(queue, json.dumps(payload).encode(), partition) for payload in payloads]
+    )
     assert [answer.status for answer in answers] == ["queued"] * len(payloads)
     return [answer.transaction_id for answer in answers]
 
@@ -43,10 +49,24 @@ def values(popped: Popped) -> list[Any]:
 
 
 async def answer(
-    queues: Queues, messages: list[Message], status: str = "completed", error: str | None = None, lease: bool = True
+    queues: Queues,
+    messages: list[Message],
+    status: str = "completed",
+    error: str | None = None,
+    lease: bool = True,
 ) -> list[Acked]:
     return await queues.ack(
-        [Ack(m.transaction_id, m.partition_id, m.lease_id if lease else None, status, error, m.group) for m in messages]
+        [
+            Ack(
+                m.transaction_id,
+                m.partition_id,
+                m.lease_id if lease else None,
+                status,
+                error,
+                m.group,
+            )
+            for m in messages
+        ]
     )
 
 

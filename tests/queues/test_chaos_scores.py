@@ -1,13 +1,16 @@
-"""What chaos in PostgreSQL costs, as a score: throughput under or after it over throughput without it; 1.00 is none.
+"""What chaos in PostgreSQL costs, as a score: throughput under or after it over throughput without
+it; 1.00 is none.
 
-Machines are shared and drift, so a rate alone says nothing. Two engines run the same load on two servers in short
-alternated windows; the fault hits one of them, the other is the control. The score is the median of the ratios of
-neighbouring windows: the two servers are alike, so without a fault it is 1.
+Machines are shared and drift, so a rate alone says nothing. Two engines run the same load on two
+servers in short alternated windows; the fault hits one of them, the other is the control. The score
+is the median of the ratios of neighbouring windows: the two servers are alike, so without a fault
+it is 1.
 
-Sessions that only sit there (an idle transaction with an xid, scanners with old snapshots, idle connections) are
-measured while they do, since they never end; restarts and killed connections are measured when they are over: what must
-come back by itself is all of the throughput. The normal form has short windows and tells a broken queue from a busy
-machine; the long form (`PENSTOCK_SOAK=1 pytest -s`) has the limits of the specification and prints the scores.
+Sessions that only sit there (an idle transaction with an xid, scanners with old snapshots, idle
+connections) are measured while they do, since they never end; restarts and killed connections are
+measured when they are over: what must come back by itself is all of the throughput. The normal form
+has short windows and tells a broken queue from a busy machine; the long form (`PENSTOCK_SOAK=1
+pytest -s`) has the limits of the specification and prints the scores.
 """
 
 import asyncio
@@ -60,7 +63,9 @@ class Pair:
         return statistics.median(found)
 
     async def score(self) -> float:
-        """In the normal form a busy machine gets a few tries; what a fault really costs shows in all of them."""
+        """In the normal form a busy machine gets a few tries; what a fault really costs shows in
+        all of them.
+        """
         await self.rate(self.engine)
         found = 0.0
         for _ in range(TRIES):
@@ -79,7 +84,9 @@ class Pair:
             while time.perf_counter() < began + WINDOW:
                 await queues.push([Item("q", b'{"n":1}', f"p{name}") for _ in range(20)])
                 popped = await queues.pop(PopRequest(queue="q", batch=20))
-                await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages])
+                await queues.ack(
+                    [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
+                )
                 count += len(popped.messages)
                 if queues is self.engine:
                     self.batches += 1
@@ -151,7 +158,9 @@ async def four_scanners(pair: Pair) -> AsyncIterator[None]:
 
         scanners = []
         for _ in range(4):
-            connection = await asyncpg.connect(pair.url, server_settings={"search_path": "penstock"})
+            connection = await asyncpg.connect(
+                pair.url, server_settings={"search_path": "penstock"}
+            )
             stack.push_async_callback(connection.close)
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             scanners.append(asyncio.create_task(scan(connection)))
@@ -177,12 +186,16 @@ ALL_AT_ONCE = {"all of them at once": [an_idle_transaction, four_scanners, idle_
 
 
 @pytest.mark.parametrize("fault", [*SITTING, *ALL_AT_ONCE] if SOAK else [*ALL_AT_ONCE])
-def test_sessions_that_hold_back_vacuum_or_sit_idle_cost_no_throughput_and_few_dead_rows(measured, fault) -> None:
+def test_sessions_that_hold_back_vacuum_or_sit_idle_cost_no_throughput_and_few_dead_rows(
+    measured, fault
+) -> None:
     async def body(pair: Pair) -> None:
         async with AsyncExitStack() as stack:
             for begin in (SITTING | ALL_AT_ONCE)[fault]:
                 await stack.enter_async_context(begin(pair))
-            scores = [await pair.score() for _ in range(3 if SOAK else 1)]  # dead rows add up while they stay
+            scores = [
+                await pair.score() for _ in range(3 if SOAK else 1)
+            ]  # dead rows add up while they stay
             sizes = await pair.sizes()
         per_message = (sizes["cursors"] + sizes["leases"]) / pair.messages
         dead = f"{pair.messages} messages, {per_message:.0f} bytes of dead rows per message"
@@ -248,7 +261,11 @@ def test_throughput_is_back_after_restarts_of_postgresql(measured) -> None:
             await eventually(answers, 30)
             waits.append(time.monotonic() - began)
         score = await pair.score()
-        report("after restarts of PostgreSQL", score, f"back {max(waits):.1f} s after the server at the latest")
+        report(
+            "after restarts of PostgreSQL",
+            score,
+            f"back {max(waits):.1f} s after the server at the latest",
+        )
         assert score >= LEAST
         assert max(waits) < 15
 

@@ -11,7 +11,16 @@ import pytest
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.queues import Ack, Item, PopRequest, Queues
 from penstock.queues.dead import Which
-from tests.queues.support import answer, complete, expire_leases, pop, push, running, skip_delays, values
+from tests.queues.support import (
+    answer,
+    complete,
+    expire_leases,
+    pop,
+    push,
+    running,
+    skip_delays,
+    values,
+)
 
 Body = Callable[[Queues], Awaitable[None]]
 KEY = "11" * 32
@@ -53,11 +62,17 @@ def test_an_empty_pop_has_no_messages_and_says_why(database_url: str) -> None:
 
 def test_a_transaction_id_is_stored_once_per_partition(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        items = [Item("q", b"1", transaction_id="a"), Item("q", b"2", transaction_id="a"), Item("q", b"3", "p", "a")]
+        items = [
+            Item("q", b"1", transaction_id="a"),
+            Item("q", b"2", transaction_id="a"),
+            Item("q", b"3", "p", "a"),
+        ]
         first = await queues.push(items)
         assert [answer.status for answer in first] == ["queued", "duplicate", "queued"]
         assert first[1].message_id == first[0].message_id != first[2].message_id
-        racing = await asyncio.gather(*(queues.push([Item("q", b"9", transaction_id="race")]) for _ in range(8)))
+        racing = await asyncio.gather(
+            *(queues.push([Item("q", b"9", transaction_id="race")]) for _ in range(8))
+        )
         assert sorted(pushed[0].status for pushed in racing) == ["duplicate"] * 7 + ["queued"]
         assert len({pushed[0].message_id for pushed in racing}) == 1
         again = await queues.push(items)
@@ -75,7 +90,12 @@ def test_a_failed_message_beside_completed_ones_comes_back_alone(database_url: s
         messages = (await pop(queues, "q")).messages
         acked = await queues.ack(
             [
-                Ack(m.transaction_id, m.partition_id, m.lease_id, "failed" if m.seq in (2, 4) else "completed")
+                Ack(
+                    m.transaction_id,
+                    m.partition_id,
+                    m.lease_id,
+                    "failed" if m.seq in (2, 4) else "completed",
+                )
                 for m in reversed(messages)
             ]
         )
@@ -85,7 +105,9 @@ def test_a_failed_message_beside_completed_ones_comes_back_alone(database_url: s
     run(database_url, body)
 
 
-def test_acks_out_of_order_twice_and_late_lose_nothing_and_release_nothing_early(database_url: str) -> None:
+def test_acks_out_of_order_twice_and_late_lose_nothing_and_release_nothing_early(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", *range(4))
         messages = (await pop(queues, "q")).messages
@@ -105,7 +127,9 @@ def test_acks_out_of_order_twice_and_late_lose_nothing_and_release_nothing_early
         assert not late.success
         assert (await pop(queues, "q")).messages == []  # the second lease lives
         await complete(queues, again)
-        assert all(acked.success for acked in await answer(queues, again.messages))  # repeated: nothing happens
+        assert all(
+            acked.success for acked in await answer(queues, again.messages)
+        )  # repeated: nothing happens
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
         await push(queues, "q", 9)
         assert values(await pop(queues, "q")) == [9]
@@ -144,7 +168,9 @@ def test_acks_without_a_lease_id_settle_and_unknown_ones_are_not_found(database_
 
 
 @pytest.mark.parametrize("ordering", ["partition", "none"])
-def test_attempts_belong_to_the_message_and_end_in_the_dead_letters(database_url: str, ordering: str) -> None:
+def test_attempts_belong_to_the_message_and_end_in_the_dead_letters(
+    database_url: str, ordering: str
+) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"retryLimit": 2, "retryDelay": 0, "ordering": ordering})
         await push(queues, "q", *range(10))
@@ -164,7 +190,9 @@ def test_attempts_belong_to_the_message_and_end_in_the_dead_letters(database_url
 
 
 @pytest.mark.parametrize("ordering", ["partition", "none"])
-def test_an_expired_lease_counts_an_attempt_and_retry_does_not(database_url: str, ordering: str) -> None:
+def test_an_expired_lease_counts_an_attempt_and_retry_does_not(
+    database_url: str, ordering: str
+) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"retryLimit": 1, "retryDelay": 0, "ordering": ordering})
         await push(queues, "q", "poison")
@@ -194,7 +222,9 @@ def test_a_message_can_be_sent_straight_to_the_dead_letters(database_url: str) -
     run(database_url, body)
 
 
-def test_without_a_dead_letter_queue_exhausted_messages_are_dropped_and_counted(database_url: str) -> None:
+def test_without_a_dead_letter_queue_exhausted_messages_are_dropped_and_counted(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         for option in ("deadLetterQueue", "dlqAfterMaxRetries"):
             await queues.admin.configure(option, {"retryLimit": 0, option: False})
@@ -322,7 +352,9 @@ def test_auto_ack_settles_at_once_and_needs_no_lease(database_url: str) -> None:
 def test_max_size_refuses_what_does_not_fit_and_says_which(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"maxSize": 3})
-        statuses = [pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])]
+        statuses = [
+            pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])
+        ]
         assert statuses == ["queued"] * 3 + ["full"] * 2
         await complete(queues, await pop(queues, "q", 2))
         racing = await asyncio.gather(*(queues.push([Item("q", b"2")]) for _ in range(10)))
@@ -335,7 +367,9 @@ def test_ttl_drops_what_is_too_old_and_zero_means_for_ever(database_url: str) ->
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"ttl": 60})
         await push(queues, "q", *range(5))
-        await queues.database.fetch("UPDATE messages SET created_at = created_at - interval '2 minutes' WHERE seq <= 3")
+        await queues.database.fetch(
+            "UPDATE messages SET created_at = created_at - interval '2 minutes' WHERE seq <= 3"
+        )
         assert values(await pop(queues, "q")) == [3, 4]
         assert (await queues.status.queues(queue="q"))[0]["messages"]["dropped"] == 3
         assert await queues.upkeep.evict() == 3
@@ -354,7 +388,9 @@ def test_delayed_messages_wait_and_never_mask_due_ones(database_url: str) -> Non
             """UPDATE messages SET created_at = created_at - interval '2 hours' WHERE partition_id =
                  (SELECT id FROM partitions WHERE name = 'p3')"""
         )
-        await queues.database.fetch("UPDATE cursors SET due_at = clock_timestamp(), version = version + 1")
+        await queues.database.fetch(
+            "UPDATE cursors SET due_at = clock_timestamp(), version = version + 1"
+        )
         assert values(await pop(queues, "q")) == [3]
         assert (await pop(queues, "q", partitions=10)).messages == []
 
@@ -382,7 +418,9 @@ def test_the_window_buffer_holds_a_partition_until_it_is_quiet(database_url: str
             """UPDATE messages SET created_at = created_at - interval '2 hours' WHERE partition_id =
                  (SELECT id FROM partitions WHERE name = 'quiet')"""
         )
-        await queues.database.fetch("UPDATE cursors SET due_at = clock_timestamp(), version = version + 1")
+        await queues.database.fetch(
+            "UPDATE cursors SET due_at = clock_timestamp(), version = version + 1"
+        )
         assert values(await pop(queues, "q", partitions=5)) == [2]
 
     run(database_url, body)
@@ -398,7 +436,9 @@ def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(database_u
         found = [await queues.pop(PopRequest(namespace="shop", auto_ack=True)) for _ in range(3)]
         assert [values(popped) for popped in found] == [["high"], ["low"], []]
         assert values(await queues.pop(PopRequest(task="mail"))) == ["other"]
-        waiting = asyncio.create_task(queues.pop(PopRequest(namespace="shop", wait=True, timeout=10)))
+        waiting = asyncio.create_task(
+            queues.pop(PopRequest(namespace="shop", wait=True, timeout=10))
+        )
         await asyncio.sleep(0.05)
         await push(queues, "low", "woken")
         assert values(await waiting) == ["woken"]
@@ -560,19 +600,35 @@ def test_a_transaction_is_all_or_nothing(database_url: str) -> None:
         popped = await pop(queues, "in")
         first, second, third = popped.messages
         done = await queues.transaction(
-            [Item("out", b"10"), Ack(first.transaction_id, first.partition_id), Item("out", b"11")], [popped.lease_id]
+            [Item("out", b"10"), Ack(first.transaction_id, first.partition_id), Item("out", b"11")],
+            [popped.lease_id],
         )
         assert done.success
         assert [type(result).__name__ for result in done.results] == ["Pushed", "Acked", "Pushed"]
         failures: list[tuple[list[Item | Ack], list[str], str]] = [
             ([Item("out", b"12"), Ack("nope", first.partition_id)], [], "Message not found"),
             (
-                [Item("out", b"12", transaction_id="x"), Item("out", b"13", transaction_id="x"), _ack(second)],
+                [
+                    Item("out", b"12", transaction_id="x"),
+                    Item("out", b"13", transaction_id="x"),
+                    _ack(second),
+                ],
                 [],
                 "duplicate",
             ),
-            ([Item("out", b"12"), _ack(second)], ["00000000-0000-7000-8000-000000000000"], "required lease"),
-            ([Item("out", b"12"), Ack(second.transaction_id, second.partition_id, status="maybe")], [], "Unknown"),
+            (
+                [Item("out", b"12"), _ack(second)],
+                ["00000000-0000-7000-8000-000000000000"],
+                "required lease",
+            ),
+            (
+                [
+                    Item("out", b"12"),
+                    Ack(second.transaction_id, second.partition_id, status="maybe"),
+                ],
+                [],
+                "Unknown",
+            ),
         ]
         for operations, leases, word in failures:
             failed = await queues.transaction(operations, leases)
@@ -606,7 +662,9 @@ def test_dead_letters_are_listed_put_back_and_purged(database_url: str) -> None:
         assert (await pop(queues, "q", group="b")).messages == []
         assert await queues.dead.purge(Which(group="a")) == 5
         await queues.admin.clear("q")
-        assert await queues.dead.requeue(Which(queue="q")) == 6  # the originals are gone: copies are appended
+        assert (
+            await queues.dead.requeue(Which(queue="q")) == 6
+        )  # the originals are gone: copies are appended
         assert values(await pop(queues, "q", group="b")) == list(range(6))
         assert (await queues.dead.listing(Which()))["total"] == 0
 
@@ -617,7 +675,9 @@ def test_seek_moves_a_group_to_a_time_the_end_and_the_beginning(database_url: st
     async def body(queues: Queues) -> None:
         for number in range(4):
             await push(queues, "q", number, partition=f"p{number % 2}")
-        (row,) = await queues.database.fetch("SELECT max(created_at) AS t FROM messages WHERE seq = 1")
+        (row,) = await queues.database.fetch(
+            "SELECT max(created_at) AS t FROM messages WHERE seq = 1"
+        )
         held = await pop(queues, "q", group="g", partitions=9)
         await queues.groups.seek("g", "q", to="end")
         assert await queues.groups.lag("q", "g") == 0
@@ -641,7 +701,11 @@ def test_groups_are_listed_with_exact_lag_and_deleted(database_url: str) -> None
         await push(queues, "q", *range(7))
         await complete(queues, await pop(queues, "q", 3, group="g"))
         (entry,) = await queues.groups.listing(group="g")
-        assert (entry["totalLag"], entry["partitionsWithLag"], entry["subscriptionMode"]) == (4, 1, "all")
+        assert (entry["totalLag"], entry["partitionsWithLag"], entry["subscriptionMode"]) == (
+            4,
+            1,
+            "all",
+        )
         described = await queues.groups.describe("g")
         assert described["q"]["partitions"][0]["offsetLag"] == 4
         await queues.upkeep.roll_up()
@@ -653,19 +717,28 @@ def test_groups_are_listed_with_exact_lag_and_deleted(database_url: str) -> None
         await pop(queues, "q", group="n", subscription_mode="new")
         await queues.groups.delete("n", "q", metadata=False)
         await push(queues, "q", "late")
-        assert values(await pop(queues, "q", group="n")) == ["late"]  # still starts where it subscribed
+        assert values(await pop(queues, "q", group="n")) == [
+            "late"
+        ]  # still starts where it subscribed
 
     run(database_url, body)
 
 
-def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_buried(database_url: str) -> None:
+def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_buried(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", *range(4))
         popped = await pop(queues, "q", 3)
         await answer(queues, popped.messages[:1])
         await answer(queues, popped.messages[1:2], "dlq")
         found = await queues.messages.listing(queue="q")
-        assert [m["status"] for m in found["messages"]] == ["pending", "processing", "dead_letter", "completed"]
+        assert [m["status"] for m in found["messages"]] == [
+            "pending",
+            "processing",
+            "dead_letter",
+            "completed",
+        ]
         assert len((await queues.messages.listing(queue="q", status="pending"))["messages"]) == 1
         first = popped.messages[0]
         detail = await queues.messages.detail(first.partition_id, first.transaction_id)
@@ -688,8 +761,12 @@ def test_traces_are_found_by_message_and_by_name(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", 1)
         (message,) = (await pop(queues, "q")).messages
-        await queues.traces.add(message.partition_id, message.transaction_id, b'{"step":1}', names=["order-1"])
-        await queues.traces.add(message.partition_id, message.transaction_id, b'{"step":2}', event_type="done")
+        await queues.traces.add(
+            message.partition_id, message.transaction_id, b'{"step":1}', names=["order-1"]
+        )
+        await queues.traces.add(
+            message.partition_id, message.transaction_id, b'{"step":2}', event_type="done"
+        )
         traces = await queues.traces.of_message(message.partition_id, message.transaction_id)
         assert [trace["data"] for trace in traces] == [b'{"step":1}', b'{"step":2}']
         named = await queues.traces.by_name("order-1")
@@ -713,7 +790,10 @@ def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(database_
         await push(queues, "q", "secret two")
         popped = await pop(queues, "q")
         assert values(popped) == ["secret one", "secret two"]
-        assert [row["key_id"] for row in await queues.database.fetch("SELECT key_id FROM messages ORDER BY seq")] == [
+        assert [
+            row["key_id"]
+            for row in await queues.database.fetch("SELECT key_id FROM messages ORDER BY seq")
+        ] == [
             "default",
             "2027",
         ]
@@ -738,7 +818,11 @@ def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(database_
 
 def test_retention_deletes_old_messages_and_completed_ones_sooner(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        options = {"retentionEnabled": True, "retentionSeconds": 3600, "completedRetentionSeconds": 60}
+        options = {
+            "retentionEnabled": True,
+            "retentionSeconds": 3600,
+            "completedRetentionSeconds": 60,
+        }
         await queues.admin.configure("q", options)
         await push(queues, "q", *range(6))
         for group, taken in (("a", 4), ("b", 2)):
@@ -761,9 +845,13 @@ def test_retention_deletes_old_messages_and_completed_ones_sooner(database_url: 
     run(database_url, body)
 
 
-def test_completed_retention_deletes_nothing_before_somebody_completed_it(database_url: str) -> None:
+def test_completed_retention_deletes_nothing_before_somebody_completed_it(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retentionEnabled": True, "completedRetentionSeconds": 60})
+        await queues.admin.configure(
+            "q", {"retentionEnabled": True, "completedRetentionSeconds": 60}
+        )
         await push(queues, "q", 1, 2)
         await _age(queues, "10 minutes")
         assert await queues.upkeep.retain() == 0  # there is no group yet: nobody has seen these
@@ -779,26 +867,38 @@ def test_failing_a_batch_of_100_counts_one_attempt_for_each_of_the_100(database_
         await queues.admin.configure("q", {"retryLimit": 3, "retryDelay": 0})
         await push(queues, "q", *range(100))
         await answer(queues, (await pop(queues, "q", 100)).messages, "failed", "no")
-        rows = await queues.database.fetch("SELECT attempts, count(*) AS n FROM attempts GROUP BY 1")
+        rows = await queues.database.fetch(
+            "SELECT attempts, count(*) AS n FROM attempts GROUP BY 1"
+        )
         assert [tuple(row) for row in rows] == [(1, 100)]
         assert values(await pop(queues, "q", 100)) == list(range(100))
 
     run(database_url, body)
 
 
-def test_an_empty_partition_is_removed_when_it_was_idle_long_and_is_looked_at_once(database_url: str) -> None:
+def test_an_empty_partition_is_removed_when_it_was_idle_long_and_is_looked_at_once(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         looks = "SELECT queue_tidy(clock_timestamp() + interval '1 day', 1000)"
         await push(queues, "q", 1, partition="full")
         await push(queues, "q", 2, partition="empty")
         await push(queues, "q", 3, partition="in use")
         await queues.admin.clear("q", "empty")
-        await queues.database.fetch("UPDATE partitions SET emptied_at = emptied_at - interval '2 days'")
+        await queues.database.fetch(
+            "UPDATE partitions SET emptied_at = emptied_at - interval '2 days'"
+        )
         await queues.upkeep.tidy()
-        assert {row["name"] for row in await queues.admin.partitions("q")} == {"full", "empty", "in use"}  # 30 days
+        assert {row["name"] for row in await queues.admin.partitions("q")} == {
+            "full",
+            "empty",
+            "in use",
+        }  # 30 days
         assert (await queues.database.fetch(looks))[0][0] == 3
         assert {row["name"] for row in await queues.admin.partitions("q")} == {"full", "in use"}
-        assert (await queues.database.fetch(looks))[0][0] == 0  # those with messages are not looked at again
+        assert (await queues.database.fetch(looks))[0][
+            0
+        ] == 0  # those with messages are not looked at again
         await queues.admin.clear("q", "full")
         assert (await queues.database.fetch(looks))[0][0] == 1
         await push(queues, "q", "anew", partition="empty")
@@ -824,10 +924,14 @@ def test_eviction_deletes_only_what_some_group_has_not_taken_in_time(database_ur
 
 
 async def _age(queues: Queues, interval: str) -> None:
-    await queues.database.fetch(f"UPDATE messages SET created_at = created_at - interval '{interval}'")
+    await queues.database.fetch(
+        f"UPDATE messages SET created_at = created_at - interval '{interval}'"
+    )
 
 
-def test_clearing_a_queue_empties_it_for_every_group_and_frees_its_leases(database_url: str) -> None:
+def test_clearing_a_queue_empties_it_for_every_group_and_frees_its_leases(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", *range(5))
         await push(queues, "q", *range(5), partition="other")
@@ -848,7 +952,10 @@ def test_an_old_client_without_batch_and_a_new_one_on_autopilot(database_url: st
         for partition in range(3):
             await push(queues, "q", *range(5), partition=f"p{partition}")
         assert len((await queues.pop(PopRequest(queue="q", group="old"))).messages) == 1
-        assert len((await queues.pop(PopRequest(queue="q", group="new", autopilot=True))).messages) == 15
+        assert (
+            len((await queues.pop(PopRequest(queue="q", group="new", autopilot=True))).messages)
+            == 15
+        )
 
     run(database_url, body)
 
@@ -859,14 +966,23 @@ def test_people_can_look_with_psql(database_url: str) -> None:
         rows = await queues.database.fetch(
             "SELECT queue, partition, id, partition_id, payload->>'amount' AS amount FROM queue_messages"
         )
-        assert [tuple(map(str, row)) for row in rows] == [("q", "p", pushed.message_id, pushed.partition_id, "5")]
+        assert [tuple(map(str, row)) for row in rows] == [
+            ("q", "p", pushed.message_id, pushed.partition_id, "5")
+        ]
 
     run(database_url, body)
 
 
 def test_payload_bytes_come_back_untouched(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        payloads = [b"null", b"{}", b'{ "b":1,  "a":2, "a":3 }', b"1e400", '"ü\\u0000"'.encode(), b"[]"]
+        payloads = [
+            b"null",
+            b"{}",
+            b'{ "b":1,  "a":2, "a":3 }',
+            b"1e400",
+            '"ü\\u0000"'.encode(),
+            b"[]",
+        ]
         await queues.push([Item("q", payload) for payload in payloads])
         assert [message.payload for message in (await pop(queues, "q")).messages] == payloads
 

@@ -1,13 +1,16 @@
-"""Every group gets every message it is owed, whatever overlaps: transactions are held open at every step.
+"""Every group gets every message it is owed, whatever overlaps: transactions are held open at every
+step.
 
-A history is a list of steps of four actors, each with a connection of its own. A step runs the next statement of what
-the actor is at (a push, a first pop, a seek, a retention ...) or ends its transaction; between two steps all locks and
-everything uncommitted stay. An actor that waits for another's lock is left waiting and the next step is somebody
-else's, so a history is as deterministic as PostgreSQL is.
+A history is a list of steps of four actors, each with a connection of its own. A step runs the next
+statement of what the actor is at (a push, a first pop, a seek, a retention ...) or ends its
+transaction; between two steps all locks and everything uncommitted stay. An actor that waits for
+another's lock is left waiting and the next step is somebody else's, so a history is as
+deterministic as PostgreSQL is.
 
-The model keeps intervals, not states: each event that settles a message for a group, or makes it available again, has
-the ticks at which it began and was committed. Where two overlap either order is right; where they do not, the end of
-the history must agree: each group drains the queue, and what it must get, it gets; what it must not, it does not.
+The model keeps intervals, not states: each event that settles a message for a group, or makes it
+available again, has the ticks at which it began and was committed. Where two overlap either order
+is right; where they do not, the end of the history must agree: each group drains the queue, and
+what it must get, it gets; what it must not, it does not.
 """
 
 import asyncio
@@ -28,7 +31,8 @@ PARTITIONS = ["p", "q"]
 GROUPS = ["__QUEUE_MODE__", "a", "b", "c"]
 GROUP = "SELECT id FROM groups WHERE queue_id = $1 AND name = $2"
 POP = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, 1000000)"
-# What is committed never shows a cursor at rest beside messages. The next push would hide it, so we look each time.
+# What is committed never shows a cursor at rest beside messages. The next push would hide it, so we
+# look each time.
 BLIND = """
   SELECT g.name, c.partition_id FROM cursors c JOIN groups g ON g.id = c.group_id
    WHERE c.queue_id = $1 AND c.due_at IS NULL AND EXISTS (
@@ -85,7 +89,8 @@ class History:
         self.ticks += 1
         return self.ticks
 
-    # -- what actors do: each `yield` is a point where others go on ---------------------------------------------------
+    # -- what actors do: each `yield` is a point where others go on
+    # ---------------------------------------------------
 
     async def push(self, c: Any, n: int) -> AsyncIterator[None]:
         names = [PARTITIONS, PARTITIONS[:1], PARTITIONS[1:]][n % 3]
@@ -131,7 +136,9 @@ class History:
         partition = None
         if n % 3 == 0:
             partition = await c.fetchval(
-                "SELECT id FROM partitions WHERE queue_id = $1 AND name = $2", self.queue, PARTITIONS[n // 3 % 2]
+                "SELECT id FROM partitions WHERE queue_id = $1 AND name = $2",
+                self.queue,
+                PARTITIONS[n // 3 % 2],
             )
             if partition is None:
                 return
@@ -140,7 +147,13 @@ class History:
         async def subscribe() -> None:
             mode = "new" if fresh else "all"
             number.append(
-                await c.fetchval("SELECT queue_subscribe($1, $2, $3, $4, NULL)", self.queue, group, partition, mode)
+                await c.fetchval(
+                    "SELECT queue_subscribe($1, $2, $3, $4, NULL)",
+                    self.queue,
+                    group,
+                    partition,
+                    mode,
+                )
             )
 
         async for _ in self.held(c, subscribe, commit=True):
@@ -160,11 +173,15 @@ class History:
             async for _ in self.take(c, number, None, 1 + n % 5):
                 yield
 
-    async def take(self, c: Any, group: int, partition: int | None, batch: int) -> AsyncIterator[None]:
+    async def take(
+        self, c: Any, group: int, partition: int | None, batch: int
+    ) -> AsyncIterator[None]:
         lease, rows = uuid4(), []
 
         async def take() -> None:
-            rows.extend(await c.fetch(POP, [group], [partition], [batch], [1], [lease], [None], [None]))
+            rows.extend(
+                await c.fetch(POP, [group], [partition], [batch], [1], [lease], [None], [None])
+            )
 
         async for _ in self.held(c, take, commit=batch != 5):
             yield
@@ -175,7 +192,14 @@ class History:
                     name = await c.fetchval("SELECT name FROM groups WHERE id = $1", group)
                     if name is not None:
                         self.leases.append(
-                            Lease(lease, group, row["partition_id"], name, list(row["transactions"]), places)
+                            Lease(
+                                lease,
+                                group,
+                                row["partition_id"],
+                                name,
+                                list(row["transactions"]),
+                                places,
+                            )
                         )
 
     async def ack(self, c: Any, n: int) -> AsyncIterator[None]:
@@ -219,7 +243,11 @@ class History:
         ids: list[int] = []
 
         async def drop() -> None:
-            ids.extend(await c.fetchval("SELECT queue_drop_groups($1, $2, $3)", GROUPS[n % 4], self.name, n % 3 == 0))
+            ids.extend(
+                await c.fetchval(
+                    "SELECT queue_drop_groups($1, $2, $3)", GROUPS[n % 4], self.name, n % 3 == 0
+                )
+            )
 
         began = self.tick()
         async for _ in self.held(c, drop, commit=n % 5 != 0):
@@ -242,7 +270,9 @@ class History:
 
     async def seek(self, c: Any, n: int) -> AsyncIterator[None]:
         number = await c.fetchval(GROUP, self.queue, GROUPS[n % 4])
-        rows = await c.fetch("SELECT id FROM partitions WHERE queue_id = $1 ORDER BY id", self.queue)
+        rows = await c.fetch(
+            "SELECT id FROM partitions WHERE queue_id = $1 ORDER BY id", self.queue
+        )
         if number is None or not rows:
             return
         ids = [row["id"] for row in rows]
@@ -257,7 +287,9 @@ class History:
         self.note(number, Event(began, self.tick(), to == "end", partitions=set(ids)))
 
     async def resubscribe(self, c: Any, n: int) -> AsyncIterator[None]:
-        """The group starts long ago in partitions it has not met; which those are is not modelled, so it may."""
+        """The group starts long ago in partitions it has not met; which those are is not modelled,
+        so it may.
+        """
         number = await c.fetchval(GROUP, self.queue, GROUPS[n % 4])
 
         async def move() -> None:
@@ -297,9 +329,12 @@ class History:
             yield
         assert rows[0]["healed_groups"] == []
 
-    # -- the machinery ------------------------------------------------------------------------------------------------
+    # -- the machinery
+    # ------------------------------------------------------------------------------------------------
 
-    async def held(self, c: Any, statement: Callable[[], Awaitable[None]], *, commit: bool) -> AsyncIterator[None]:
+    async def held(
+        self, c: Any, statement: Callable[[], Awaitable[None]], *, commit: bool
+    ) -> AsyncIterator[None]:
         """Run a statement in a transaction and hold it open until the actor's next step."""
         transaction = c.transaction()
         await transaction.start()
@@ -325,7 +360,9 @@ class History:
             actor.task = asyncio.create_task(advance(actor.work))
         while not actor.task.done():
             await asyncio.wait({actor.task}, timeout=0.003)
-            blocked = await self.monitor.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", actor.pid)
+            blocked = await self.monitor.fetchval(
+                "SELECT cardinality(pg_blocking_pids($1)) > 0", actor.pid
+            )
             if blocked and not actor.task.done():
                 self.log.append(f"{who} waits")
                 return
@@ -351,10 +388,14 @@ class History:
             await c.fetch("SELECT queue_release($1, false)", [lease.id])
         stored = {
             (row["partition_id"], row["seq"])
-            for row in await c.fetch("SELECT partition_id, seq FROM messages WHERE queue_id = $1", self.queue)
+            for row in await c.fetch(
+                "SELECT partition_id, seq FROM messages WHERE queue_id = $1", self.queue
+            )
         }
         assert stored <= self.pushed.keys(), "a message that nobody pushed"
-        for group, name in await c.fetch("SELECT id, name FROM groups WHERE queue_id = $1 ORDER BY id", self.queue):
+        for group, name in await c.fetch(
+            "SELECT id, name FROM groups WHERE queue_id = $1 ORDER BY id", self.queue
+        ):
             await c.fetch("SELECT queue_subscribe($1, $2, NULL, 'all', NULL)", self.queue, name)
             taken = await self.drain(c, group)
             assert len(taken) == len(set(taken)), f"doubled for {name}"
@@ -409,8 +450,11 @@ WHAT = [
     *["retain"] * 2, "tidy", "heal",
 ]  # fmt: skip
 N = st.integers(0, 999)
-ANY_STEPS = st.lists(st.tuples(st.integers(0, ACTORS - 1), st.sampled_from(WHAT), N), min_size=20, max_size=50)
-# Drawn at random, a first pop rarely meets a push that is stored and not committed: half of the histories begin so.
+ANY_STEPS = st.lists(
+    st.tuples(st.integers(0, ACTORS - 1), st.sampled_from(WHAT), N), min_size=20, max_size=50
+)
+# Drawn at random, a first pop rarely meets a push that is stored and not committed: half of the
+# histories begin so.
 MEETING = st.tuples(N, N).map(lambda n: [(0, "push", n[0])] * 3 + [(1, "first_pop", n[1])] * 4)
 STEPS = st.one_of(ANY_STEPS, st.tuples(MEETING, ANY_STEPS).map(lambda parts: parts[0] + parts[1]))
 

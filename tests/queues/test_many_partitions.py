@@ -1,7 +1,9 @@
-"""A queue with very many partitions: what is done often costs no more, what must walk does so in steps.
+"""A queue with very many partitions: what is done often costs no more, what must walk does so in
+steps.
 
-The normal form compares 500 partitions with 10,000, the long form 1,000 with 1,000,000. Costs are medians of alternated
-runs, so that a busy machine slows both sides; something that looks at every partition shows as a factor of 20 or 1,000.
+The normal form compares 500 partitions with 10,000, the long form 1,000 with 1,000,000. Costs are
+medians of alternated runs, so that a busy machine slows both sides; something that looks at every
+partition shows as a factor of 20 or 1,000.
 """
 
 import asyncio
@@ -25,7 +27,10 @@ from tests.conftest import SOAK, fresh_database
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.broker import BrokerProcess
 
-pytestmark = [pytest.mark.xdist_group("many-partitions"), pytest.mark.timeout(7200 if SOAK else 300)]
+pytestmark = [
+    pytest.mark.xdist_group("many-partitions"),
+    pytest.mark.timeout(7200 if SOAK else 300),
+]
 
 FEW, MANY = (1_000, 1_000_000) if SOAK else (500, 10_000)
 SIZES = {"few": FEW, "many": MANY}
@@ -33,14 +38,18 @@ SIZES = {"few": FEW, "many": MANY}
 
 @pytest.fixture(scope="module")
 def filled(postgres: EmbeddedPostgres) -> str:
-    """A database with both queues, one message in each partition, and a group that has met them all."""
+    """A database with both queues, one message in each partition, and a group that has met them
+    all.
+    """
     url = fresh_database(postgres)
 
     async def fill() -> None:
         async with running(url) as queues:
             for queue, count in SIZES.items():
                 await queues.admin.configure(queue, {"ordering": "partition", "leaseTime": 3600})
-                assert (await pop(queues, queue, partitions=1)).messages == []  # the group is there from the start
+                assert (
+                    await pop(queues, queue, partitions=1)
+                ).messages == []  # the group is there from the start
                 began = time.monotonic()
 
                 async def push_part(part: int, queue: str = queue, count: int = count) -> None:
@@ -68,8 +77,12 @@ async def engine(url: str, **settings: Any) -> AsyncIterator[Queues]:
         yield queues
 
 
-async def compare(what: str, work: Callable[[str], Awaitable[Any]], *, rounds: int = 7, factor: float = 5) -> None:
-    """The work on the queue with many partitions may cost at most `factor` times what it costs on the one with few."""
+async def compare(
+    what: str, work: Callable[[str], Awaitable[Any]], *, rounds: int = 7, factor: float = 5
+) -> None:
+    """The work on the queue with many partitions may cost at most `factor` times what it costs on
+    the one with few.
+    """
     taken: dict[str, list[float]] = {"few": [], "many": []}
     for _ in range(rounds):
         for queue, times in taken.items():
@@ -79,7 +92,9 @@ async def compare(what: str, work: Callable[[str], Awaitable[Any]], *, rounds: i
     few, many = statistics.median(taken["few"]), statistics.median(taken["many"])
     report(f"{what} with {FEW:,} partitions", few)
     report(f"{what} with {MANY:,} partitions", many)
-    assert many < few * factor + 0.005, f"{what}: {few * 1000:.1f} ms with {FEW}, {many * 1000:.1f} ms with {MANY}"
+    assert many < few * factor + 0.005, (
+        f"{what}: {few * 1000:.1f} ms with {FEW}, {many * 1000:.1f} ms with {MANY}"
+    )
 
 
 def test_what_is_done_often_costs_the_same_with_many_partitions(filled: str) -> None:
@@ -108,9 +123,14 @@ def test_what_is_done_often_costs_the_same_with_many_partitions(filled: str) -> 
             await compare("pop 5 partitions and ack", round_trip)
             await compare("pop one partition, new group", take_partition)
             await compare("lag", lambda queue: names[0].lag(queue, names[1]))
-            await compare("describe a queue (100 partitions)", lambda queue: queues.status.queue(queue, limit=100))
+            await compare(
+                "describe a queue (100 partitions)",
+                lambda queue: queues.status.queue(queue, limit=100),
+            )
             await compare("list partitions", lambda queue: queues.admin.partitions(queue))
-            await compare("list messages", lambda queue: queues.messages.listing(queue=queue, limit=100))
+            await compare(
+                "list messages", lambda queue: queues.messages.listing(queue=queue, limit=100)
+            )
             await compare(
                 "list messages of one partition",
                 lambda queue: queues.messages.listing(queue=queue, partition="p7", limit=100),
@@ -118,11 +138,19 @@ def test_what_is_done_often_costs_the_same_with_many_partitions(filled: str) -> 
             past = datetime.now(UTC) - timedelta(days=2)
             await compare(
                 "list messages of an hour without any",
-                lambda queue: queues.messages.listing(queue=queue, since=past, until=past + timedelta(hours=1)),
+                lambda queue: queues.messages.listing(
+                    queue=queue, since=past, until=past + timedelta(hours=1)
+                ),
             )
-            await compare("list dead letters", lambda queue: queues.dead.listing(Which(queue=queue)))
+            await compare(
+                "list dead letters", lambda queue: queues.dead.listing(Which(queue=queue))
+            )
             await compare("retention with nothing to delete", lambda queue: queues.upkeep.retain())
-            await compare("configure", lambda queue: queues.admin.configure(queue, {"leaseTime": 3600}), rounds=3)
+            await compare(
+                "configure",
+                lambda queue: queues.admin.configure(queue, {"leaseTime": 3600}),
+                rounds=3,
+            )
 
     asyncio.run(body())
 
@@ -135,7 +163,9 @@ def test_pages_for_operators_stay_bounded_when_every_partition_lags(filled: str)
                 "list queues": lambda: queues.status.queues(),
                 "overview": lambda: queues.status.overview(),
                 "lagging partitions": lambda: queues.groups.lagging(0, limit=100),
-                "describe a group (100 partitions)": lambda: queues.groups.describe("__QUEUE_MODE__", limit=100),
+                "describe a group (100 partitions)": lambda: queues.groups.describe(
+                    "__QUEUE_MODE__", limit=100
+                ),
             }.items():
                 times = []
                 for _ in range(3):
@@ -145,7 +175,9 @@ def test_pages_for_operators_stay_bounded_when_every_partition_lags(filled: str)
                 report(what, statistics.median(times))
                 assert min(times) < 2, what
             (many,) = [
-                entry for entry in await queues.groups.listing(queue="many") if entry["name"] == "__QUEUE_MODE__"
+                entry
+                for entry in await queues.groups.listing(queue="many")
+                if entry["name"] == "__QUEUE_MODE__"
             ]
             assert many["members"] == MANY + 1  # and the default partition
             assert min(MANY, 10_000) - 100 <= many["partitionsWithLag"] <= 10_000
@@ -162,7 +194,9 @@ def test_pages_for_operators_stay_bounded_when_every_partition_lags(filled: str)
     asyncio.run(body())
 
 
-def test_seeking_a_group_walks_partitions_in_short_steps_and_not_at_all_where_it_is_already(filled: str) -> None:
+def test_seeking_a_group_walks_partitions_in_short_steps_and_not_at_all_where_it_is_already(
+    filled: str,
+) -> None:
     async def body() -> None:
         async with engine(filled) as queues:
             groups = queues.groups
@@ -201,7 +235,9 @@ def test_seeking_a_group_walks_partitions_in_short_steps_and_not_at_all_where_it
             assert longest < 5
             again = await steps("many", "end")
             assert again < many  # reads only, and no lock on a partition
-            assert await groups.lag("many", "__QUEUE_MODE__") <= 1000  # what was pushed while it walked
+            assert (
+                await groups.lag("many", "__QUEUE_MODE__") <= 1000
+            )  # what was pushed while it walked
             await groups.seek("__QUEUE_MODE__", "many", to="end")
             assert await groups.lag("many", "__QUEUE_MODE__") == 0
             assert (await pop(queues, "many")).messages == []
@@ -210,7 +246,9 @@ def test_seeking_a_group_walks_partitions_in_short_steps_and_not_at_all_where_it
             stored = (await queues.status.queues(queue="few"))[0]["messages"]["total"]
             assert lag == stored
             got = 0
-            while messages := (await pop(queues, "few", batch=1000, partitions=1000, auto_ack=True)).messages:
+            while messages := (
+                await pop(queues, "few", batch=1000, partitions=1000, auto_ack=True)
+            ).messages:
                 got += len(messages)
             assert got == stored
 
@@ -221,9 +259,13 @@ def test_a_new_group_meets_a_million_partitions_in_steps_and_finds_the_needle(fi
     async def body() -> None:
         async with engine(filled) as queues:
             began = time.perf_counter()
-            first = await queues.pop(PopRequest(queue="many", group="late", subscription_mode="new"))
+            first = await queues.pop(
+                PopRequest(queue="many", group="late", subscription_mode="new")
+            )
             assert first.messages == []
-            assert time.perf_counter() - began < 10  # it gives up for now rather than walk a million
+            assert (
+                time.perf_counter() - began < 10
+            )  # it gives up for now rather than walk a million
             await push(queues, "many", "needle", partition=f"p{MANY - 1}")
             async with asyncio.timeout(1200):
                 while True:
@@ -241,7 +283,9 @@ def test_a_new_group_meets_a_million_partitions_in_steps_and_finds_the_needle(fi
     asyncio.run(body())
 
 
-def test_what_a_broker_remembers_of_partitions_is_bounded(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_broker_remembers_of_partitions_is_bounded(
+    filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not SOAK:
         monkeypatch.setattr(catalog_module, "MOST_REMEMBERED", 100)
     most = catalog_module.MOST_REMEMBERED
@@ -251,20 +295,27 @@ def test_what_a_broker_remembers_of_partitions_is_bounded(filled: str, monkeypat
         async with engine(filled) as queues:
             before = resident()
             for start in range(0, touched, 1000):
-                await queues.push([Item("many", b"1", f"p{number}") for number in range(start, start + 1000)])
+                await queues.push(
+                    [Item("many", b"1", f"p{number}") for number in range(start, start + 1000)]
+                )
                 assert len(queues.catalog.partitions) <= most + 1000
             for number in range(2000 if SOAK else most * 2):
                 await pop(queues, "many", partition=f"p{number}", group="picky")
                 assert len(queues.catalog.partitions) <= most + 1000
             assert len(queues.catalog.groups) <= most
             assert len(queues.catalog._prefixes) <= most + 1
-            report(f"memory after {touched:,} partitions: {(resident() - before) >> 20} MiB more, in", 0)
+            report(
+                f"memory after {touched:,} partitions: {(resident() - before) >> 20} MiB more, in",
+                0,
+            )
             assert resident() - before < 200 << 20
 
     asyncio.run(body())
 
 
-def test_retention_and_upkeep_of_many_partitions_delete_in_steps_and_leave_the_queue_usable(filled: str) -> None:
+def test_retention_and_upkeep_of_many_partitions_delete_in_steps_and_leave_the_queue_usable(
+    filled: str,
+) -> None:
     async def body() -> None:
         async with engine(filled, partition_cleanup_days=0) as queues:
             longest = 0.0
@@ -308,7 +359,9 @@ def test_retention_and_upkeep_of_many_partitions_delete_in_steps_and_leave_the_q
 
 
 @pytest.mark.skipif(not SOAK, reason="the long form: a whole broker on the large database")
-def test_a_broker_starts_at_once_on_a_database_with_a_million_partitions(filled: str, scratch: Path) -> None:
+def test_a_broker_starts_at_once_on_a_database_with_a_million_partitions(
+    filled: str, scratch: Path
+) -> None:
     began = time.monotonic()
     with BrokerProcess(scratch / "one", database_url=filled) as broker:
         report("start of a broker", time.monotonic() - began)

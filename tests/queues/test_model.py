@@ -1,8 +1,8 @@
 """Random histories against a model small enough to be obviously right.
 
-The model knows, per group, what every message has been through: settled, dead, attempts, and which live lease holds it.
-Each step does the same to both and compares the answers; at the end every group drains the queue and nothing may be
-lost, doubled, out of order or wrongly counted.
+The model knows, per group, what every message has been through: settled, dead, attempts, and which
+live lease holds it. Each step does the same to both and compares the answers; at the end every
+group drains the queue and nothing may be lost, doubled, out of order or wrongly counted.
 """
 
 import asyncio
@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from penstock.queues import Ack, Item, Message, PopRequest, Queues
 from penstock.queues.dead import Which
@@ -39,8 +45,12 @@ class Model:
     competing: bool
     retry_limit: int
     pushed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTITIONS, 0))
-    settled: dict[str, set[tuple[str, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    dead: dict[str, dict[tuple[str, int], int]] = field(default_factory=lambda: {group: {} for group in GROUPS})
+    settled: dict[str, set[tuple[str, int]]] = field(
+        default_factory=lambda: {group: set() for group in GROUPS}
+    )
+    dead: dict[str, dict[tuple[str, int], int]] = field(
+        default_factory=lambda: {group: {} for group in GROUPS}
+    )
     attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
 
@@ -56,7 +66,9 @@ class Model:
         if not self.competing and any(place[0] == partition for place in held):
             return []
         taken = self.settled[group] | held
-        return [seq for seq in range(1, self.pushed[partition] + 1) if (partition, seq) not in taken]
+        return [
+            seq for seq in range(1, self.pushed[partition] + 1) if (partition, seq) not in taken
+        ]
 
     def settle(self, group: str, place: tuple[str, int]) -> None:
         self.settled[group].add(place)
@@ -85,7 +97,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = f"q{next(NUMBERS)}"  # a queue of its own on a database that all examples share
         self.model = Model(competing, retry_limit)
         self.start()
-        options = {"ordering": "none" if competing else "partition", "retryLimit": retry_limit, "retryDelay": 0}
+        options = {
+            "ordering": "none" if competing else "partition",
+            "retryLimit": retry_limit,
+            "retryDelay": 0,
+        }
         self.run(self.queues.admin.configure(self.queue, options))
 
     def start(self) -> None:
@@ -97,16 +113,27 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.lists(st.sampled_from(PARTITIONS), min_size=1, max_size=8))
     def push(self, partitions: list[str]) -> None:
-        answers = self.run(self.queues.push([Item(self.queue, b"{}", partition) for partition in partitions]))
+        answers = self.run(
+            self.queues.push([Item(self.queue, b"{}", partition) for partition in partitions])
+        )
         for partition, answer in zip(partitions, answers, strict=True):
             self.model.pushed[partition] += 1
             assert answer.status == "queued"
             assert seq_of(answer.message_id) == self.model.pushed[partition]
 
-    @rule(group=st.sampled_from(GROUPS), batch=st.integers(1, 6), spans=st.integers(1, 3), auto=st.booleans())
+    @rule(
+        group=st.sampled_from(GROUPS),
+        batch=st.integers(1, 6),
+        spans=st.integers(1, 3),
+        auto=st.booleans(),
+    )
     def pop(self, group: str, batch: int, spans: int, auto: bool) -> None:
         popped = self.run(
-            self.queues.pop(PopRequest(queue=self.queue, group=group, batch=batch, partitions=spans, auto_ack=auto))
+            self.queues.pop(
+                PopRequest(
+                    queue=self.queue, group=group, batch=batch, partitions=spans, auto_ack=auto
+                )
+            )
         )
         self.check_taken(group, popped.messages, batch, spans)
         if auto:
@@ -116,10 +143,18 @@ class QueueMachine(RuleBasedStateMachine):
             places = {(message.partition, message.seq) for message in popped.messages}
             self.model.leases.append(Lease(group, popped.messages, places))
 
-    @rule(group=st.sampled_from(GROUPS), partition=st.sampled_from(PARTITIONS), batch=st.integers(1, 4))
+    @rule(
+        group=st.sampled_from(GROUPS),
+        partition=st.sampled_from(PARTITIONS),
+        batch=st.integers(1, 4),
+    )
     def pop_one_partition(self, group: str, partition: str, batch: int) -> None:
         free = self.model.free(group, partition)
-        popped = self.run(self.queues.pop(PopRequest(queue=self.queue, partition=partition, group=group, batch=batch)))
+        popped = self.run(
+            self.queues.pop(
+                PopRequest(queue=self.queue, partition=partition, group=group, batch=batch)
+            )
+        )
         assert [message.seq for message in popped.messages] == free[:batch]
         if popped.messages:
             places = {(message.partition, message.seq) for message in popped.messages}
@@ -139,16 +174,21 @@ class QueueMachine(RuleBasedStateMachine):
             assert len(taken) == min(spans, available), (taken, free)
             assert all(seqs == free[partition] for partition, seqs in taken.items()), (taken, free)
 
-    # What is drawn must not depend on what a pop returned: which partition it takes is the broker's free choice, and an
-    # example has to draw the same when it is run again. So numbers are drawn, and taken modulo what is there.
+    # What is drawn must not depend on what a pop returned: which partition it takes is the broker's
+    # free choice, and an example has to draw the same when it is run again. So numbers are drawn,
+    # and taken modulo what is there.
     @rule(
         which=st.integers(0, 99),
         places=st.lists(st.integers(0, 59), min_size=1, max_size=6),
         whole=st.booleans(),
         uniform=st.sampled_from([None, "completed", "failed"]),
-        mixed=st.lists(st.sampled_from(["completed", "failed", "retry", "dlq"]), min_size=6, max_size=6),
+        mixed=st.lists(
+            st.sampled_from(["completed", "failed", "retry", "dlq"]), min_size=6, max_size=6
+        ),
     )
-    def acknowledge(self, which: int, places: list[int], whole: bool, uniform: str | None, mixed: list[str]) -> None:
+    def acknowledge(
+        self, which: int, places: list[int], whole: bool, uniform: str | None, mixed: list[str]
+    ) -> None:
         if not self.model.leases:
             return
         lease = self.model.leases[which % len(self.model.leases)]
@@ -165,7 +205,9 @@ class QueueMachine(RuleBasedStateMachine):
         )
         before = set(self.model.settled[lease.group])
         held = self.model.held(lease.group)
-        living = {partition for partition, _ in lease.open} if lease.live else set()  # one row of it per partition
+        living = (
+            {partition for partition, _ in lease.open} if lease.live else set()
+        )  # one row of it per partition
         for message, status, answer in zip(messages, statuses, acked, strict=True):
             place = (message.partition, message.seq)
             alive = message.partition in living
@@ -205,7 +247,8 @@ class QueueMachine(RuleBasedStateMachine):
                 lease.live = False
                 for place in lease.open:
                     self.expired.append((lease.group, place))
-        # The attempt is counted when a pop meets the expired lease: let every group look everywhere.
+        # The attempt is counted when a pop meets the expired lease: let every group look
+        # everywhere.
         for group in GROUPS:
             for partition in PARTITIONS:
                 if any(g == group and p[0] == partition for g, p in self.expired):
@@ -216,12 +259,17 @@ class QueueMachine(RuleBasedStateMachine):
         self.expired = [(g, p) for g, p in self.expired if not (g == group and p[0] == partition)]
         for place in mine:
             self.model.fail(group, place)
-        popped = self.run(self.queues.pop(PopRequest(queue=self.queue, partition=partition, group=group, batch=1)))
+        popped = self.run(
+            self.queues.pop(PopRequest(queue=self.queue, partition=partition, group=group, batch=1))
+        )
         assert [message.seq for message in popped.messages] == self.model.free(group, partition)[:1]
         if popped.messages:
             self.run(
                 self.queues.ack(
-                    [Ack(m.transaction_id, m.partition_id, m.lease_id, "retry", None, group) for m in popped.messages]
+                    [
+                        Ack(m.transaction_id, m.partition_id, m.lease_id, "retry", None, group)
+                        for m in popped.messages
+                    ]
                 )
             )
 
@@ -246,12 +294,18 @@ class QueueMachine(RuleBasedStateMachine):
     def lag_and_dead_letters_are_exact(self) -> None:
         if not hasattr(self, "queues"):
             return
-        known = {entry["name"]: entry for entry in self.run(self.queues.groups.listing(queue=self.queue))}
+        known = {
+            entry["name"]: entry for entry in self.run(self.queues.groups.listing(queue=self.queue))
+        }
         for group, entry in known.items():
             assert entry["totalLag"] == self.model.lag(group), group
         dead = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))["messages"]
-        assert {(d["consumerGroup"], d["partition"], seq_of(d["id"]), d["attempts"]) for d in dead} == {
-            (group, *place, count) for group, places in self.model.dead.items() for place, count in places.items()
+        assert {
+            (d["consumerGroup"], d["partition"], seq_of(d["id"]), d["attempts"]) for d in dead
+        } == {
+            (group, *place, count)
+            for group, places in self.model.dead.items()
+            for place, count in places.items()
         }
 
     def teardown(self) -> None:
@@ -263,7 +317,11 @@ class QueueMachine(RuleBasedStateMachine):
                 left = {(p, seq) for p in PARTITIONS for seq in self.model.free(group, p)}
                 got: list[tuple[str, int]] = []
                 while messages := self.run(
-                    self.queues.pop(PopRequest(queue=self.queue, group=group, batch=100, partitions=10, auto_ack=True))
+                    self.queues.pop(
+                        PopRequest(
+                            queue=self.queue, group=group, batch=100, partitions=10, auto_ack=True
+                        )
+                    )
                 ).messages:
                     got += [(message.partition, message.seq) for message in messages]
                 assert sorted(got) == sorted(left), group

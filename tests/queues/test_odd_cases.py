@@ -1,4 +1,6 @@
-"""What goes wrong in queues when payloads are large, names are long, and queues and groups vanish under load."""
+"""What goes wrong in queues when payloads are large, names are long, and queues and groups vanish
+under load.
+"""
 
 import asyncio
 import contextlib
@@ -33,7 +35,9 @@ def run(url: str, body: Callable[[Queues], Awaitable[None]], **settings: Any) ->
 
 
 @pytest.mark.parametrize("ordering", ["partition", "none"])
-def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(database_url: str, ordering: str) -> None:
+def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(
+    database_url: str, ordering: str
+) -> None:
     """10,000 messages of 10 MB fit into no answer, whatever batch a client asks for."""
 
     async def body(queues: Queues) -> None:
@@ -52,25 +56,34 @@ def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(database_u
     run(database_url, body, max_batch_bytes=1000)
 
 
-def test_pops_that_share_a_call_share_its_bytes_and_none_comes_back_empty(database_url: str) -> None:
+def test_pops_that_share_a_call_share_its_bytes_and_none_comes_back_empty(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         for partition in range(6):
             await push(queues, "q", *("x" * 398 for _ in range(4)), partition=str(partition))
         found = await asyncio.gather(*(pop(queues, "q") for _ in range(6)))
-        assert {len(one.messages) for one in found} <= {1, 2}  # what the one before left, or all there may be
+        assert {len(one.messages) for one in found} <= {
+            1,
+            2,
+        }  # what the one before left, or all there may be
         everything = await asyncio.gather(*(pop(queues, "q", 2, group=f"g{n}") for n in range(12)))
         assert {len(one.messages) for one in everything} <= {1, 2}
 
     run(database_url, body, max_batch_bytes=1000)
 
 
-def test_large_pushes_share_no_call_however_few_they_are(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_pushes_share_no_call_however_few_they_are(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
     monkeypatch.setattr(pushing, "HEAVY", 100)
 
     async def body(queues: Queues) -> None:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))
-        counted = await queues.admin._database.fetch("SELECT count(*) FROM messages GROUP BY xmin::text")
+        counted = await queues.admin._database.fetch(
+            "SELECT count(*) FROM messages GROUP BY xmin::text"
+        )
         assert sum(row["count"] for row in counted) == 12
         assert max(row["count"] for row in counted) <= 2
 
@@ -81,28 +94,40 @@ def test_large_pushes_share_no_call_however_few_they_are(database_url: str, monk
 def test_consumers_that_pop_at_once_from_a_shared_partition_all_get_something(
     database_url: str, partition: str | None
 ) -> None:
-    """They share calls, and calls of two brokers meet on the cursor: none may say that the queue is empty."""
+    """They share calls, and calls of two brokers meet on the cursor: none may say that the queue is
+    empty.
+    """
 
     async def main() -> None:
         async with running(database_url) as one, running(database_url) as two:
             await one.admin.configure("q", {"ordering": "none"})
             for _ in range(3):
                 await push(one, "q", *range(60))
-                pops = [pop(queues, "q", 1, partition=partition) for queues in (one, two) for _ in range(30)]
+                pops = [
+                    pop(queues, "q", 1, partition=partition)
+                    for queues in (one, two)
+                    for _ in range(30)
+                ]
                 found = await asyncio.gather(*pops)
-                assert sorted(value for one_pop in found for value in values(one_pop)) == list(range(60))
+                assert sorted(value for one_pop in found for value in values(one_pop)) == list(
+                    range(60)
+                )
 
     asyncio.run(main())
 
 
-def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_something_for_each(database_url: str) -> None:
+def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_something_for_each(
+    database_url: str,
+) -> None:
     """By a push to it, and by messages that others give back."""
 
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"ordering": "none", "retryDelay": 0})
 
         async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Message]]:
-            waiting = [asyncio.create_task(pop(queues, "q", 1, wait=True, timeout=20)) for _ in range(10)]
+            waiting = [
+                asyncio.create_task(pop(queues, "q", 1, wait=True, timeout=20)) for _ in range(10)
+            ]
             await eventually(lambda: queues.signals.waiting == 10)
             began = time.monotonic()
             await give()
@@ -223,7 +248,9 @@ def test_a_group_deleted_without_its_metadata_keeps_its_dead_letters(database_ur
 
 
 def test_a_transaction_needs_one_connection_even_when_all_was_forgotten(database_url: str) -> None:
-    """A second one might wait for somebody who waits for the locks of the first: no database finds such a deadlock."""
+    """A second one might wait for somebody who waits for the locks of the first: no database finds
+    such a deadlock.
+    """
 
     async def body(queues: Queues) -> None:
         await push(queues, "in", *range(20), partition="p")
@@ -236,7 +263,9 @@ def test_a_transaction_needs_one_connection_even_when_all_was_forgotten(database
 
         forgetting = asyncio.create_task(forget())
         moves = [
-            queues.transaction([Item("out", m.payload, str(n)), Ack(m.transaction_id, m.partition_id)])
+            queues.transaction(
+                [Item("out", m.payload, str(n)), Ack(m.transaction_id, m.partition_id)]
+            )
             for n, m in enumerate(taken)
         ]
         async with asyncio.timeout(30):
@@ -254,7 +283,9 @@ def test_a_transaction_needs_one_connection_even_when_all_was_forgotten(database
 def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_without_an_answer(
     database_url: str,
 ) -> None:
-    """Whoever is refused gets a reason; nothing waits for a statement's timeout, and all counts are right."""
+    """Whoever is refused gets a reason; nothing waits for a statement's timeout, and all counts are
+    right.
+    """
 
     async def body(queues: Queues) -> None:
         loop = asyncio.get_running_loop()
@@ -270,10 +301,16 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
                 found = await pop(queues, "q", group=group, partitions=6, wait=True, timeout=0.2)
                 chance.shuffle(found.messages)
                 if chance.random() < 0.3 and found.messages:
-                    acks = [Ack(m.transaction_id, m.partition_id, group=group) for m in found.messages]
+                    acks = [
+                        Ack(m.transaction_id, m.partition_id, group=group) for m in found.messages
+                    ]
                     await queues.transaction([*acks, Item("q", b"2", str(chance.randrange(12)))])
                 else:
-                    await answer(queues, found.messages, chance.choice(["completed", "completed", "failed", "dlq"]))
+                    await answer(
+                        queues,
+                        found.messages,
+                        chance.choice(["completed", "completed", "failed", "dlq"]),
+                    )
 
         async def disturb(pause: float, what: Callable[[], Awaitable[Any]]) -> None:
             while loop.time() < end:
@@ -297,7 +334,10 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
             disturb(0.2, lambda: queues.admin.configure("q", options())),
             disturb(1.5, lambda: queues.admin.delete("q")),
             disturb(0.3, lambda: queues.groups.delete(group(), metadata=chance.random() < 0.5)),
-            disturb(0.3, lambda: queues.groups.seek(group(), "q", to=chance.choice(["end", "beginning"]))),
+            disturb(
+                0.3,
+                lambda: queues.groups.seek(group(), "q", to=chance.choice(["end", "beginning"])),
+            ),
             disturb(0.5, lambda: queues.admin.clear("q")),
             disturb(0.3, lambda: queues.dead.requeue(Which(queue="q"))),
         )
@@ -306,9 +346,13 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
         await queues.admin.configure("q", {"leaseTime": 1, "retryDelay": 0})
         await push(queues, "q", "last", partition="last")
         for name in "ab":
-            await queues.groups.seek(name, "q", to="beginning") if await queues.groups.listing(name) else None
+            await queues.groups.seek(name, "q", to="beginning") if await queues.groups.listing(
+                name
+            ) else None
             seen = 0
-            while found := await pop(queues, "q", 1000, group=name, partitions=100, wait=True, timeout=3):
+            while found := await pop(
+                queues, "q", 1000, group=name, partitions=100, wait=True, timeout=3
+            ):
                 if not found.messages:
                     break
                 seen += len(found.messages)
@@ -362,7 +406,9 @@ def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
     asyncio.run(main())
 
 
-def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_the_partition_has(database_url: str) -> None:
+def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_the_partition_has(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", {"ordering": "none"})
 
@@ -372,7 +418,12 @@ def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_the_pa
             message = (await pop(queues, "q", 2)).messages[0]
             ((plan,),) = await queues.database.fetch(
                 f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {acknowledging.SQL}",
-                *([0], [queues.catalog.partition_id(message.partition_id)], [message.group], [UUID(message.lease_id)]),
+                *(
+                    [0],
+                    [queues.catalog.partition_id(message.partition_id)],
+                    [message.group],
+                    [UUID(message.lease_id)],
+                ),
                 *(["completed"], [None], [message.transaction_id]),
             )
             return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
@@ -399,7 +450,9 @@ def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> 
             await queues.pop(PopRequest(queue="q", group=long))
         (message,) = (await pop(queues, "q")).messages
         with pytest.raises(InvalidRequest, match="trace name"):
-            await queues.traces.add(message.partition_id, message.transaction_id, b"1", names=[long])
+            await queues.traces.add(
+                message.partition_id, message.transaction_id, b"1", names=[long]
+            )
         with pytest.raises(InvalidRequest, match="consumerGroup"):
             await queues.messages.bury(message.partition_id, message.transaction_id, long)
 
@@ -408,7 +461,10 @@ def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> 
 
 @pytest.mark.parametrize("ordering", ["partition", "none"])
 def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
-    database_url: str, ordering: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
+    ordering: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nothing else is: not what is done, leased, delayed, or of a deleted group."""
     monkeypatch.setattr("penstock.queues.upkeep.HEAL_STEP", 3)
@@ -418,7 +474,10 @@ def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
         for partition in range(6):
             await push(queues, "q", f"a{partition}", f"b{partition}", partition=str(partition))
         for group in ("g", "h"):
-            assert len((await pop(queues, "q", group=group, partitions=6, auto_ack=True)).messages) == 12
+            assert (
+                len((await pop(queues, "q", group=group, partitions=6, auto_ack=True)).messages)
+                == 12
+            )
         await push(queues, "q", "c1", partition="1")
         await push(queues, "q", "c2", partition="2")
         await push(queues, "q", "c3", partition="3")
@@ -442,10 +501,14 @@ def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
         entry = (await queues.groups.listing("g"))[0]
         assert entry["totalLag"] == 3
         assert await walk() == 1
-        assert values(await pop(queues, "q", group="g", partitions=6, wait=True, timeout=10)) == ["c1"]
+        assert values(await pop(queues, "q", group="g", partitions=6, wait=True, timeout=10)) == [
+            "c1"
+        ]
         assert await walk() == 0
         assert queues.upkeep._healed.value("q") == 1
-        (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        (line,) = [
+            record.getMessage() for record in caplog.records if record.levelname == "WARNING"
+        ]
         assert "'g'" in line
         assert "'q'" in line
         assert "'1'" in line
@@ -455,14 +518,20 @@ def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
     run(database_url, body)
 
 
-def test_a_group_with_lag_that_no_partition_shows_is_not_called_stable_and_seeking_heals_it(database_url: str) -> None:
+def test_a_group_with_lag_that_no_partition_shows_is_not_called_stable_and_seeking_heals_it(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", *range(100))
         await pop(queues, "q", group="g", auto_ack=True)
         await push(queues, "q", *range(100))
         await queues.database.fetch("UPDATE cursors SET due_at = NULL, version = version + 1")
         entry = (await queues.groups.listing("g"))[0]
-        assert (entry["totalLag"], entry["partitionsWithLag"], entry["state"]) == (100, 0, "Lagging")
+        assert (entry["totalLag"], entry["partitionsWithLag"], entry["state"]) == (
+            100,
+            0,
+            "Lagging",
+        )
         rows = await queues.database.fetch("SELECT max(seq) AS last FROM messages")
         assert rows[0]["last"] == 200
         await queues.groups.seek("g", "q", to="beginning")
@@ -484,8 +553,12 @@ def test_seeking_to_where_a_blind_cursor_is_makes_it_see(database_url: str) -> N
     run(database_url, body)
 
 
-def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_are_committed(database_url: str) -> None:
-    """The cursor it makes must not rest: `array_agg` over no rows is NULL, and so is everything made of it."""
+def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_are_committed(
+    database_url: str,
+) -> None:
+    """The cursor it makes must not rest: `array_agg` over no rows is NULL, and so is everything
+    made of it.
+    """
 
     async def body(queues: Queues) -> None:
         await push(queues, "q", "first")
@@ -512,7 +585,9 @@ def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_ar
     run(database_url, body)
 
 
-def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_partition(database_url: str) -> None:
+def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_partition(
+    database_url: str,
+) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", 1, partition="one")
         await complete(queues, await pop(queues, "q", group="g", partition="one"))
@@ -520,7 +595,9 @@ def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_pa
         transaction = other.transaction()
         await transaction.start()
         await other.execute("SELECT queue_ensure(ARRAY['q'], ARRAY['two'])")
-        deciding = asyncio.create_task(queues.groups.subscription("g", datetime(2000, 1, 1, tzinfo=UTC)))
+        deciding = asyncio.create_task(
+            queues.groups.subscription("g", datetime(2000, 1, 1, tzinfo=UTC))
+        )
         await asyncio.wait({deciding}, timeout=0.3)
         await transaction.commit()
         await other.close()

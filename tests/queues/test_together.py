@@ -1,4 +1,6 @@
-"""Many producers and consumers, several brokers, a database that is interrupted: nothing is lost, nothing doubled."""
+"""Many producers and consumers, several brokers, a database that is interrupted: nothing is lost,
+nothing doubled.
+"""
 
 import asyncio
 import json
@@ -28,7 +30,9 @@ class Ledger:
         self.settled: Counter[str] = Counter()  # without those whose acknowledgement got no answer
         self.order: dict[str, list[tuple[int, int]]] = {}
 
-    async def produce(self, queues: Queues, name: str, partition: str, until: float, batch: int = 5) -> None:
+    async def produce(
+        self, queues: Queues, name: str, partition: str, until: float, batch: int = 5
+    ) -> None:
         number = 0
         while time.monotonic() < until:
             ids = [f"{name}-{number + k}" for k in range(batch)]
@@ -45,7 +49,9 @@ class Ledger:
     async def consume(self, queues: Queues, done: asyncio.Event, **request: Any) -> None:
         while True:
             try:
-                popped = await queues.pop(PopRequest(queue="q", batch=50, wait=True, timeout=0.3, **request))
+                popped = await queues.pop(
+                    PopRequest(queue="q", batch=50, wait=True, timeout=0.3, **request)
+                )
                 if not popped.messages:
                     if done.is_set():
                         return
@@ -68,13 +74,24 @@ class Ledger:
 
 
 async def work(
-    ledger: Ledger, brokers: list[Queues], seconds: float, producers: int, consumers: int, partitions: int
+    ledger: Ledger,
+    brokers: list[Queues],
+    seconds: float,
+    producers: int,
+    consumers: int,
+    partitions: int,
 ) -> None:
     done = asyncio.Event()
     until = time.monotonic() + seconds
-    eaters = [asyncio.create_task(ledger.consume(brokers[n % len(brokers)], done)) for n in range(consumers)]
+    eaters = [
+        asyncio.create_task(ledger.consume(brokers[n % len(brokers)], done))
+        for n in range(consumers)
+    ]
     await asyncio.gather(
-        *(ledger.produce(brokers[n % len(brokers)], f"m{n}", f"p{n % partitions}", until) for n in range(producers))
+        *(
+            ledger.produce(brokers[n % len(brokers)], f"m{n}", f"p{n % partitions}", until)
+            for n in range(producers)
+        )
     )
     done.set()
     await asyncio.wait_for(asyncio.gather(*eaters), 60)
@@ -102,7 +119,10 @@ def test_every_queued_message_of_one_busy_partition_is_delivered_once(
 def test_several_brokers_share_one_database(database_url: str, soak: bool) -> None:
     async def body() -> None:
         async with AsyncExitStack() as stack:
-            brokers = [await stack.enter_async_context(running(database_url, poll_interval=30)) for _ in range(3)]
+            brokers = [
+                await stack.enter_async_context(running(database_url, poll_interval=30))
+                for _ in range(3)
+            ]
             ledger = Ledger()
             await work(ledger, brokers, 10 if soak else 2, 6, 6, 3)
             ledger.check()
@@ -110,7 +130,8 @@ def test_several_brokers_share_one_database(database_url: str, soak: bool) -> No
             for broker in brokers:
                 await broker.upkeep.roll_up()
             assert await brokers[0].groups.lag("q", "__QUEUE_MODE__") == 0
-            # A pop waiting at one broker is woken by a push, and by a release, at another: not by its poll.
+            # A pop waiting at one broker is woken by a push, and by a release, at another: not by
+            # its poll.
             waiting = asyncio.create_task(pop(brokers[0], "q", wait=True, timeout=20))
             await eventually(lambda: brokers[0].signals.waiting)
             began = time.monotonic()
@@ -153,7 +174,9 @@ def test_brokers_encrypt_as_soon_as_any_of_them_was_told_to(database_url: str) -
 
 
 @pytest.mark.timeout(300)
-def test_killing_our_connections_again_and_again_loses_nothing(database_url: str, soak: bool) -> None:
+def test_killing_our_connections_again_and_again_loses_nothing(
+    database_url: str, soak: bool
+) -> None:
     async def body() -> None:
         async with running(database_url) as queues:
             await queues.admin.configure("q", {"leaseTime": 600})
@@ -180,15 +203,17 @@ def test_killing_our_connections_again_and_again_loses_nothing(database_url: str
             until = time.monotonic() + (30 if soak else 3)
             done = asyncio.Event()
             eaters = [asyncio.create_task(ledger.consume(queues, done)) for _ in range(4)]
-            await asyncio.gather(*(ledger.produce(queues, f"m{n}", f"p{n % 3}", until) for n in range(6)))
+            await asyncio.gather(
+                *(ledger.produce(queues, f"m{n}", f"p{n % 3}", until) for n in range(6))
+            )
             stop.set()
             kills = await killing
             done.set()
             await asyncio.wait_for(asyncio.gather(*eaters), 60)
             await killer.close()
             assert kills > 10
-            # Leases live for ten minutes, and a lost answer must not have left one behind: at the latest when the call
-            # that was cut off has surely ended, what it took is returned.
+            # Leases live for ten minutes, and a lost answer must not have left one behind: at the
+            # latest when the call that was cut off has surely ended, what it took is returned.
             await eventually(drained, 60)
             ledger.check()
             assert set(ledger.settled.values()) == {1}
@@ -197,7 +222,9 @@ def test_killing_our_connections_again_and_again_loses_nothing(database_url: str
 
 
 @pytest.mark.timeout(300)
-def test_a_restart_of_postgres_in_the_middle_loses_nothing(own_postgres: EmbeddedPostgres, soak: bool) -> None:
+def test_a_restart_of_postgres_in_the_middle_loses_nothing(
+    own_postgres: EmbeddedPostgres, soak: bool
+) -> None:
     url = fresh_database(own_postgres)
 
     async def body() -> None:
@@ -223,10 +250,14 @@ def test_a_restart_of_postgres_in_the_middle_loses_nothing(own_postgres: Embedde
     asyncio.run(body())
 
 
-def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(database_url: str, soak: bool) -> None:
+def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(
+    database_url: str, soak: bool
+) -> None:
     async def body() -> None:
         async with running(database_url) as one, running(database_url) as two:
-            await one.admin.configure("q", {"ordering": "none", "retryDelay": 0, "retryLimit": 1000})
+            await one.admin.configure(
+                "q", {"ordering": "none", "retryDelay": 0, "retryLimit": 1000}
+            )
             partitions = [f"p{n}" for n in range(6)]
             await one.push([Item("q", b"{}", p) for p in partitions])
             until = time.monotonic() + (20 if soak else 2)
@@ -236,10 +267,17 @@ def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(da
                 while time.monotonic() < until:
                     turn += 1
                     order = partitions[turn % 6 :] + partitions[: turn % 6]
-                    await queues.push([Item("q", b"{}", p) for p in (order if turn % 2 else reversed(order))])
+                    await queues.push(
+                        [Item("q", b"{}", p) for p in (order if turn % 2 else reversed(order))]
+                    )
                     popped = await queues.pop(PopRequest(queue="q", batch=12, partitions=6))
                     acks = [
-                        Ack(m.transaction_id, m.partition_id, m.lease_id, ("completed", "failed", "retry")[n % 3])
+                        Ack(
+                            m.transaction_id,
+                            m.partition_id,
+                            m.lease_id,
+                            ("completed", "failed", "retry")[n % 3],
+                        )
                         for n, m in enumerate(popped.messages)
                     ]
                     if turn % 3 == 0:
@@ -251,8 +289,12 @@ def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(da
                         await queues.groups.listing(queue="q")
                         await queues.upkeep.roll_up()
 
-            await asyncio.gather(*(worker(queues, seed) for seed in range(3) for queues in (one, two)))
-            rows = await one.database.fetch("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+            await asyncio.gather(
+                *(worker(queues, seed) for seed in range(3) for queues in (one, two))
+            )
+            rows = await one.database.fetch(
+                "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+            )
             assert rows[0]["deadlocks"] == 0
 
     asyncio.run(body())
@@ -278,7 +320,9 @@ def test_a_new_group_on_many_partitions_finds_what_there_is(database_url: str, s
 
 
 def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_url: str) -> None:
-    """What the Spark source relies on: reading up to the oldest running transaction never skips a message."""
+    """What the Spark source relies on: reading up to the oldest running transaction never skips a
+    message.
+    """
 
     async def body() -> None:
         async with running(database_url) as queues:

@@ -1,4 +1,6 @@
-"""The real file system: all or nothing appends, errors named by what can be done, no retry after a failed sync."""
+"""The real file system: all or nothing appends, errors named by what can be done, no retry after a
+failed sync.
+"""
 
 import errno
 import os
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.storage.fs import DISK
+from penstock.log.fs import DISK
 
 
 def test_an_append_of_more_pieces_than_the_kernel_takes_is_one_append(tmp_path: Path) -> None:
@@ -28,7 +30,9 @@ def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "f").read_bytes() == b"abcdefghi"
 
 
-@pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
+@pytest.mark.parametrize(
+    ("code", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)]
+)
 def test_a_failed_append_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
 ) -> None:
@@ -47,7 +51,9 @@ def test_a_failed_append_leaves_nothing_behind(
     assert file.append([b"more"]) == 4
 
 
-def test_after_a_failed_sync_the_file_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_sync_the_file_takes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = DISK.open(tmp_path / "f", create=True)
     file.append([b"x"])
 

@@ -1,4 +1,6 @@
-"""A real `penstock serve` process to test against: started on free ports, killed or stopped at will."""
+"""A real `penstock serve` process to test against: started on free ports, killed or stopped at
+will.
+"""
 
 import os
 import signal
@@ -15,15 +17,21 @@ START_TIMEOUT = 90
 
 
 class BrokerProcess:
-    """One broker on `data_dir`. Use as a context manager, or call `start` and `stop`/`kill` yourself.
+    """One broker on `data_dir`. Use as a context manager, or call `start` and `stop`/`kill`
+    yourself.
 
-    `settings` are `--set` pairs with dots as double underscores: `topics__fsync="always"`. Without a database URL it
-    runs its embedded PostgreSQL, and `data_dir` must be reachable by other users (the fixture `scratch`).
+    `settings` are `--set` pairs with dots as double underscores: `topics__fsync="always"`. Without
+    a database URL it runs its embedded PostgreSQL, and `data_dir` must be reachable by other users
+    (the fixture `scratch`).
     """
 
-    def __init__(self, data_dir: Path, *, database_url: str | None = None, env: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, data_dir: Path, *, database_url: str | None = None, env: Any = None, **settings: Any
+    ) -> None:
         self.data_dir = data_dir
-        self._postgres = data_dir / ".penstock" / "postgres"  # where the embedded one is, if it has one
+        self._postgres = (
+            data_dir / ".penstock" / "postgres"
+        )  # where the embedded one is, if it has one
         self._arguments = ["--data-dir", str(data_dir)]
         if database_url:
             self._arguments += ["--database-url", database_url]
@@ -57,7 +65,11 @@ class BrokerProcess:
         self._reader.start()
         if wait:
             started = self.process
-            until(lambda: "HTTP" in self.addresses or started.poll() is not None, START_TIMEOUT, "broker is ready")
+            until(
+                lambda: "HTTP" in self.addresses or started.poll() is not None,
+                START_TIMEOUT,
+                "broker is ready",
+            )
             assert started.poll() is None, self.log
         return self
 
@@ -67,7 +79,11 @@ class BrokerProcess:
         for line in process.stdout:
             self.output.append(line)
             words = line.split()
-            if line.startswith("  ") and len(words) == 2 and words[0] in ("HTTP", "TCP", "WebSocket"):
+            if (
+                line.startswith("  ")
+                and len(words) == 2
+                and words[0] in ("HTTP", "TCP", "WebSocket")
+            ):
                 addresses[words[0]] = words[1]
                 self._ports[words[0]] = int(words[1].rpartition(":")[2])
             elif line.startswith("  data "):
@@ -108,7 +124,9 @@ class BrokerProcess:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-                raise AssertionError(f"the broker did not stop within {timeout} s:\n{self.log}") from None
+                raise AssertionError(
+                    f"the broker did not stop within {timeout} s:\n{self.log}"
+                ) from None
         self._reader.join(5)
         return self.process.returncode
 

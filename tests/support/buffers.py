@@ -1,4 +1,6 @@
-"""A buffer in a test: over an engine in memory for its own logic, or over a real PostgreSQL for the promises."""
+"""A buffer in a test: over an engine in memory for its own logic, or over a real PostgreSQL for the
+promises.
+"""
 
 import asyncio
 import os
@@ -20,15 +22,17 @@ from penstock.config.schema import Queues as QueueSettings
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item, PopRequest, Pushed
-from penstock.storage.fs import DISK, Fs
 from tests.support.wait import eventually
 
 
 class Store:
-    """A database in memory with the two things the buffer relies on: it is up or down, and it de-duplicates."""
+    """A database in memory with the two things the buffer relies on: it is up or down, and it
+    de-duplicates.
+    """
 
     def __init__(self, healthy: bool = True) -> None:
         self.healthy = healthy
@@ -101,7 +105,9 @@ class Store:
     def _store(self, item: Item) -> Pushed:
         assert item.transaction_id
         key = (item.queue, item.partition, item.transaction_id)
-        known = key in self._ids and not item.fresh  # the engine does not look for an id that was just made
+        known = (
+            key in self._ids and not item.fresh
+        )  # the engine does not look for an id that was just made
         status = "full" if self.full(item) else "duplicate" if known else "queued"
         if status == "queued":
             self._ids.add(key)
@@ -114,12 +120,20 @@ class Store:
 
 @asynccontextmanager
 async def buffering(
-    directory: Path, store: Any, *, fs: Fs = DISK, engine: Any = None, metrics: Metrics | None = None, **settings: Any
+    directory: Path,
+    store: Any,
+    *,
+    fs: Fs = DISK,
+    engine: Any = None,
+    metrics: Metrics | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Buffer]:
     """A started buffer, stopped at the end."""
     settings = {"free_space_reserve": 0, "flush_ms": 10, **settings}
     with ThreadPoolExecutor(2) as pool:
-        buffer = Buffer(engine or store, store, Settings(**settings), directory, fs, pool, metrics or Metrics())
+        buffer = Buffer(
+            engine or store, store, Settings(**settings), directory, fs, pool, metrics or Metrics()
+        )
         await buffer.start()
         try:
             yield buffer
@@ -133,12 +147,24 @@ def items(*payloads: object, queue: str = "q", partition: str = "Default") -> li
 
 def names(directory: Path) -> list[str]:
     """The buffer files in the directory, without locks and the like."""
-    return sorted(path.name for path in directory.iterdir() if ".buf" in path.name) if directory.exists() else []
+    return (
+        sorted(path.name for path in directory.iterdir() if ".buf" in path.name)
+        if directory.exists()
+        else []
+    )
 
 
 async def kill(buffer: Buffer) -> None:
-    """What kill -9 does to a buffer in our own process: its work ends where it is, the kernel drops its locks."""
-    tasks = [buffer._worker, buffer._scan, buffer.journal._writing, buffer.qos0._task, buffer.maintenance._reading]
+    """What kill -9 does to a buffer in our own process: its work ends where it is, the kernel drops
+    its locks.
+    """
+    tasks = [
+        buffer._worker,
+        buffer._scan,
+        buffer.journal._writing,
+        buffer.qos0._task,
+        buffer.maintenance._reading,
+    ]
     running = [task for task in tasks if task]
     for task in running:
         task.cancel()
@@ -156,7 +182,9 @@ async def kill(buffer: Buffer) -> None:
 async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buffer:
     """A started buffer that the test ends by `kill`."""
     settings = {"free_space_reserve": 0, "flush_ms": 5, **settings}
-    buffer = Buffer(store, store, Settings(**settings), directory, fs, ThreadPoolExecutor(2), Metrics())
+    buffer = Buffer(
+        store, store, Settings(**settings), directory, fs, ThreadPoolExecutor(2), Metrics()
+    )
     await buffer.start()
     return buffer
 
@@ -169,9 +197,13 @@ async def real(
     settings = {"free_space_reserve": 0, **settings}
     metrics = Metrics()
     with ThreadPoolExecutor(2) as pool:
-        database = Database(DatabaseSettings(url=url, acquire_timeout=acquire_timeout), directory, metrics)
+        database = Database(
+            DatabaseSettings(url=url, acquire_timeout=acquire_timeout), directory, metrics
+        )
         queues = Queues(database, QueueSettings(encryption_key=key), metrics)
-        buffer = Buffer(queues, database, Settings(**settings), directory / "buffers", DISK, pool, metrics)
+        buffer = Buffer(
+            queues, database, Settings(**settings), directory / "buffers", DISK, pool, metrics
+        )
         async with AsyncExitStack() as running:
             for part in (database, queues, buffer):
                 await part.start()
@@ -184,7 +216,14 @@ async def delivered(queues: Any, queue: str, group: str = "checker") -> dict[str
     found: dict[str, list[bytes]] = {}
     while True:
         popped = await queues.pop(
-            PopRequest(queue=queue, group=group, batch=5000, partitions=100, auto_ack=True, subscription_mode="all")
+            PopRequest(
+                queue=queue,
+                group=group,
+                batch=5000,
+                partitions=100,
+                auto_ack=True,
+                subscription_mode="all",
+            )
         )
         if not popped.messages:
             return found
@@ -193,9 +232,13 @@ async def delivered(queues: Any, queue: str, group: str = "checker") -> dict[str
 
 
 class Producers:
-    """Closed-loop producers, one partition each, that number their events and remember what they were told."""
+    """Closed-loop producers, one partition each, that number their events and remember what they
+    were told.
+    """
 
-    def __init__(self, push: Callable[..., Awaitable[Any]], count: int = 6, queue: str = "orders") -> None:
+    def __init__(
+        self, push: Callable[..., Awaitable[Any]], count: int = 6, queue: str = "orders"
+    ) -> None:
         self._push, self.queue = push, queue
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.latencies: list[tuple[float, float]] = []  # when it was answered, how long it took
@@ -240,7 +283,9 @@ class Producers:
     def check(self, got: dict[str, list[bytes]]) -> None:
         """Everything accepted was delivered, once, in order, and nothing else."""
         for number, accepted in enumerate(self.accepted):
-            assert [int(payload) for payload in got.get(f"p{number}", [])] == accepted, f"partition p{number}"
+            assert [int(payload) for payload in got.get(f"p{number}", [])] == accepted, (
+                f"partition p{number}"
+            )
 
 
 def freeze(server: EmbeddedPostgres) -> list[int]:
@@ -249,7 +294,9 @@ def freeze(server: EmbeddedPostgres) -> list[int]:
     while True:  # until a look finds no process that still runs
         postmaster = psutil.Process(server.pid())
         fresh = [
-            process.pid for process in (postmaster, *postmaster.children(recursive=True)) if process.pid not in frozen
+            process.pid
+            for process in (postmaster, *postmaster.children(recursive=True))
+            if process.pid not in frozen
         ]
         if not fresh:
             return frozen

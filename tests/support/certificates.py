@@ -27,14 +27,30 @@ class Authority:
     def write(self, directory: Path, stem: str = "cert", key: str = "key") -> tuple[Path, Path]:
         return _write(directory, self.certificate, self.key, stem, key)
 
-    def issue(self, directory: Path, name: str = "localhost", stem: str = "server", days: int = 1) -> tuple[Path, Path]:
-        """A certificate for `name` and its key, in `<stem>.pem` and `<stem>.key.pem`; expired if `days` is below 0."""
+    def issue(
+        self, directory: Path, name: str = "localhost", stem: str = "server", days: int = 1
+    ) -> tuple[Path, Path]:
+        """A certificate for `name` and its key, in `<stem>.pem` and `<stem>.key.pem`; expired if
+        `days` is below 0.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        return _write(directory, self._sign(name, subject, key, days, authority=False), key, stem, f"{stem}.key")
+        return _write(
+            directory,
+            self._sign(name, subject, key, days, authority=False),
+            key,
+            stem,
+            f"{stem}.key",
+        )
 
     def _sign(
-        self, name: str, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, *, authority: bool
+        self,
+        name: str,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        days: int,
+        *,
+        authority: bool,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -52,11 +68,19 @@ class Authority:
 
 
 def _write(
-    directory: Path, made: x509.Certificate, key: ec.EllipticCurvePrivateKey, stem: str, key_stem: str
+    directory: Path,
+    made: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+    stem: str,
+    key_stem: str,
 ) -> tuple[Path, Path]:
     cert_path, key_path = directory / f"{stem}.pem", directory / f"{key_stem}.pem"
     cert_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     return cert_path, key_path

@@ -1,9 +1,10 @@
-"""A topic that is appended to, rolled and compacted without a pause, in a process of its own: for the kill test.
+"""A topic that is appended to, rolled and compacted without a pause, in a process of its own: for
+the kill test.
 
 python -m tests.support.compact_process DIRECTORY ROUND
 
-The record at offset n is `payload_of(n)`, so anyone can tell what has to be there. A line is printed after each round
-of appends: how far they were answered.
+The record at offset n is `payload_of(n)`, so anyone can tell what has to be there. A line is
+printed after each round of appends: how far they were answered.
 """
 
 import asyncio
@@ -45,7 +46,9 @@ async def work(directory: Path, seed: int) -> None:
             for part in (sealed[:cut], sealed[cut:]):
                 if part:
                     base, stop = part[0].base, part[-1].end
-                    chosen = bits([offset for offset in keep if base <= offset < stop], stop - base, base)
+                    chosen = bits(
+                        [offset for offset in keep if base <= offset < stop], stop - base, base
+                    )
                     await store.compact("t", [segment.base for segment in part], chosen)
 
 

@@ -1,17 +1,18 @@
 """A file system in memory that forgets, tears and fails like a real one at its worst.
 
-It implements `penstock.storage.fs.Fs`, so topics, buffers and send queues run on it unchanged:
+It implements `penstock.log.fs.Fs`, so topics, buffers and send queues run on it unchanged:
 
-- What was written but not synced is known as such. `crash(random, how)` is a power loss: a new file system with what
-  survived. `how` is "drop" (only what was synced), "keep" (everything), "tear" (a prefix of each file's unsynced
-  writes, the last one torn) or "reorder" (any of them in any order, torn, with zeros in the holes).
-- Creations, renames and removals are durable after `sync_dir` of their directory. They survive a crash in order (file
-  systems journal them), so a crash keeps some first part of the unsynced ones.
+- What was written but not synced is known as such. `crash(random, how)` is a power loss: a new file
+  system with what survived. `how` is "drop" (only what was synced), "keep" (everything), "tear" (a
+  prefix of each file's unsynced writes, the last one torn) or "reorder" (any of them in any order,
+  torn, with zeros in the holes).
+- Creations, renames and removals are durable after `sync_dir` of their directory. They survive a
+  crash in order (file systems journal them), so a crash keeps some first part of the unsynced ones.
 - `kill()` is the end of the process only: everything written is still there, synced or not.
-- `fail(n, ...)` makes the n-th call from now fail: once, or that and every later one ("the disk is gone"). `calls`
-  counts them, so a test loops n from 1 until a run makes fewer calls than n.
-- After a failed `sync` the pages are gone for good although reads still show them, and the file takes no more writes,
-  as Linux does it and `DiskFile` answers it.
+- `fail(n, ...)` makes the n-th call from now fail: once, or that and every later one ("the disk is
+  gone"). `calls` counts them, so a test loops n from 1 until a run makes fewer calls than n.
+- After a failed `sync` the pages are gone for good although reads still show them, and the file
+  takes no more writes, as Linux does it and `DiskFile` answers it.
 
     fs = FaultyFs()
     fs.fail(7, errno.ENOSPC)                     # once
@@ -28,11 +29,13 @@ from random import Random
 from typing import Literal
 
 from penstock.errors import StorageFailed
-from penstock.storage.fs import Bytes, storage_error
+from penstock.log.fs import Bytes, storage_error
 
 How = Literal["drop", "keep", "tear", "reorder"]
 HOWS: tuple[How, ...] = ("drop", "keep", "tear", "reorder")
-CHANGES = frozenset({"append", "sync", "truncate", "open", "replace", "rename", "remove", "make_dir", "sync_dir"})
+CHANGES = frozenset(
+    {"append", "sync", "truncate", "open", "replace", "rename", "remove", "make_dir", "sync_dir"}
+)
 
 
 class Inode:
@@ -41,7 +44,9 @@ class Inode:
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.durable = bytes(data)
-        self.pending: list[tuple[int, bytes | None]] = []  # (position, bytes), or (size, None) for a truncation
+        self.pending: list[
+            tuple[int, bytes | None]
+        ] = []  # (position, bytes), or (size, None) for a truncation
         self.modified = 1_700_000_000.0
 
     def write(self, position: int, data: bytes) -> None:
@@ -71,7 +76,11 @@ class Inode:
             keep = random.randint(0, len(pending))
             pending = [*pending[:keep], *(_torn(op, random) for op in pending[keep : keep + 1])]
         elif how == "reorder":
-            pending = [op if random.random() < 0.6 else _torn(op, random) for op in pending if random.random() < 0.7]
+            pending = [
+                op if random.random() < 0.6 else _torn(op, random)
+                for op in pending
+                if random.random() < 0.7
+            ]
             random.shuffle(pending)
         data = bytearray(self.durable)
         for position, piece in pending:
@@ -111,7 +120,9 @@ class FaultyFile:
         start, data = self.size, b"".join(chunks)
         error = self._fs.failing("append")
         if error is not None:
-            part = data[: len(data) // 2]  # a short write, and then the error: cut back as DiskFile does
+            part = data[
+                : len(data) // 2
+            ]  # a short write, and then the error: cut back as DiskFile does
             self._inode.write(start, part)
             if self._fs.failing("truncate") is None:
                 self._inode.cut(start)
@@ -171,8 +182,17 @@ class FaultyFs:
 
     # Faults
 
-    def fail(self, n: int, code: int = errno.EIO, *, forever: bool = False, only: Iterable[str] | None = None) -> None:
-        """Fail the n-th call from now (of the kinds in `only`; CHANGES: those that change the disk)."""
+    def fail(
+        self,
+        n: int,
+        code: int = errno.EIO,
+        *,
+        forever: bool = False,
+        only: Iterable[str] | None = None,
+    ) -> None:
+        """Fail the n-th call from now (of the kinds in `only`; CHANGES: those that change the
+        disk).
+        """
         self.calls, self._at, self._code, self._forever = 0, n, code, forever
         self._only = None if only is None else frozenset(only)
 
@@ -290,7 +310,10 @@ class FaultyFs:
 
     def sync_dir(self, path: Path) -> None:
         self.check("sync_dir", path)
-        last = max((i for i, op in enumerate(self._journal) if any(p.parent == path for p in op[1])), default=-1)
+        last = max(
+            (i for i, op in enumerate(self._journal) if any(p.parent == path for p in op[1])),
+            default=-1,
+        )
         for op in self._journal[: last + 1]:
             _apply(self._durable_files, self._durable_dirs, op)
         del self._journal[: last + 1]
@@ -301,7 +324,9 @@ class FaultyFs:
         self._journal.append(op)
 
 
-def _apply(files: dict[Path, Inode], dirs: set[Path], op: tuple[str, tuple[Path, ...], Inode | None]) -> None:
+def _apply(
+    files: dict[Path, Inode], dirs: set[Path], op: tuple[str, tuple[Path, ...], Inode | None]
+) -> None:
     kind, (path, *more), inode = op
     if kind == "link":
         assert inode is not None

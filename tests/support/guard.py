@@ -1,8 +1,10 @@
-"""Nothing outlives a test run, however it ends: a process of its own kills what the run had started and left behind.
+"""Nothing outlives a test run, however it ends: a process of its own kills what the run had started
+and left behind.
 
-The guard reads from a pipe whose other end only this process has (children do not inherit it), so the pipe's end tells
-that this process is gone, also after kill -9. A signal at the parent's death (PR_SET_PDEATHSIG) would come when the
-thread that started a child ends, and tests start brokers from threads.
+The guard reads from a pipe whose other end only this process has (children do not inherit it), so
+the pipe's end tells that this process is gone, also after kill -9. A signal at the parent's death
+(PR_SET_PDEATHSIG) would come when the thread that started a child ends, and tests start brokers
+from threads.
 """
 
 import atexit
@@ -38,7 +40,9 @@ def _tell(line: str) -> None:
         if _guard is None or _guard.poll() is not None:
             command = [sys.executable, "-m", "tests.support.guard"]
             root = Path(__file__).parents[2]
-            _guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True, cwd=root)
+            _guard = subprocess.Popen(
+                command, stdin=subprocess.PIPE, text=True, start_new_session=True, cwd=root
+            )
             atexit.register(_guard.wait)
             atexit.register(_guard.stdin.close)  # type: ignore[union-attr]  # runs first
         assert _guard.stdin is not None

@@ -20,7 +20,9 @@ from penstock.wire.tls import Certificate
 
 
 def run(
-    body: Callable[[], Awaitable[None]], limit: float = 30.0, loop: Callable[[], Any] = uvloop.new_event_loop
+    body: Callable[[], Awaitable[None]],
+    limit: float = 30.0,
+    loop: Callable[[], Any] = uvloop.new_event_loop,
 ) -> None:
     """Run an async test body on the loop the broker runs on, with a limit."""
 
@@ -75,7 +77,10 @@ class Wire:
     async def reply(self, to: str = "GET") -> Reply:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split(" ")[1])
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        headers = {
+            name.lower(): value
+            for name, _, value in (line.partition(": ") for line in head[1:] if line)
+        }
         if to == "HEAD" or status in (204, 304) or status < 200:
             return Reply(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":
@@ -87,7 +92,9 @@ class Wire:
                 if size == 0:
                     return Reply(status, headers, body)
         if "content-length" in headers:
-            return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+            return Reply(
+                status, headers, await self.reader.readexactly(int(headers["content-length"]))
+            )
         return Reply(status, headers, await self.reader.read())
 
     async def ask(self, data: bytes) -> Reply:

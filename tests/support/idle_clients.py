@@ -1,8 +1,10 @@
-"""Many clients in a process of their own, so that a test measures the server alone and each side has its file handles.
+"""Many clients in a process of their own, so that a test measures the server alone and each side
+has its file handles.
 
     python -m tests.support.idle_clients PORT COUNT HELLO_IN_HEX MARKER
 
-Connects COUNT times and sends HELLO, prints "connected", reads until MARKER came on every connection, prints "reached".
+Connects COUNT times and sends HELLO, prints "connected", reads until MARKER came on every
+connection, prints "reached".
 """
 
 import asyncio
@@ -36,4 +38,6 @@ async def main(port: int, count: int, hello: bytes, marker: bytes) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]), sys.argv[4].encode()))
+    uvloop.run(
+        main(int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]), sys.argv[4].encode())
+    )

@@ -1,9 +1,11 @@
-"""Hold a running server to its own OpenAPI document, with requests that schemathesis makes up from it.
+"""Hold a running server to its own OpenAPI document, with requests that schemathesis makes up from
+it.
 
     check_document("http://127.0.0.1:6632")
 
-For every operation, valid and invalid requests are generated (the same ones in every run) and each answer is judged: no
-server error, a documented status, content type and shape, invalid data refused, unknown methods refused.
+For every operation, valid and invalid requests are generated (the same ones in every run) and each
+answer is judged: no server error, a documented status, content type and shape, invalid data
+refused, unknown methods refused.
 """
 
 from collections.abc import Callable
@@ -22,10 +24,11 @@ def check_document(
     adjust: Callable[[Case], None] = lambda case: None,
     excluded_checks: list[Any] | None = None,
 ) -> int:
-    """Check every operation with `examples` valid and as many invalid requests; how many requests were sent.
+    """Check every operation with `examples` valid and as many invalid requests; how many requests
+    were sent.
 
-    `skip(method, path)` leaves operations out; `adjust(case)` may change a request before it is sent (a long poll's
-    timeout, say).
+    `skip(method, path)` leaves operations out; `adjust(case)` may change a request before it is
+    sent (a long poll's timeout, say).
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     sent = 0
@@ -60,11 +63,15 @@ def check_document(
 def _can_be_wrong(operation: Any) -> bool:
     """Whether there is anything in a request to this operation that could be invalid."""
     body = operation.definition.raw.get("requestBody", {"content": {}})
-    return bool(len(operation.query)) or any("schema" in about for about in body["content"].values())
+    return bool(len(operation.query)) or any(
+        "schema" in about for about in body["content"].values()
+    )
 
 
 def _with_plain_integers(value: Any) -> Any:
-    """To JSON Schema 3.0 is an integer; we ask for an integer's usual spelling, and a schema cannot say so."""
+    """To JSON Schema 3.0 is an integer; we ask for an integer's usual spelling, and a schema cannot
+    say so.
+    """
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

@@ -1,6 +1,8 @@
-"""A PostgreSQL primary and its synchronous standby for a test, to be killed, frozen, promoted and rejoined.
+"""A PostgreSQL primary and its synchronous standby for a test, to be killed, frozen, promoted and
+rejoined.
 
-Both run from the binaries that come with the project and listen on 127.0.0.1, so that one URL can name both.
+Both run from the binaries that come with the project and listen on 127.0.0.1, so that one URL can
+name both.
 """
 
 import asyncio
@@ -21,7 +23,12 @@ from tests.support.buffers import crash, freeze, thaw
 from tests.support.wait import until
 
 # Processes are killed here, not machines: what was written is in the kernel and survives.
-SETTINGS = {"fsync": "off", "listen_addresses": "127.0.0.1", "shared_buffers": "32MB", "max_wal_size": "512MB"}
+SETTINGS = {
+    "fsync": "off",
+    "listen_addresses": "127.0.0.1",
+    "shared_buffers": "32MB",
+    "max_wal_size": "512MB",
+}
 TRUST = "local all all trust\nhost all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n"
 
 
@@ -35,7 +42,9 @@ class Postgres:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.server = EmbeddedPostgres(self.directory, SETTINGS | {"port": str(self.port)}, access=TRUST)
+        self.server = EmbeddedPostgres(
+            self.directory, SETTINGS | {"port": str(self.port)}, access=TRUST
+        )
         self.frozen: list[int] = []
         guard.watch_postgres(self.directory)
 
@@ -73,7 +82,13 @@ class Postgres:
         if os.geteuid() == 0:
             os.chown(self.directory, owner.st_uid, owner.st_gid)
         conninfo = f"host=127.0.0.1 port={primary.port} user=postgres application_name={self.name}"
-        command = [str(embedded.BINARIES / "pg_basebackup"), "-d", conninfo, "-D", str(self.server.data)]
+        command = [
+            str(embedded.BINARIES / "pg_basebackup"),
+            "-d",
+            conninfo,
+            "-D",
+            str(self.server.data),
+        ]
         subprocess.run(
             [*command, "-R", "-X", "stream", "-c", "fast", "--no-sync"],
             check=True,

@@ -1,4 +1,6 @@
-"""Topics with everything that serves them, inside a test; and a plain socket that speaks the binary protocol."""
+"""Topics with everything that serves them, inside a test; and a plain socket that speaks the binary
+protocol.
+"""
 
 import asyncio
 import socket
@@ -60,7 +62,9 @@ async def serving(
     max_bodies: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """All of topics on free ports. `keep_alive` is a fifteenth of the keep-alive period; `auth` is asked over TCP."""
+    """All of topics on free ports. `keep_alive` is a fifteenth of the keep-alive period; `auth` is
+    asked over TCP.
+    """
     metrics = Metrics()
     settings = {"fsync": "never", "free_space_reserve": 0, **settings}
     with ThreadPoolExecutor(2) as pool:

@@ -25,7 +25,9 @@ input()
 def test_what_a_killed_run_had_started_is_killed_with_its_own_children() -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", RUN]
-    run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+    run = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+    )
     assert run.stdout is not None
     child, grandchild = (psutil.Process(int(word)) for word in run.stdout.readline().split())
     assert child.is_running()

@@ -28,7 +28,11 @@ def private_key(kind: str, number: int = 0) -> Any:
 def _made(kind: str, number: int) -> Any:
     if kind == "RS256":
         return rsa.generate_private_key(65537, 2048)
-    return ec.generate_private_key(ec.SECP256R1()) if kind == "ES256" else ed25519.Ed25519PrivateKey.generate()
+    return (
+        ec.generate_private_key(ec.SECP256R1())
+        if kind == "ES256"
+        else ed25519.Ed25519PrivateKey.generate()
+    )
 
 
 def pem(key: Any) -> str:
@@ -45,18 +49,27 @@ def jwk(kind: str, key_id: str, number: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def token(
-    role: str | None = "admin", subject: str | None = "alice", *, lifetime: float | None = 600.0, **claims: Any
+    role: str | None = "admin",
+    subject: str | None = "alice",
+    *,
+    lifetime: float | None = 600.0,
+    **claims: Any,
 ) -> str:
     """Signed with the secret, for the issuer and audience above."""
     return signed(claims_of(role, subject, lifetime=lifetime, **claims), SECRET, "HS256")
 
 
 def claims_of(
-    role: str | None = "admin", subject: str | None = "alice", lifetime: float | None = 600.0, **claims: Any
+    role: str | None = "admin",
+    subject: str | None = "alice",
+    lifetime: float | None = 600.0,
+    **claims: Any,
 ) -> dict[str, Any]:
     found = {"sub": subject, "role": role, "iss": ISSUER, "aud": AUDIENCE, **claims}
     if lifetime is not None:
-        found["exp"] = math.ceil(time.time() + lifetime)  # whole seconds, as issuers write it: up to one more
+        found["exp"] = math.ceil(
+            time.time() + lifetime
+        )  # whole seconds, as issuers write it: up to one more
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -97,7 +110,9 @@ def provider(*keys: dict[str, Any]) -> Iterator[Provider]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.url = f"http://127.0.0.1:{server.server_address[1]}/keys?v=1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield found

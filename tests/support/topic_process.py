@@ -1,4 +1,5 @@
-"""Topics and their TCP server in a process of their own, without a database: what the kill tests kill.
+"""Topics and their TCP server in a process of their own, without a database: what the kill tests
+kill.
 
 python -m tests.support.topic_process DIRECTORY FSYNC PORT
 """
@@ -13,8 +14,8 @@ import uvloop
 
 from penstock.config.schema import TcpServer as TcpSettings
 from penstock.config.schema import Topics as TopicSettings
+from penstock.log.lock import DirectoryLock
 from penstock.metrics import Metrics
-from penstock.storage.lock import DirectoryLock
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.tcp import TcpServer

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.config.schema import Topics
+from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, Fs
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
@@ -33,7 +33,9 @@ async def running(
     settings.setdefault("scrub_interval", 0)
     with ThreadPoolExecutor(2) as pool:
         given = {} if clock is None else {"clock": clock}
-        store = TopicStore(directory, Topics(**settings), fs=fs, pool=pool, metrics=Metrics(), **given)
+        store = TopicStore(
+            directory, Topics(**settings), fs=fs, pool=pool, metrics=Metrics(), **given
+        )
         await store.start()
         try:
             yield store
@@ -45,7 +47,9 @@ def run(body: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(body)
 
 
-def everything(topic: Topic, at: int | None = None, max_records: int = 500) -> list[tuple[int, bytes]]:
+def everything(
+    topic: Topic, at: int | None = None, max_records: int = 500
+) -> list[tuple[int, bytes]]:
     """All visible records, read batch by batch."""
     found: list[tuple[int, bytes]] = []
     at = topic.first_offset if at is None else at
@@ -66,7 +70,9 @@ def bits(offsets: Iterable[int], size: int, base: int = 0) -> bytes:
 
 
 def castagnoli(data: bytes, begin: int = 0) -> int:
-    """CRC32C bit by bit, independent of the library that the broker uses; `begin`: of what came before."""
+    """CRC32C bit by bit, independent of the library that the broker uses; `begin`: of what came
+    before.
+    """
     crc = begin ^ 0xFFFFFFFF
     for byte in data:
         crc ^= byte

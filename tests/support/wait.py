@@ -18,7 +18,9 @@ def until(condition: Callable[[], Any], timeout: float = 10.0, what: str = "") -
         time.sleep(0.01)
 
 
-async def eventually(condition: Callable[[], Any] | Callable[[], Awaitable[Any]], timeout: float = 10.0) -> Any:
+async def eventually(
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], timeout: float = 10.0
+) -> Any:
     """The same inside a coroutine; the condition may be a coroutine function."""
     deadline = time.monotonic() + timeout
     while True:

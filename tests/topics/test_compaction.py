@@ -1,4 +1,6 @@
-"""Compaction: sealed segments become one with fewer records; readers, writers and crashes never see a mixture."""
+"""Compaction: sealed segments become one with fewer records; readers, writers and crashes never see
+a mixture.
+"""
 
 import asyncio
 import errno
@@ -19,18 +21,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.decode import Batch
-from penstock.errors import Conflict, Damaged, InvalidRequest, PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.errors import (
+    Conflict,
+    Damaged,
+    InvalidRequest,
+    PenstockError,
+    StorageFailed,
+    StorageFull,
+    Unavailable,
+)
+from penstock.log import shared_reader as logfile
+from penstock.log.layout import DATA, parse_sealed, sealed_name
+from penstock.log.producers import Producer
+from penstock.log.shared_reader import TopicFiles
+from penstock.log.verify import verify
 from penstock.pipeline.options import Options
-from penstock.pipeline.topics import Topics as TopicSource
-from penstock.storage import logfile
-from penstock.storage.logfile import TopicFiles
+from penstock.pipeline.sources.topic_readers import Topics as TopicSource
+from penstock.protocol.record_batch import Batch
 from penstock.topics.groups import Groups
-from penstock.topics.layout import DATA, parse_sealed, sealed_name
-from penstock.topics.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
-from penstock.topics.verify import verify
 from penstock.wire.feed import Chunk, Feeds
 from tests.support.compact_process import key_of, latest, payload_of
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
@@ -43,7 +53,9 @@ ROOT = Path("/data")
 ME = b"producer-of-test"
 
 
-async def filled(store: TopicStore, segments: Sequence[Sequence[bytes]], *, active: Sequence[bytes] = ()) -> Topic:
+async def filled(
+    store: TopicStore, segments: Sequence[Sequence[bytes]], *, active: Sequence[bytes] = ()
+) -> Topic:
     """A topic with these sealed segments, its policy `compact`."""
     topic = await store.create("t")
     await topic.set_policy("compact")
@@ -63,7 +75,9 @@ async def keep_only(store: TopicStore, offsets: Sequence[int], bases: Sequence[i
 
 
 Step = st.one_of(
-    st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=12),  # append: key, is a tombstone
+    st.lists(
+        st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=12
+    ),  # append: key, is a tombstone
     st.just("roll"),
     st.integers(0, 1000),  # compact, cut somewhere
     st.just("reopen"),
@@ -73,7 +87,9 @@ Step = st.one_of(
 @given(st.lists(Step, min_size=3, max_size=25))
 @settings(max_examples=400 if SOAK else 40, deadline=None)
 def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: list[Any]) -> None:
-    """Against a dict: offset -> (payload, time), with superseded records and old tombstones taken out by hand."""
+    """Against a dict: offset -> (payload, time), with superseded records and old tombstones taken
+    out by hand.
+    """
 
     async def body() -> None:
         fs, clock = FaultyFs(), Clock(1000.0)
@@ -94,16 +110,21 @@ def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: 
                     else:
                         clock.now += 1
                         payloads = [
-                            b"%d %s" % (key, b"" if gone else b"%d" % (made + i)) for i, (key, gone) in enumerate(step)
+                            b"%d %s" % (key, b"" if gone else b"%d" % (made + i))
+                            for i, (key, gone) in enumerate(step)
                         ]
                         made += len(step)
                         appended = await topic.append(payloads)
                         for i, payload in enumerate(payloads):
                             model[appended.first_offset + i] = (payload, topic.segments[-1].newest)
                 found = everything(topic, max_records=3)
-                assert found == [(offset, payload) for offset, (payload, _) in sorted(model.items())]
+                assert found == [
+                    (offset, payload) for offset, (payload, _) in sorted(model.items())
+                ]
                 offsets = np.array([offset for offset, _ in found], np.int64)
-                assert topic.timestamps(offsets).tolist() == [model[int(offset)][1] for offset in offsets]
+                assert topic.timestamps(offsets).tolist() == [
+                    model[int(offset)][1] for offset in offsets
+                ]
                 assert topic.records == len(model)
                 for at in range(topic.next_offset):
                     assert topic.records_from(at) == sum(offset >= at for offset in model)
@@ -114,12 +135,18 @@ def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: 
                 assert topic.damage == []
             assert verify(ROOT / "t", fs=fs).findings == []
 
-    async def compacted(store: TopicStore, topic: Topic, model: dict[int, tuple[bytes, int]], cut: int) -> None:
+    async def compacted(
+        store: TopicStore, topic: Topic, model: dict[int, tuple[bytes, int]], cut: int
+    ) -> None:
         sealed = topic.segments[:-1]
         if not sealed:
             return
         end = sealed[-1].end
-        last = {payload.split()[0]: offset for offset, (payload, _) in sorted(model.items()) if offset < end}
+        last = {
+            payload.split()[0]: offset
+            for offset, (payload, _) in sorted(model.items())
+            if offset < end
+        }
         keep = {offset for offset in last.values() if model[offset][0].split()[1:]}
         first = cut % len(sealed)
         for part in (sealed[:first], sealed[first:]):
@@ -130,7 +157,9 @@ def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: 
             inside = [offset for offset in model if base <= offset < stop]
             stay = {offset for offset in inside if offset in keep}
             if part[-1] is sealed[-1] or not stay:
-                stay.add(max(inside))  # the newest sealed record, or the last of what would be nothing
+                stay.add(
+                    max(inside)
+                )  # the newest sealed record, or the last of what would be nothing
             for offset in inside:
                 if offset not in stay:
                     del model[offset]
@@ -139,13 +168,17 @@ def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: 
 
 
 def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) -> None:
-    """Every way to read, all at once, over and over: what is read is right, in order, and misses nothing kept."""
+    """Every way to read, all at once, over and over: what is read is right, in order, and misses
+    nothing kept.
+    """
     stop, errors, rounds = threading.Event(), [], [0, 0]
 
     def check(offsets: list[int], payloads: list[bytes], times: list[int]) -> None:
         assert payloads == [payload_of(offset) for offset in offsets]
         assert offsets == sorted(set(offsets))
-        assert times == [1_000_000 + offset // 10 for offset in offsets], "a time is not its record's"
+        assert times == [1_000_000 + offset // 10 for offset in offsets], (
+            "a time is not its record's"
+        )
 
     def read_files() -> None:
         files = TopicFiles(tmp_path / "t")
@@ -182,14 +215,22 @@ def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) ->
                     while at < end:
                         if way == "read":
                             batch = topic.read(at, 17)
-                            offsets, payloads, following = batch.offsets, batch.payloads(), batch.next_offset
+                            offsets, payloads, following = (
+                                batch.offsets,
+                                batch.payloads(),
+                                batch.next_offset,
+                            )
                             times = topic.times(batch)
                         else:
                             raw = topic.raw(at, 400)
                             times = topic.timestamps(raw.columns()[0])
                             await asyncio.sleep(0)  # a transfer takes its time
                             fetched = Batch("t", raw.first_offset, raw.read())
-                            offsets, payloads, following = fetched.offsets(), fetched.payloads(), raw.next_offset
+                            offsets, payloads, following = (
+                                fetched.offsets(),
+                                fetched.payloads(),
+                                raw.next_offset,
+                            )
                         check(offsets.tolist(), payloads, (times // 1_000_000).tolist())
                         assert following > at
                         at = following
@@ -204,13 +245,19 @@ def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) ->
                         return
                     await eventually(lambda: len(topic.segments) > 3)
                     sealed = topic.segments[:-1]
-                    keep = latest([record for record in everything(topic) if record[0] < sealed[-1].end])
-                    await keep_only(store, sorted(keep.values()), [segment.base for segment in sealed])
+                    keep = latest(
+                        [record for record in everything(topic) if record[0] < sealed[-1].end]
+                    )
+                    await keep_only(
+                        store, sorted(keep.values()), [segment.base for segment in sealed]
+                    )
 
             thread = threading.Thread(target=read_files)
             thread.start()
             try:
-                await asyncio.wait_for(asyncio.gather(write(), read("read"), read("raw"), compact()), 60)
+                await asyncio.wait_for(
+                    asyncio.gather(write(), read("read"), read("raw"), compact()), 60
+                )
             finally:
                 stop.set()
                 await asyncio.to_thread(thread.join)
@@ -228,7 +275,9 @@ def offsets_of(topic: Topic) -> list[int]:
     return [offset for offset, _ in everything(topic)]
 
 
-async def swap_with_a_fault(store: TopicStore, fs: FaultyFs, n: int, code: int, *, forever: bool) -> bool:
+async def swap_with_a_fault(
+    store: TopicStore, fs: FaultyFs, n: int, code: int, *, forever: bool
+) -> bool:
     """Swap while the n-th change of the disk fails; whether it was done."""
     topic = await filled(store, [[b"x"] * 4] * 4, active=[b"y"])
     await topic.append([b"z"], Producer(ME, 7))
@@ -252,13 +301,20 @@ def test_a_crash_at_any_call_of_a_swap_leaves_the_old_or_the_new_segments(how: H
                 over = fs.failed == 0
                 fs.heal()
                 assert offsets_of(store.require("t")) == (NEW if done else OLD), n
-            found_sealed = [finding for finding in verify(ROOT / "t", fs=after).findings if "-" in finding.file]
+            found_sealed = [
+                finding for finding in verify(ROOT / "t", fs=after).findings if "-" in finding.file
+            ]
             assert found_sealed == [], n  # sealed segments are looked at as they will be opened
             async with running(ROOT, fs=after) as store:
                 topic = store.require("t")
                 found = offsets_of(topic)
                 assert found == NEW if done else found in (OLD, NEW), (n, found)
-                assert (topic.first_offset, topic.next_offset, topic.damage, topic.policy) == (0, 18, [], "compact")
+                assert (topic.first_offset, topic.next_offset, topic.damage, topic.policy) == (
+                    0,
+                    18,
+                    [],
+                    "compact",
+                )
                 assert (await topic.append([b"?"], Producer(ME, 7))).duplicate
                 assert not [path for path in after.files if "swap" in path.name]
                 outcomes.add(len(found))
@@ -283,7 +339,9 @@ def test_one_failing_call_of_a_swap_is_survived_without_a_restart(code: int) -> 
                 topic = store.require("t")
                 assert offsets_of(topic) == (NEW if done else OLD), n
                 assert (await topic.append([b"more"])).first_offset == 18
-                await keep_only(store, [1], [segment.base for segment in topic.segments if segment.base < 12])
+                await keep_only(
+                    store, [1], [segment.base for segment in topic.segments if segment.base < 12]
+                )
                 assert topic.unfinished is None
                 assert offsets_of(topic) == [1, *range(12, 19)]
             async with running(ROOT, fs=fs.crash(Random(n), "drop")) as store:
@@ -311,13 +369,19 @@ def test_a_disk_without_room_for_the_copy_refuses_and_leaves_nothing_behind() ->
     run(body())
 
 
-def test_the_policy_and_the_marker_of_a_swap_are_text_with_a_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_and_the_marker_of_a_swap_are_text_with_a_checksum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def body() -> None:
         fs = FaultyFs()
         async with running(ROOT, fs=fs) as store:
             await filled(store, [[b"x"] * 4] * 3)
-            assert bytes(fs.files[ROOT / "t" / "policy"].data) == b"compact %08x\n" % castagnoli(b"compact")
-            fs.fail(1, errno.EIO, forever=True, only={"rename"})  # the swap counts, its files cannot get their names
+            assert bytes(fs.files[ROOT / "t" / "policy"].data) == b"compact %08x\n" % castagnoli(
+                b"compact"
+            )
+            fs.fail(
+                1, errno.EIO, forever=True, only={"rename"}
+            )  # the swap counts, its files cannot get their names
             await keep_only(store, [1, 6], [0, 4])
             marker = b"0,4 %08x\n" % castagnoli(b"0,4")
             assert bytes(fs.files[ROOT / "t" / f"swap-{0:020d}"].data) == marker
@@ -371,7 +435,9 @@ def test_damage_is_refused_and_never_gets_a_new_checksum(tmp_path: Path) -> None
             data = bytearray(path.read_bytes())
             data[100] ^= 1  # inside a payload: only the checksum tells
             path.write_bytes(data)
-            with pytest.raises(Damaged, match=r"data-0{19}4\.log: bytes 0 to 248 do not match their checksum"):
+            with pytest.raises(
+                Damaged, match=r"data-0{19}4\.log: bytes 0 to 248 do not match their checksum"
+            ):
                 await keep_only(store, [0, 7], [0, 4])
             assert [path.name for path in (tmp_path / "t").iterdir() if "swap" in path.name] == []
             topic.damage.append({"what": "offsets 2 to 3 are lost", "lost_from": 2, "lost_to": 4})
@@ -398,7 +464,9 @@ def test_a_topic_that_is_compacted_keeps_what_retention_would_delete(tmp_path: P
     run(body())
 
 
-def test_a_swap_gives_up_when_the_broker_stops_and_leaves_the_old_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swap_gives_up_when_the_broker_stops_and_leaves_the_old_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def body() -> None:
         fs = FaultyFs()
         async with running(ROOT, fs=fs) as store:
@@ -431,7 +499,9 @@ def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None:
     async def body() -> None:
         async with serving(tmp_path) as served:
             store: TopicStore = served.topics
-            topic = await filled(store, [[b"%d" % (10 * s + i) for i in range(10)] for s in range(3)], active=[b"30"])
+            topic = await filled(
+                store, [[b"%d" % (10 * s + i) for i in range(10)] for s in range(3)], active=[b"30"]
+            )
             groups: Groups = served.groups
             await groups.commit("g", "t", 5)
             await keep_only(store, [2, 15, 29], [0, 10, 20])
@@ -460,10 +530,18 @@ def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None:
 
             async with TopicClient(served.address) as client:
                 info = await client.info("t")
-                assert (info.first_offset, info.next_offset, info.records, info.policy) == (0, 31, 4, "compact")
+                assert (info.first_offset, info.next_offset, info.records, info.policy) == (
+                    0,
+                    31,
+                    4,
+                    "compact",
+                )
                 read = [record.offset async for record in client.reader("t", start=0, follow=False)]
                 assert read == [2, 15, 29, 30]
-                leased = [record.offset async for record in client.reader("t", group="h", max_records=4, follow=False)]
+                leased = [
+                    record.offset
+                    async for record in client.reader("t", group="h", max_records=4, follow=False)
+                ]
                 assert leased == [2, 15, 29, 30]
 
             def ranges() -> list[list[int]]:
@@ -480,7 +558,9 @@ def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None:
     run(body())
 
 
-def test_files_are_not_read_in_the_middle_of_a_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_not_read_in_the_middle_of_a_swap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body() -> None:
         async with running(tmp_path) as store:
             await filled(store, [[b"%d" % i] for i in range(3)], active=[b"3"])
@@ -512,7 +592,9 @@ def test_a_broker_killed_while_it_compacts_has_every_latest_record(tmp_path: Pat
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         answered = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(Random(kill).random() * 0.05)  # the moment of death is the point: nothing is waited for
+        time.sleep(
+            Random(kill).random() * 0.05
+        )  # the moment of death is the point: nothing is waited for
         process.send_signal(signal.SIGKILL)
         answered += [int(line) for line in process.stdout.read().split()]
         process.wait(20)
@@ -529,8 +611,11 @@ def test_a_broker_killed_while_it_compacts_has_every_latest_record(tmp_path: Pat
                 assert latest(found) == every, "the latest record of a key is gone"
                 assert len(found) < topic.next_offset
 
-        # The active segment may end in a commit that the kill cut short: opening the topic cuts it off.
-        assert [finding for finding in verify(tmp_path / "t").findings if parse_sealed(finding.file)] == []
+        # The active segment may end in a commit that the kill cut short: opening the topic cuts it
+        # off.
+        assert [
+            finding for finding in verify(tmp_path / "t").findings if parse_sealed(finding.file)
+        ] == []
         run(body())
         assert verify(tmp_path / "t").findings == []
     assert unfinished or not SOAK, "no kill ever hit a swap"

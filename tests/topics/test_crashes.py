@@ -1,4 +1,6 @@
-"""Power loss and failing disks at every single call: what was acknowledged is there, in order, once."""
+"""Power loss and failing disks at every single call: what was acknowledged is there, in order,
+once.
+"""
 
 import asyncio
 import errno
@@ -12,7 +14,7 @@ from random import Random
 import pytest
 
 from penstock.errors import Damaged, PenstockError
-from penstock.topics.producers import Producer
+from penstock.log.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
@@ -25,7 +27,9 @@ SETTINGS = {"segment_bytes": 400, "fsync_interval": 0.0005, "retention_interval"
 
 @dataclass
 class Ledger:
-    """What was asked for and what was answered; payloads are unique, so each can be told from all others."""
+    """What was asked for and what was answered; payloads are unique, so each can be told from all
+    others.
+    """
 
     acked: dict[int, bytes] = field(default_factory=dict)
     asked: list[tuple[list[bytes], Producer | None]] = field(default_factory=list)
@@ -67,16 +71,28 @@ class Ledger:
     def check(self, topic: Topic, lossless: bool = True) -> None:
         found = readable(topic)
         offsets = [offset for offset, _ in found]
-        lost = [offset for place in topic.damage for offset in range(place["lost_from"], place["lost_to"])]
+        lost = [
+            offset
+            for place in topic.damage
+            for offset in range(place["lost_from"], place["lost_to"])
+        ]
         assert not (lost and lossless), topic.damage
-        assert sorted(offsets + lost) == list(range(topic.next_offset)), "offsets have a silent gap or a repeat"
+        assert sorted(offsets + lost) == list(range(topic.next_offset)), (
+            "offsets have a silent gap or a repeat"
+        )
         payloads = [payload for _, payload in found]
         assert len(set(payloads)) == len(payloads), "a record is there twice"
         where = dict(found)
         if lossless:
-            assert {offset: where.get(offset) for offset in self.acked} == self.acked, "an acknowledged record is gone"
+            assert {offset: where.get(offset) for offset in self.acked} == self.acked, (
+                "an acknowledged record is gone"
+            )
         else:
-            assert all(where[offset] == payload for offset, payload in self.acked.items() if offset in where)
+            assert all(
+                where[offset] == payload
+                for offset, payload in self.acked.items()
+                if offset in where
+            )
         present = set(payloads)
         assert present <= {payload for batch, _ in self.asked for payload in batch}
         for batch, _ in self.asked:
@@ -92,7 +108,9 @@ def readable(topic: Topic) -> list[tuple[int, bytes]]:
         try:
             part = everything(topic, at)
         except Damaged as error:
-            end = next(place["lost_from"] for place in topic.damage if place["lost_to"] == error.resume)
+            end = next(
+                place["lost_from"] for place in topic.damage if place["lost_to"] == error.resume
+            )
             found += [(o, bytes(p)) for o, p in topic.read(at, end - at)] if at < end else []
             at = error.resume or topic.next_offset
         else:
@@ -156,7 +174,9 @@ async def reopen(fs: FaultyFs, ledger: Ledger, lossless: bool, **settings: objec
             ledger.check(topic)
 
 
-@pytest.mark.parametrize(("policy", "how"), [*(("group", how) for how in HOWS), ("always", "reorder")])
+@pytest.mark.parametrize(
+    ("policy", "how"), [*(("group", how) for how in HOWS), ("always", "reorder")]
+)
 def test_power_loss_at_any_call_loses_nothing_acknowledged(policy: str, how: How) -> None:
     async def attempt(n: int) -> bool:
         fs, ledger = FaultyFs(), Ledger()
@@ -205,7 +225,12 @@ def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> No
             await ledger.settle(topic)  # whatever failed works again without a restart
             await ledger.append(topic, [1], False)
             ledger.check(topic)
-        await reopen(fs.crash(Random(n), "drop") if policy != "never" else fs.kill(), ledger, True, fsync=policy)
+        await reopen(
+            fs.crash(Random(n), "drop") if policy != "never" else fs.kill(),
+            ledger,
+            True,
+            fsync=policy,
+        )
         return over
 
     run(at_every_call(attempt, 20))
@@ -223,9 +248,13 @@ def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
             for _ in range(15):
                 if random.random() < 0.5:
                     code = random.choice([errno.EIO, errno.ENOSPC])
-                    fs.fail(random.randint(1, 12), code, forever=random.random() < 0.3, only=CHANGES)
+                    fs.fail(
+                        random.randint(1, 12), code, forever=random.random() < 0.3, only=CHANGES
+                    )
                 for ledger in ledgers:
-                    await ledger.append(topic, [random.randint(1, 5) for _ in range(random.randint(1, 6))], False)
+                    await ledger.append(
+                        topic, [random.randint(1, 5) for _ in range(random.randint(1, 6))], False
+                    )
                 fs.heal()
             for ledger in ledgers:
                 ledger.check(topic)

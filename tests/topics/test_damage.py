@@ -1,4 +1,6 @@
-"""Damaged files: flip, cut, delete, zero each kind, sealed and active. What is intact is served, the rest reported."""
+"""Damaged files: flip, cut, delete, zero each kind, sealed and active. What is intact is served,
+the rest reported.
+"""
 
 import contextlib
 import os
@@ -13,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Damaged, StorageFailed
-from penstock.topics.producers import Producer
+from penstock.log.producers import Producer
+from penstock.log.verify import verify
 from penstock.topics.topic import Topic
-from penstock.topics.verify import verify
 from tests.support.faults import FaultyFs
 from tests.support.topics import run, running
 
@@ -88,10 +90,12 @@ def damaged(data: Path, directory: Path, name: str, harm: Callable[[Path], None]
     return directory
 
 
-# What each cell of the matrix comes to: how many of the 60 records are served correctly, at least, and whether opening
-# reports it ("opening"), or reading does ("reading"), or only `verify`, which always does.
+# What each cell of the matrix comes to: how many of the 60 records are served correctly, at least,
+# and whether opening reports it ("opening"), or reading does ("reading"), or only `verify`, which
+# always does.
 MATRIX = [
-    # sealed data: a flip in a payload is seen by the checksum only; a cut loses the records behind it
+    # sealed data: a flip in a payload is seen by the checksum only; a cut loses the records behind
+    # it
     (f"data-{FIRST}.log", flip, 60 - 1, "verify"),
     (f"data-{FIRST}.log", truncate, 60 - 10, "opening"),
     (f"data-{FIRST}.log", delete, 60 - 25, "opening"),
@@ -138,7 +142,9 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize(("name", "harm", "served", "seen_by"), MATRIX, ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize(
+    ("name", "harm", "served", "seen_by"), MATRIX, ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_damage_is_never_silent(
     pristine: Path,
     tmp_path: Path,
@@ -166,7 +172,9 @@ def test_damage_is_never_silent(
             if seen_by == "reading":
                 assert opening == {("walked",): 1}
             if seen_by == "opening":
-                assert any(name.split("-")[0].split(".")[0] in message for message in caplog.messages), caplog.messages
+                assert any(
+                    name.split("-")[0].split(".")[0] in message for message in caplog.messages
+                ), caplog.messages
             appended = await topic.append([b"still working"])
             assert topic.read(appended.first_offset).payloads() == [b"still working"]
         before = dict(found)
@@ -178,7 +186,9 @@ def test_damage_is_never_silent(
     run(body())
 
 
-def test_the_archived_mark_that_cannot_be_read_protects_everything(pristine: Path, tmp_path: Path) -> None:
+def test_the_archived_mark_that_cannot_be_read_protects_everything(
+    pristine: Path, tmp_path: Path
+) -> None:
     data = damaged(pristine, tmp_path / "data", "archived", zero)
 
     async def body() -> None:
@@ -236,7 +246,10 @@ def test_a_roll_that_was_interrupted_is_no_damage() -> None:
                 fs.fail(n, forever=True, only={"rename"})
                 with contextlib.suppress(StorageFailed):
                     await topic.seal()
-                after, over = fs.crash(Random(n), "keep"), fs.failed == 0  # as a killed process leaves it
+                after, over = (
+                    fs.crash(Random(n), "keep"),
+                    fs.failed == 0,
+                )  # as a killed process leaves it
                 fs.heal()
             report = verify(ROOT / "t", fs=after)
             assert (report.records, report.findings) == (60, []), n
@@ -280,7 +293,8 @@ def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
             opened = store.require("t")
             found = readable(opened)
             if not harmed_data:
-                # only hints were harmed: no wrong payload, and the index errors that are met leave the data intact
+                # only hints were harmed: no wrong payload, and the index errors that are met leave
+                # the data intact
                 assert all(PAYLOADS[offset] == payload for offset, payload in found.items())
             appended = await opened.append([b"still working"])
             assert opened.read(appended.first_offset).payloads() == [b"still working"]

@@ -3,8 +3,8 @@
 import struct
 from pathlib import Path
 
-from penstock.topics.layout import Checkpoint, parse_sealed, sealed_name
-from penstock.topics.producers import Producer
+from penstock.log.layout import Checkpoint, parse_sealed, sealed_name
+from penstock.log.producers import Producer
 from tests.support.topics import Clock, castagnoli, run, running
 
 ME = bytes(range(16))
@@ -30,13 +30,25 @@ def test_golden_bytes_of_a_topic(tmp_path: Path) -> None:
         return packed + struct.pack("<I", castagnoli(packed))
 
     packed = struct.pack(
-        "<8s16sQQQQQQII", b"PENSTCK1", bytes.fromhex(incarnation), 3, 2, 13, 16, 72, 1_000_000_001, 1, 1
+        "<8s16sQQQQQQII",
+        b"PENSTCK1",
+        bytes.fromhex(incarnation),
+        3,
+        2,
+        13,
+        16,
+        72,
+        1_000_000_001,
+        1,
+        1,
     ) + struct.pack("<16sQIQQI", ME, 1_000_000_001, 1, 7, 2, 1)
     zeros = bytes(16)
     assert {path.name: path.read_bytes() for path in topic.iterdir()} == {
         "data-00000000000000000000.log": sealed,
         "index-00000000000000000000.idx": struct.pack("<4Q", 0, 0, 1, 15),
-        "batches-00000000000000000000.crc": row(0, 2, 0, 0, 32, 1_000_000_000, zeros, 0, castagnoli(sealed)),
+        "batches-00000000000000000000.crc": row(
+            0, 2, 0, 0, 32, 1_000_000_000, zeros, 0, castagnoli(sealed)
+        ),
         "data.log": active,
         "index.idx": struct.pack("<2Q", 2, 0),
         "batches.crc": row(2, 1, 1, 0, 13, 1_000_000_001, ME, 7, castagnoli(active)),
@@ -52,5 +64,10 @@ def test_golden_bytes_of_a_topic(tmp_path: Path) -> None:
 
 def test_names_of_sealed_files_are_told_from_all_others() -> None:
     assert parse_sealed(sealed_name("data.log", 42)) == ("data.log", 42)
-    for name in ("data.log", "data-42.log", "data-00000000000000000042.idx", "index-00000000000000000042.log"):
+    for name in (
+        "data.log",
+        "data-42.log",
+        "data-00000000000000000042.idx",
+        "index-00000000000000000042.log",
+    ):
         assert parse_sealed(name) is None

@@ -19,7 +19,13 @@ from tests.support.topics import Clock, castagnoli, run, running
 @asynccontextmanager
 async def groups_of(store: TopicStore, clock: Clock) -> AsyncIterator[Groups]:
     with ThreadPoolExecutor(1) as pool:
-        groups = Groups(store.directory / ".penstock" / "groups", store, pool=pool, metrics=Metrics(), clock=clock)
+        groups = Groups(
+            store.directory / ".penstock" / "groups",
+            store,
+            pool=pool,
+            metrics=Metrics(),
+            clock=clock,
+        )
         await groups.start()
         yield groups
         await groups.stop()
@@ -60,7 +66,9 @@ def test_a_commit_outside_the_log_or_with_a_bad_name_is_refused(tmp_path: Path) 
     run(body())
 
 
-def test_members_get_disjoint_ranges_and_the_commit_follows_the_completed_prefix(tmp_path: Path) -> None:
+def test_members_get_disjoint_ranges_and_the_commit_follows_the_completed_prefix(
+    tmp_path: Path,
+) -> None:
     async def body() -> None:
         async with running(tmp_path) as store, groups_of(store, Clock()) as groups:
             await (await store.create("t")).append([b"x"] * 25)
@@ -79,7 +87,9 @@ def test_members_get_disjoint_ranges_and_the_commit_follows_the_completed_prefix
     run(body())
 
 
-def test_an_expired_lease_goes_to_the_next_member_and_its_holder_has_lost_it(tmp_path: Path) -> None:
+def test_an_expired_lease_goes_to_the_next_member_and_its_holder_has_lost_it(
+    tmp_path: Path,
+) -> None:
     async def body() -> None:
         clock = Clock()
         async with running(tmp_path, lease_time=30) as store, groups_of(store, clock) as groups:
@@ -140,7 +150,9 @@ def test_leases_are_forgotten_at_a_restart_but_not_what_was_committed(tmp_path: 
     run(body())
 
 
-def test_a_group_of_a_deleted_topic_does_not_carry_over_to_the_next_of_that_name(tmp_path: Path) -> None:
+def test_a_group_of_a_deleted_topic_does_not_carry_over_to_the_next_of_that_name(
+    tmp_path: Path,
+) -> None:
     async def body() -> None:
         async with running(tmp_path) as store, groups_of(store, Clock()) as groups:
             await (await store.create("t")).append([b"x"] * 5)
@@ -202,14 +214,22 @@ def test_golden_line_of_the_journal(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["lease", "complete", "release", "wait"]), st.integers(1, 7)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["lease", "complete", "release", "wait"]), st.integers(1, 7)),
+        max_size=60,
+    )
+)
 def test_no_record_is_committed_before_it_was_completed_and_none_is_leased_twice(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     async def body() -> None:
         clock = Clock()
         directory = tmp_path_factory.mktemp("groups")
-        async with running(directory, lease_time=30, fsync="never") as store, groups_of(store, clock) as groups:
+        async with (
+            running(directory, lease_time=30, fsync="never") as store,
+            groups_of(store, clock) as groups,
+        ):
             await (await store.create("t")).append([b"x"] * 40)
             held: dict[str, tuple[range, float]] = {}
             completed: set[int] = set()

@@ -1,8 +1,9 @@
-"""Files of a topic deleted, emptied or cut: what any other file knows is never contradicted in silence.
+"""Files of a topic deleted, emptied or cut: what any other file knows is never contradicted in
+silence.
 
-Whatever is no longer served is reported with its offsets (damage, log, metric, `verify`), and those are not given
-again. The one exception is the newest commit of a broker that was killed: files cannot tell whether it was answered, so
-it is dropped with a word in the log.
+Whatever is no longer served is reported with its offsets (damage, log, metric, `verify`), and those
+are not given again. The one exception is the newest commit of a broker that was killed: files
+cannot tell whether it was answered, so it is dropped with a word in the log.
 """
 
 import os
@@ -16,14 +17,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import Damaged, InvalidOffset
+from penstock.log.layout import DATA
+from penstock.log.producers import Producer
+from penstock.log.shared_reader import TopicFiles
+from penstock.log.verify import verify
 from penstock.metrics import Metrics
-from penstock.storage.logfile import TopicFiles
 from penstock.topics.groups import Groups
-from penstock.topics.layout import DATA
-from penstock.topics.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
-from penstock.topics.verify import verify
 from tests.support.faults import FaultyFs, Inode
 from tests.support.topics import run, running
 
@@ -40,7 +41,11 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("lost")
 
     async def body() -> None:
-        for name, policy in (("stopped", "group"), ("killed", "group"), ("killed under interval", "interval")):
+        for name, policy in (
+            ("stopped", "group"),
+            ("killed", "group"),
+            ("killed under interval", "interval"),
+        ):
             async with running(root / "live" / name, fsync=policy, fsync_interval=3600.0) as store:
                 topic = await store.create("t")
                 for i in range(0, 60, 5):
@@ -73,7 +78,9 @@ def empty(path: Path) -> None:
 
 
 # How much of a file is left; None: it was deleted.
-SHARES: tuple[float | None, ...] = (None, 0.0, 0.02, 0.3, 0.67, 0.95, 0.99) if SOAK else (None, 0.3, 0.95)
+SHARES: tuple[float | None, ...] = (
+    (None, 0.0, 0.02, 0.3, 0.67, 0.95, 0.99) if SOAK else (None, 0.3, 0.95)
+)
 
 
 def served(topic: Topic) -> dict[int, bytes]:
@@ -93,7 +100,11 @@ def served(topic: Topic) -> dict[int, bytes]:
 
 
 def lost_offsets(topic: Topic) -> set[int]:
-    return {offset for place in topic.damage for offset in range(place.get("lost_from", 0), place.get("lost_to", 0))}
+    return {
+        offset
+        for place in topic.damage
+        for offset in range(place.get("lost_from", 0), place.get("lost_to", 0))
+    }
 
 
 async def check(fs: FaultyFs, killed: bool, what: str) -> None:
@@ -140,7 +151,11 @@ def test_nothing_is_lost_in_silence(endings: dict[str, Path], ending: str) -> No
     more: list[tuple[str, ...]] = [(), ("checkpoint",), ("checkpoint", "metadata.meta")]
     if SOAK:
         more += [("metadata.meta",), ("batches.crc",), ("index.idx",)]
-        more += [("checkpoint", "batches.crc"), ("checkpoint", "index.idx"), ("checkpoint", "incarnation")]
+        more += [
+            ("checkpoint", "batches.crc"),
+            ("checkpoint", "index.idx"),
+            ("checkpoint", "incarnation"),
+        ]
         more += [("checkpoint", "metadata.meta", "index.idx")]
 
     async def body() -> None:
@@ -285,7 +300,9 @@ def committed(endings: dict[str, Path], tmp_path: Path) -> Path:
 
 def test_what_a_group_committed_was_there(committed: Path) -> None:
     log = committed / "t" / DATA
-    log.write_bytes(log.read_bytes()[:-1])  # of the last commit, which nothing else proves to be answered
+    log.write_bytes(
+        log.read_bytes()[:-1]
+    )  # of the last commit, which nothing else proves to be answered
 
     async def body() -> None:
         for _ in range(2):
@@ -329,7 +346,9 @@ def test_lost_group_offsets_are_reported_and_taken_from_the_copy(
     assert not caplog.records
 
 
-def test_group_offsets_that_no_file_has_are_reported(committed: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_group_offsets_that_no_file_has_are_reported(
+    committed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     private = committed / ".penstock" / "groups"
 
     async def body() -> None:

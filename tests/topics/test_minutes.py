@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.latency import bucket_of
 from penstock.metrics import Metrics
-from penstock.topics import minutes as minutes_module
+from penstock.protocol.latency import bucket_of
+from penstock.topics import group_history as minutes_module
+from penstock.topics.group_history import Minute, Minutes, latencies
 from penstock.topics.groups import Groups
-from penstock.topics.minutes import Minute, Minutes, latencies
 from tests.support.topics import running
 
 
@@ -43,7 +43,9 @@ def test_every_record_falls_into_the_bucket_of_its_age(seed: int) -> None:
     now, at = 1_700_000_000.0, 1_700_000_000.0 - 10 ** random.uniform(0, 5)
     batches = []
     for _ in range(random.randint(1, 40)):
-        at = min(now - 0.01, at + (now - at) * random.random() ** 3)  # times are in microseconds: no hair's breadths
+        at = min(
+            now - 0.01, at + (now - at) * random.random() ** 3
+        )  # times are in microseconds: no hair's breadths
         batches.append((at, random.randint(1, 50)))
     topic: Any = Timed(batches, random.randint(0, 20))
     start, end = sorted(random.randint(0, topic.next_offset) for _ in range(2))
@@ -106,7 +108,9 @@ def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Path) ->
     asyncio.run(body())
 
 
-def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behind(tmp_path: Path, monkeypatch) -> None:
+def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behind(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(minutes_module, "LARGEST", 150)
 
     async def body() -> None:

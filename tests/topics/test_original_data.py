@@ -25,7 +25,9 @@ def test_every_record_of_the_original_server_is_served(data: Path) -> None:
             assert store.names() == sorted(EXPECTED)
             for name, payloads in EXPECTED.items():
                 topic = store.require(name)
-                wanted = [(offset, base64.b64decode(payload)) for offset, payload in enumerate(payloads)]
+                wanted = [
+                    (offset, base64.b64decode(payload)) for offset, payload in enumerate(payloads)
+                ]
                 assert everything(topic) == wanted
                 assert topic.next_offset == len(payloads)
                 assert topic.damage == []
@@ -59,5 +61,7 @@ def test_what_we_append_is_what_the_original_would_have_written(data: Path) -> N
     assert (ours / "index.idx").read_bytes() == struct.pack("<6Q", 0, 0, 1, 15, 2, 27)
     assert (ours / "metadata.meta").read_bytes() == struct.pack("<Q", 3)
     original = (ORIGINAL / "data" / "orders" / "data.log").read_bytes()
-    assert (data / "orders" / "data.log").read_bytes() == original + struct.pack("<QI", 25, 10) + b"twenty-six"
+    assert (data / "orders" / "data.log").read_bytes() == original + struct.pack(
+        "<QI", 25, 10
+    ) + b"twenty-six"
     assert (data / "orders" / "metadata.meta").read_bytes() == struct.pack("<Q", 26)

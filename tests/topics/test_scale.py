@@ -1,4 +1,6 @@
-"""Many topics, long logs: opening is cheap and memory does not follow size. Real files, real processes, real kills."""
+"""Many topics, long logs: opening is cheap and memory does not follow size. Real files, real
+processes, real kills.
+"""
 
 import asyncio
 import os
@@ -13,9 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.ids import uuid7
-from penstock.storage.fs import DISK
-from penstock.topics.layout import (
+from penstock.log.fs import DISK
+from penstock.log.layout import (
     CLEAN,
     HEADER_TYPE,
     INDEX_TYPE,
@@ -25,7 +26,8 @@ from penstock.topics.layout import (
     pack_checked,
     pack_metadata,
 )
-from penstock.topics.recovery import create_files
+from penstock.log.recovery import create_files
+from penstock.protocol.ids import uuid7
 from tests.support.topics import everything, run, running
 
 SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
@@ -50,7 +52,9 @@ def build_long_topic(directory: Path, records: int, per_segment: int) -> None:
     incarnation = uuid7()
     (directory / "incarnation").write_bytes(pack_checked(incarnation.hex))
     (directory / "metadata.meta").write_bytes(pack_metadata(records))
-    checkpoint = Checkpoint(incarnation.bytes, records, bases[-1], data.nbytes, index.nbytes, len(row), records, CLEAN)
+    checkpoint = Checkpoint(
+        incarnation.bytes, records, bases[-1], data.nbytes, index.nbytes, len(row), records, CLEAN
+    )
     (directory / "checkpoint").write_bytes(checkpoint.pack())
 
 
@@ -71,7 +75,9 @@ def test_a_long_topic_opens_within_a_second_and_reads_anywhere(tmp_path: Path) -
                 assert topic.raw(offset, 1 << 20).first_offset == offset
             grown = psutil.Process().memory_info().rss - before
             assert grown < 32 << 20, f"{grown >> 20} MiB for {records} records"
-            print(f"\n{records} records: opened in {took * 1000:.1f} ms, {grown >> 10} KiB more memory")
+            print(
+                f"\n{records} records: opened in {took * 1000:.1f} ms, {grown >> 10} KiB more memory"
+            )
 
     run(body())
 
@@ -95,11 +101,15 @@ def test_thousands_of_topics_open_and_take_little_memory(tmp_path: Path) -> None
             await asyncio.gather(*(topic.append([b"x"]) for topic in topics))
             await asyncio.gather(*(topic.append([b"y"]) for topic in topics))
             assert [topic.read(0).payloads() for topic in topics] == [[b"x", b"y"]] * len(topics)
-            assert psutil.Process().num_fds() - files < 3 * limit + 30, "files of idle topics stay open"
+            assert psutil.Process().num_fds() - files < 3 * limit + 30, (
+                "files of idle topics stay open"
+            )
             print(f"\n{count} topics: opened in {took:.2f} s, {grown / count / 1024:.1f} KiB each")
             assert grown / count < 16 * 1024
             assert took < 30
-            for topic in store:  # stopping 10,000 topics that were never written to is not what is measured here
+            for topic in (
+                store
+            ):  # stopping 10,000 topics that were never written to is not what is measured here
                 topic._state = CLEAN
 
     run(body())
@@ -109,7 +119,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.topics import running
-from penstock.topics.producers import Producer
+from penstock.log.producers import Producer
 
 async def main(directory, policy, start):
     async with running(Path(directory), fsync=policy, segment_bytes=20000, fsync_interval=0.01) as store:
@@ -137,7 +147,9 @@ def test_kill_9_while_producing_loses_nothing_acknowledged(tmp_path: Path, polic
     next_batch = 0
     for _ in range(50 if SOAK else 3):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path), policy, str(next_batch)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD, str(tmp_path), policy, str(next_batch)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert child.stdout is not None
         lines = []

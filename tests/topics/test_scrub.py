@@ -1,4 +1,6 @@
-"""The scrub: what rotted on disk is found, told and refused; it goes on after a restart and beside swaps, deletions."""
+"""The scrub: what rotted on disk is found, told and refused; it goes on after a restart and beside
+swaps, deletions.
+"""
 
 import asyncio
 import errno
@@ -12,8 +14,9 @@ from typer.testing import CliRunner
 
 from penstock.cli.topic import commands
 from penstock.errors import Damaged
-from penstock.topics import check, scrub
-from penstock.topics.layout import BATCH_SIZE, COMPACT
+from penstock.log import checksums as check
+from penstock.log.layout import BATCH_SIZE, COMPACT
+from penstock.topics import scrub
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs
@@ -25,12 +28,16 @@ FIRST = "00000000000000000000"
 ROOT = Path("/data")
 
 
-async def fill(store: TopicStore, name: str = "t", segments: int = 2, batches: int = 4, size: int = 5) -> Topic:
+async def fill(
+    store: TopicStore, name: str = "t", segments: int = 2, batches: int = 4, size: int = 5
+) -> Topic:
     """Sealed segments of 20 records in batches of 5, and an active one."""
     topic = await store.create(name)
     for _ in range(segments):
         for _ in range(batches):
-            await topic.append([b"record %06d " % (topic.next_offset + i) + b"x" * 20 for i in range(size)])
+            await topic.append(
+                [b"record %06d " % (topic.next_offset + i) + b"x" * 20 for i in range(size)]
+            )
         await topic.seal()
     await topic.append([b"active"])
     return topic
@@ -58,12 +65,19 @@ def test_a_flipped_bit_is_found_told_once_and_no_longer_handed_out(tmp_path: Pat
             assert (sound["segments"], sound["findings"], sound["unchecked_bytes"]) == (2, 0, 0)
             assert sound["bytes"] == sum(segment.data_size for segment in topic.segments[:-1])
             row = topic.segments[0].batch_rows(1, 2)
-            flip(tmp_path / "t" / f"data-{FIRST}.log", int(row["end"][0]) - 1)  # in the payload of offset 9
+            flip(
+                tmp_path / "t" / f"data-{FIRST}.log", int(row["end"][0]) - 1
+            )  # in the payload of offset 9
             assert topic.read(9, 1).count == 1  # nobody has noticed
             assert (await scrubbed(store))["findings"] == 1
             assert (await scrubbed(store))["findings"] == 0  # known
             (place,) = topic.details()["damage"]
-            assert (place["outcome"], place["base"], place["lost_from"], place["lost_to"]) == ("lost", 0, 5, 10)
+            assert (place["outcome"], place["base"], place["lost_from"], place["lost_to"]) == (
+                "lost",
+                0,
+                5,
+                10,
+            )
             assert json.loads((tmp_path / "t" / "damage.json").read_bytes()) == [place]
             check_reads(topic)
         async with running(tmp_path) as store:
@@ -95,7 +109,9 @@ def test_a_flipped_bit_is_found_told_once_and_no_longer_handed_out(tmp_path: Pat
         (f"index-{FIRST}.idx", 16 * 7 + 8, "damaged"),
     ],
 )
-def test_damage_of_each_file_is_found_where_it_is(tmp_path: Path, file: str, position: int, outcome: str) -> None:
+def test_damage_of_each_file_is_found_where_it_is(
+    tmp_path: Path, file: str, position: int, outcome: str
+) -> None:
     async def body() -> None:
         async with running(tmp_path) as store:
             topic = await fill(store)
@@ -103,13 +119,23 @@ def test_damage_of_each_file_is_found_where_it_is(tmp_path: Path, file: str, pos
             assert (await scrubbed(store))["findings"] == 1
             (place,) = topic.damage
             assert (place["file"], place["outcome"]) == (file, outcome)
-            size = BATCH_SIZE if "batches" in file else 16 if "index" in file else topic.segments[0].data_size
-            assert position - place["position"] < size * (2 if "index" in file else 1)  # a gap has two sides
+            size = (
+                BATCH_SIZE
+                if "batches" in file
+                else 16
+                if "index" in file
+                else topic.segments[0].data_size
+            )
+            assert position - place["position"] < size * (
+                2 if "index" in file else 1
+            )  # a gap has two sides
 
     run(body())
 
 
-def test_a_batch_that_is_larger_than_a_step_and_foreign_records_without_checksums(tmp_path: Path) -> None:
+def test_a_batch_that_is_larger_than_a_step_and_foreign_records_without_checksums(
+    tmp_path: Path,
+) -> None:
     async def body() -> None:
         async with running(tmp_path) as store:
             topic = await store.create("t")
@@ -125,7 +151,9 @@ def test_a_batch_that_is_larger_than_a_step_and_foreign_records_without_checksum
             assert (told["segments"], told["bytes"], told["unchecked_bytes"]) == (2, 2 * size, size)
             assert (told["findings"], store.require("foreign").segments[0].rows) == (0, 3)
             flip(tmp_path / "t" / f"data-{FIRST}.log", check.PART + 1000)
-            flip(tmp_path / "foreign" / f"data-{FIRST}.log", 12 + check.PART + 9)  # the length of the second record
+            flip(
+                tmp_path / "foreign" / f"data-{FIRST}.log", 12 + check.PART + 9
+            )  # the length of the second record
             assert (await scrubbed(store))["findings"] == 2
             assert [place["lost_to"] for place in store.require("t").damage] == [2]
             assert store.require("foreign").damage[-1]["file"].startswith("index-")
@@ -139,7 +167,9 @@ def test_a_sector_that_cannot_be_read_is_a_hole_and_one_that_can_the_second_time
         async with running(ROOT, fs=fs) as store:
             topic = await fill(store, segments=1)
             assert (await scrubbed(store))["findings"] == 0
-            fs.fail(2, only=["read_at"])  # the sidecar comes first, then the run of all four batches
+            fs.fail(
+                2, only=["read_at"]
+            )  # the sidecar comes first, then the run of all four batches
             assert (await scrubbed(store))["findings"] == 0
             assert fs.failed == 1
             fs.fail(3, errno.EIO, only=["read_at"], forever=True)
@@ -147,12 +177,17 @@ def test_a_sector_that_cannot_be_read_is_a_hole_and_one_that_can_the_second_time
             await eventually(lambda: bool(topic.damage))
             fs.heal()
             await eventually(lambda: not store.scrub.running)
-            assert {place["file"] for place in topic.damage} <= {f"data-{FIRST}.log", f"index-{FIRST}.idx"}
+            assert {place["file"] for place in topic.damage} <= {
+                f"data-{FIRST}.log",
+                f"index-{FIRST}.idx",
+            }
 
     run(body())
 
 
-def test_a_pass_goes_on_after_a_restart_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_goes_on_after_a_restart_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scrub, "START_SECONDS", 0.0)
     clock, seen, original = Clock(), [], scrub.SegmentCheck
 
@@ -171,7 +206,9 @@ def test_a_pass_goes_on_after_a_restart_where_it_was(tmp_path: Path, monkeypatch
         with monkeypatch.context() as slow:
             slow.setattr(scrub.Scrub, "_pause", stuck)
             async with running(tmp_path, clock=clock, scrub_interval=60) as store:
-                await eventually(lambda: (store.scrub.status()["current"] or {}).get("segments") == 1)
+                await eventually(
+                    lambda: (store.scrub.status()["current"] or {}).get("segments") == 1
+                )
         state = json.loads((tmp_path / ".penstock" / scrub.STATE).read_bytes())
         assert (state["topic"], state["base"], state["current"]["segments"]) == ("a", 0, 1)
         monkeypatch.setattr(scrub, "SegmentCheck", watched)
@@ -183,7 +220,9 @@ def test_a_pass_goes_on_after_a_restart_where_it_was(tmp_path: Path, monkeypatch
     run(body())
 
 
-def test_the_schedule_is_kept_and_its_file_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_is_kept_and_its_file_is_only_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scrub, "START_SECONDS", 0.0)
     clock = Clock()
 
@@ -197,12 +236,18 @@ def test_the_schedule_is_kept_and_its_file_is_only_a_hint(tmp_path: Path, monkey
             assert (await eventually(lambda: store.scrub.status()["last"]))["segments"] == 2
         async with running(tmp_path, clock=clock) as store:
             status = store.scrub.status()
-            assert (status["next"], status["running"], status["last"]["segments"]) == (None, False, 2)
+            assert (status["next"], status["running"], status["last"]["segments"]) == (
+                None,
+                False,
+                2,
+            )
 
     run(body())
 
 
-def test_it_gives_way_to_compaction_retention_and_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_gives_way_to_compaction_retention_and_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each happens in the middle of the check of a segment: after its first step."""
     happening: list[Any] = []
     pause = scrub.Scrub._pause
@@ -267,7 +312,11 @@ def test_people_see_progress_and_findings_over_http_and_on_the_command_line(tmp_
             assert (code, json.loads(told)["interval"]) == (0, 1000)
             last = await eventually(lambda: served.topics.scrub.status()["last"])
             code, told = await said("scrub", *at)
-            assert (code, "1 DAMAGED, 2 segments" in told, "next pass: 20" in told) == (1, True, True), told
+            assert (code, "1 DAMAGED, 2 segments" in told, "next pass: 20" in told) == (
+                1,
+                True,
+                True,
+            ), told
             assert last["findings"] == 1
             _, told = await said("describe", "t", "--json", "--broker", served.address)
             assert json.loads(told)["damaged_places"] == 1

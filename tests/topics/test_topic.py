@@ -1,4 +1,6 @@
-"""Appending, reading, waiting, idempotence, retention, compaction: what a topic promises while all is well."""
+"""Appending, reading, waiting, idempotence, retention, compaction: what a topic promises while all
+is well.
+"""
 
 import asyncio
 import errno
@@ -20,8 +22,8 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.topics.producers import Producer
-from penstock.topics.verify import verify
+from penstock.log.producers import Producer
+from penstock.log.verify import verify
 from tests.support.faults import FaultyFs
 from tests.support.topics import Clock, bits, everything, run, running
 from tests.support.wait import eventually
@@ -60,7 +62,9 @@ def test_under_always_every_append_is_its_own_commit(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=600), min_size=1, max_size=40))
-def test_arrays_and_lists_are_laid_out_alike(tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]) -> None:
+def test_arrays_and_lists_are_laid_out_alike(
+    tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]
+) -> None:
     async def body() -> None:
         directory = tmp_path_factory.mktemp("alike")
         async with running(directory, fsync="never") as store:
@@ -70,7 +74,9 @@ def test_arrays_and_lists_are_laid_out_alike(tmp_path_factory: pytest.TempPathFa
                 one = await listed.append(payloads)
                 assert await arrays.append_arrays(lengths, memoryview(b"".join(payloads))) == one
             for kind in ("data.log", "index.idx"):
-                assert (directory / "listed" / kind).read_bytes() == (directory / "arrays" / kind).read_bytes()
+                assert (directory / "listed" / kind).read_bytes() == (
+                    directory / "arrays" / kind
+                ).read_bytes()
             assert arrays.read(0).payloads() == (payloads * 2)[: arrays.read(0).count]
 
     run(body())
@@ -95,7 +101,19 @@ def test_requests_that_can_never_work_are_refused_at_once(tmp_path: Path) -> Non
     run(body())
 
 
-BAD_NAMES = ["", ".", "..", ".penstock", "a/b", "a\\b", "a\0b", "a\nb", "x" * 250, "é" * 125, "\ud800"]
+BAD_NAMES = [
+    "",
+    ".",
+    "..",
+    ".penstock",
+    "a/b",
+    "a\\b",
+    "a\0b",
+    "a\nb",
+    "x" * 250,
+    "é" * 125,
+    "\ud800",
+]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -109,7 +127,9 @@ def test_a_bad_name_is_refused_before_it_touches_the_disk(tmp_path: Path, name: 
     assert [path.name for path in tmp_path.iterdir()] == [".penstock"]
 
 
-@pytest.mark.parametrize("name", ["x" * 249, "with space & symbols !@#$%^&()_+", "…", ".hidden", "checkpoint"])
+@pytest.mark.parametrize(
+    "name", ["x" * 249, "with space & symbols !@#$%^&()_+", "…", ".hidden", "checkpoint"]
+)
 def test_any_other_name_works(tmp_path: Path, name: str) -> None:
     async def body() -> None:
         async with running(tmp_path) as store:
@@ -153,9 +173,16 @@ def test_a_retried_batch_is_answered_with_its_first_offsets_and_stored_once(tmp_
             topic = await store.create("t")
             first = await topic.append([b"a", b"b"], Producer(ME, 0))
             both = await asyncio.gather(*(topic.append([b"c"], Producer(ME, 1)) for _ in range(2)))
-            assert [(found.first_offset, found.duplicate) for found in both] == [(2, False), (2, True)]
+            assert [(found.first_offset, found.duplicate) for found in both] == [
+                (2, False),
+                (2, True),
+            ]
             again = await topic.append([b"a", b"b"], Producer(ME, 0))
-            assert (again.first_offset, again.count, again.duplicate) == (first.first_offset, 2, True)
+            assert (again.first_offset, again.count, again.duplicate) == (
+                first.first_offset,
+                2,
+                True,
+            )
             with pytest.raises(Conflict):
                 await topic.append([b"e"], Producer(ME, 3))
             await topic.seal()
@@ -195,7 +222,13 @@ def test_reads_stop_at_limits_but_always_give_one_record(tmp_path: Path) -> None
             assert topic.read(0, 100, 112 * 4 - 1).count == 3
             assert topic.read(9, 100, 1).payloads() == [b"x" * 100]
             raw = topic.raw(4, 112 * 2 + 5)
-            assert (raw.first_offset, raw.count, raw.next_offset, raw.position, raw.length) == (4, 2, 6, 448, 224)
+            assert (raw.first_offset, raw.count, raw.next_offset, raw.position, raw.length) == (
+                4,
+                2,
+                6,
+                448,
+                224,
+            )
             assert raw.read() == (tmp_path / "t" / "data.log").read_bytes()[448:672]
             assert topic.raw(4, 1).count == 1
             assert topic.raw(4, 10_000, 3).count == 3
@@ -208,7 +241,9 @@ def test_reads_stop_at_limits_but_always_give_one_record(tmp_path: Path) -> None
     run(body())
 
 
-def test_waiting_ends_with_the_append_and_subscribers_hear_of_each_commit_once(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_append_and_subscribers_hear_of_each_commit_once(
+    tmp_path: Path,
+) -> None:
     async def body() -> None:
         async with running(tmp_path) as store:
             topic = await store.create("t")
@@ -253,7 +288,9 @@ def test_times_come_from_the_sidecar_and_survive_a_restart(tmp_path: Path) -> No
 
 def test_retention_by_size_deletes_whole_sealed_segments_oldest_first(tmp_path: Path) -> None:
     async def body() -> None:
-        async with running(tmp_path, segment_bytes=500, retention_bytes=3000, fsync="never") as store:
+        async with running(
+            tmp_path, segment_bytes=500, retention_bytes=3000, fsync="never"
+        ) as store:
             topic = await store.create("t")
             for _ in range(50):
                 await topic.append([b"x" * 88])
@@ -282,7 +319,10 @@ def test_retention_by_age_keeps_the_active_segment_and_what_is_not_archived(tmp_
                 await topic.append([b"x"])
                 clock.now += 60
                 await store.maintain()  # rolls by age
-            assert [segment.base for segment in topic.segments] == [2, 3]  # offset 1 is 120 s old by now
+            assert [segment.base for segment in topic.segments] == [
+                2,
+                3,
+            ]  # offset 1 is 120 s old by now
             await topic.mark_archived(2)
             clock.now += 1000
             await store.maintain()
@@ -294,13 +334,20 @@ def test_retention_by_age_keeps_the_active_segment_and_what_is_not_archived(tmp_
             assert (topic.first_offset, topic.next_offset, topic.records) == (3, 3, 0)
         async with running(tmp_path, clock=clock) as store:
             topic = store.require("t")
-            assert (topic.first_offset, topic.next_offset, topic.archived_offset, topic.damage) == (3, 3, 3, [])
+            assert (topic.first_offset, topic.next_offset, topic.archived_offset, topic.damage) == (
+                3,
+                3,
+                3,
+                [],
+            )
             assert (await topic.append([b"y"])).first_offset == 3
 
     run(body())
 
 
-def test_compaction_swaps_segments_under_readers_and_keeps_offsets_and_times(tmp_path: Path) -> None:
+def test_compaction_swaps_segments_under_readers_and_keeps_offsets_and_times(
+    tmp_path: Path,
+) -> None:
     async def body() -> None:
         clock = Clock(1000.0)
         async with running(tmp_path, clock=clock) as store:
@@ -319,7 +366,12 @@ def test_compaction_swaps_segments_under_readers_and_keeps_offsets_and_times(tmp
             wanted = [(offset, before[offset]) for offset in (*keep.tolist(), *range(30, 40))]
             assert everything(topic) == wanted
             assert topic.read(4).first_offset == 9
-            assert topic.timestamps(np.array([0, 15, 29, 30])).tolist() == [1e9, 1.001e9, 1.002e9, 1.003e9]
+            assert topic.timestamps(np.array([0, 15, 29, 30])).tolist() == [
+                1e9,
+                1.001e9,
+                1.002e9,
+                1.003e9,
+            ]
             with pytest.raises(Conflict, match="not neighbouring sealed segments"):
                 await store.compact("t", [10], bits(keep, 30))
         assert verify(tmp_path / "t").findings == []
@@ -332,8 +384,10 @@ def test_compaction_swaps_segments_under_readers_and_keeps_offsets_and_times(tmp
     run(body())
 
 
-def test_a_full_disk_refuses_clearly_and_works_again_when_there_is_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.storage.space.CHECK_SECONDS", 0.0)
+def test_a_full_disk_refuses_clearly_and_works_again_when_there_is_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.log.space.CHECK_SECONDS", 0.0)
 
     async def body() -> None:
         fs = FaultyFs()
@@ -372,7 +426,9 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
                     await topic.append([b"two"])
                 assert topic.broken
             else:
-                await topic.append([b"two"])  # answered before its fsync, which fails: moved to a new segment
+                await topic.append(
+                    [b"two"]
+                )  # answered before its fsync, which fails: moved to a new segment
                 await eventually(store._context.instruments.broken.value)
                 await topic.drain()
             failed = fs.failed
@@ -381,7 +437,10 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
             assert topic.broken is None
             wanted = [b"one", b"three"] if policy == "group" else [b"one", b"two", b"three"]
             assert [payload for _, payload in everything(topic)] == wanted
-            assert [(segment.base, segment.rows) for segment in topic.segments] == [(0, 1), (1, len(wanted) - 1)]
+            assert [(segment.base, segment.rows) for segment in topic.segments] == [
+                (0, 1),
+                (1, len(wanted) - 1),
+            ]
 
     run(body())
 
@@ -395,7 +454,11 @@ Operation = st.one_of(
 
 
 @settings(max_examples=300 if SOAK else 30, deadline=None)
-@given(st.lists(Operation, max_size=25), st.sampled_from(["group", "interval", "never"]), st.integers(1, 50))
+@given(
+    st.lists(Operation, max_size=25),
+    st.sampled_from(["group", "interval", "never"]),
+    st.integers(1, 50),
+)
 def test_a_topic_is_a_list_with_a_moving_start(
     tmp_path_factory: pytest.TempPathFactory,
     operations: list[tuple[str, list[bytes]]],

@@ -13,7 +13,9 @@ from tests.support.broker import BrokerProcess
 SETTINGS = {"database__pool_size": 2, "database__browse_timeout": 4}
 
 
-def test_slow_requests_that_look_leave_pushes_and_pops_alone_and_are_refused_clearly(database_url, scratch):
+def test_slow_requests_that_look_leave_pushes_and_pops_alone_and_are_refused_clearly(
+    database_url, scratch
+):
     locked, unlock = threading.Event(), threading.Event()
 
     async def hold() -> None:

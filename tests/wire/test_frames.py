@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.decode import Batch, walk
 from penstock.errors import Damaged, InvalidRequest
-from penstock.wire import frames
-from penstock.wire.frames import Body, Command, Malformed
-from penstock.wire.status import TcpStatus
+from penstock.protocol import frames
+from penstock.protocol.frames import Body, Command, Malformed
+from penstock.protocol.record_batch import Batch, walk
+from penstock.protocol.status import TcpStatus
 
 ID = bytes(range(16))
 
@@ -34,8 +34,14 @@ def hexed(text: str) -> bytes:
             b"".join(frames.produce_batch("a", [b"x"], (ID, 5))),
             "06 00000025 0001 61 01 000102030405060708090a0b0c0d0e0f 0000000000000005 00000001 00000001 78",
         ),
-        (frames.fetch("a", 9, 65536, 250), "07 00000013 0001 61 0000000000000009 00010000 000000fa"),
-        (frames.fetch("a", 9, 65536, 0, frames.LENGTHS), "07 00000014 0001 61 0000000000000009 00010000 00000000 01"),
+        (
+            frames.fetch("a", 9, 65536, 250),
+            "07 00000013 0001 61 0000000000000009 00010000 000000fa",
+        ),
+        (
+            frames.fetch("a", 9, 65536, 0, frames.LENGTHS),
+            "07 00000014 0001 61 0000000000000009 00010000 00000000 01",
+        ),
     ],
 )
 def test_requests_have_exactly_these_bytes(frame: bytes, expected: str) -> None:
@@ -80,8 +86,12 @@ def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:
     assert [*TcpStatus] == [*range(11)]  # the last two are ours
 
 
-@given(st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1))
-def test_a_batch_reads_back_as_it_was_written(topic: str, payloads: list[bytes], sequence: int) -> None:
+@given(
+    st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1)
+)
+def test_a_batch_reads_back_as_it_was_written(
+    topic: str, payloads: list[bytes], sequence: int
+) -> None:
     frame = b"".join(frames.produce_batch(topic, payloads, (ID, sequence)))
     command, length = frames.REQUEST.unpack_from(frame)
     request = frames.read_batch(memoryview(frame)[5:])
@@ -117,13 +127,23 @@ def test_bytes_behind_the_last_field_are_malformed() -> None:
 def raw_log(first: int, payloads: list[bytes], step: int = 1) -> bytes:
     parts = []
     for place, payload in enumerate(payloads):
-        parts.append((first + place * step).to_bytes(8, "little") + len(payload).to_bytes(4, "little") + payload)
+        parts.append(
+            (first + place * step).to_bytes(8, "little")
+            + len(payload).to_bytes(4, "little")
+            + payload
+        )
     return b"".join(parts)
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1 << 40), st.lists(st.binary(max_size=50), min_size=1, max_size=40), st.integers(1, 3))
-def test_a_raw_log_becomes_columns_with_the_same_records(first: int, payloads: list[bytes], step: int) -> None:
+@given(
+    st.integers(0, 1 << 40),
+    st.lists(st.binary(max_size=50), min_size=1, max_size=40),
+    st.integers(1, 3),
+)
+def test_a_raw_log_becomes_columns_with_the_same_records(
+    first: int, payloads: list[bytes], step: int
+) -> None:
     raw = raw_log(first, payloads, step)
     lengths = np.array([len(payload) for payload in payloads], ">u4")
     batch = Batch("t", first, raw, lengths)

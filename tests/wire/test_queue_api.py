@@ -28,7 +28,9 @@ MILLIS = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("api"), database_url=fresh_database(postgres)) as process:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("api"), database_url=fresh_database(postgres)
+    ) as process:
         yield process
         process.stop()
         assert [line for line in process.log.splitlines() if '"level":"error"' in line] == []
@@ -52,8 +54,12 @@ class Api:
         self.client = client
 
     def ask(self, method: str, path: str, body: Any = None, status: int = 200, **query: Any) -> Any:
-        content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        answer = self.client.request(method, f"/api/v1/{path}", content=content, params=query or None)
+        content = (
+            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        )
+        answer = self.client.request(
+            method, f"/api/v1/{path}", content=content, params=query or None
+        )
         assert answer.status_code == status, answer.text
         if status >= 400:
             assert isinstance(answer.json()["error"], str)
@@ -79,7 +85,9 @@ class Api:
         assert answer.status_code in (200, 204), answer.text
         return answer.json()["messages"] if answer.content else []
 
-    def ack(self, *messages: dict[str, Any], group: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+    def ack(
+        self, *messages: dict[str, Any], group: str | None = None, **fields: Any
+    ) -> list[dict[str, Any]]:
         keys = ("transactionId", "partitionId", "leaseId")
         items = [{key: message[key] for key in keys} | fields for message in messages]
         return self.post("ack/batch", {"acknowledgments": items, "consumerGroup": group})
@@ -88,7 +96,8 @@ class Api:
         return self.post("configure", {"queue": queue, "options": options})
 
 
-# -- push -------------------------------------------------------------------------------------------------------------
+# -- push
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_push_answers_201_with_one_result_per_item_in_order(api, queue):
@@ -103,8 +112,17 @@ def test_a_push_answers_201_with_one_result_per_item_in_order(api, queue):
     assert first.keys() == {
         "index", "status", "message_id", "transaction_id", "partition_id", "trace_id", "queueName",
     }  # fmt: skip
-    assert (first["index"], first["status"], first["transaction_id"], first["trace_id"]) == (0, "queued", "a", trace)
-    assert (other["status"], other["queueName"], other["trace_id"]) == ("queued", f"{queue}.other", None)
+    assert (first["index"], first["status"], first["transaction_id"], first["trace_id"]) == (
+        0,
+        "queued",
+        "a",
+        trace,
+    )
+    assert (other["status"], other["queueName"], other["trace_id"]) == (
+        "queued",
+        f"{queue}.other",
+        None,
+    )
     assert twin == {
         "index": 2, "status": "duplicate", "message_id": first["message_id"], "transaction_id": "a", "queueName": queue,
     }  # fmt: skip
@@ -145,7 +163,14 @@ def test_a_push_that_can_never_succeed_is_a_400_that_says_why(api, body, text):
 
 @pytest.mark.parametrize(
     "payload",
-    ['"\\u0000"', '{"a" :  [1,\n2]}', "1e999", "123456789012345678901234567890", '"\u00e4\U0001f600"', "null"],
+    [
+        '"\\u0000"',
+        '{"a" :  [1,\n2]}',
+        "1e999",
+        "123456789012345678901234567890",
+        '"\u00e4\U0001f600"',
+        "null",
+    ],
 )
 def test_a_payload_passes_through_byte_for_byte(broker, queue, payload):
     body = b'{"items":[{"queue":"%s","payload":%s}]}' % (queue.encode(), payload.encode())
@@ -167,17 +192,25 @@ def test_a_full_queue_answers_429_and_says_which_items_did_not_fit(api, queue):
     assert api.push(queue, 4)[0]["status"] == "queued"
 
 
-# -- pop --------------------------------------------------------------------------------------------------------------
+# -- pop
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pop_answers_with_the_shape_of_the_contract(api, queue):
     api.push(queue, {"n": 1}, partition="p 1")
-    answer = api.client.get(f"/api/v1/pop/queue/{queue}/partition/p%201?consumerGroup=g&batch=5").json()
+    answer = api.client.get(
+        f"/api/v1/pop/queue/{queue}/partition/p%201?consumerGroup=g&batch=5"
+    ).json()
     (message,) = answer.pop("messages")
     assert answer.keys() == {
         "success", "queue", "partition", "partitionId", "leaseId", "consumerGroup", "partitionsClaimed",
     }  # fmt: skip
-    assert (answer["success"], answer["queue"], answer["partition"], answer["partitionsClaimed"]) == (
+    assert (
+        answer["success"],
+        answer["queue"],
+        answer["partition"],
+        answer["partitionsClaimed"],
+    ) == (
         True,
         queue,
         "p 1",
@@ -206,21 +239,29 @@ def test_an_empty_pop_is_204_without_a_body(api, queue):
 
 
 def test_an_empty_pop_says_when_there_is_no_such_queue(api, queue):
-    """In a header: 204 is what the dialect's clients expect, and a queue is made by the first push to it."""
+    """In a header: 204 is what the dialect's clients expect, and a queue is made by the first push
+    to it.
+    """
     path = f"/api/v1/pop/queue/{queue}"
     assert api.client.get(path).headers["Empty-Reason"] == "no such queue"
     api.push(queue, 1)
     assert len(api.pop(queue)) == 1
     assert "Empty-Reason" not in api.client.get(path).headers
     assert api.client.get(f"{path}/partition/other").headers["Empty-Reason"] == "no such partition"
-    assert api.client.get(f"/api/v1/pop?namespace={queue}x").headers["Empty-Reason"] == "no such queue"
+    assert (
+        api.client.get(f"/api/v1/pop?namespace={queue}x").headers["Empty-Reason"] == "no such queue"
+    )
 
 
 def test_queue_partition_and_group_names_are_percent_decoded(api):
     name = f"ä/ö?%{uuid.uuid4().hex}"
     api.push(name, 1, partition="a/b c")
     quoted = (
-        name.replace("%", "%25").replace("/", "%2F").replace("?", "%3F").replace("ä", "%C3%A4").replace("ö", "%C3%B6")
+        name.replace("%", "%25")
+        .replace("/", "%2F")
+        .replace("?", "%3F")
+        .replace("ä", "%C3%A4")
+        .replace("ö", "%C3%B6")
     )
     (message,) = api.pop(f"{quoted}/partition/a%2Fb%20c", consumerGroup="g/1 +")
     assert message["partition"] == "a/b c"
@@ -246,34 +287,53 @@ def test_batch_is_a_cap_over_all_claimed_partitions(api, queue):
     assert len({message["leaseId"] for message in answer["messages"]}) == 1
 
 
-@pytest.mark.parametrize(("name", "value"), [("batch", "many"), ("wait", "maybe"), ("timeout", "soon")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch", "many"), ("wait", "maybe"), ("timeout", "soon")]
+)
 def test_a_query_parameter_of_the_wrong_type_is_a_400_that_names_it(api, queue, name, value):
     assert name in api.get(f"pop/queue/{queue}", 400, **{name: value})["error"]
 
 
 def test_a_subscription_start_that_cannot_be_parsed_is_a_400(api, queue):
     api.push(queue, 1)
-    assert "subscriptionFrom" in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionFrom="soon")["error"]
-    assert "subscriptionMode" in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionMode="x")["error"]
-    assert "subscriptionFrom" in api.get(f"pop/queue/{queue}", 400, subscriptionFrom="soon")["error"]  # queue mode too
+    assert (
+        "subscriptionFrom"
+        in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionFrom="soon")["error"]
+    )
+    assert (
+        "subscriptionMode"
+        in api.get(f"pop/queue/{queue}", 400, consumerGroup="g", subscriptionMode="x")["error"]
+    )
+    assert (
+        "subscriptionFrom" in api.get(f"pop/queue/{queue}", 400, subscriptionFrom="soon")["error"]
+    )  # queue mode too
 
 
 def test_new_only_means_new(api, queue):
     api.push(queue, "old")
     assert api.pop(queue, consumerGroup="g", subscriptionMode="new-only") == []
     api.push(queue, "new")
-    assert [m["data"] for m in api.pop(queue, consumerGroup="g", wait="true", timeout=5000)] == ["new"]
+    assert [m["data"] for m in api.pop(queue, consumerGroup="g", wait="true", timeout=5000)] == [
+        "new"
+    ]
 
 
 def test_clients_of_a_later_version_get_a_batch_the_broker_picks(api, queue):
     api.push(queue, *range(30))
-    messages = api.pop(queue, autopilot="true", wait="true", timeout=1000, consumerGroup="g", someFutureThing="7")
+    messages = api.pop(
+        queue, autopilot="true", wait="true", timeout=1000, consumerGroup="g", someFutureThing="7"
+    )
     assert [message["data"] for message in messages] == list(range(30))
 
 
 def test_priority_decides_between_queues_of_a_namespace(api, queue):
     for name, priority in (("low", 1), ("high", 5)):
-        body = {"queue": f"{queue}-{name}", "namespace": queue, "task": "t", "options": {"priority": priority}}
+        body = {
+            "queue": f"{queue}-{name}",
+            "namespace": queue,
+            "task": "t",
+            "options": {"priority": priority},
+        }
         api.post("configure", body)
         api.push(f"{queue}-{name}", name)
     assert api.get("pop", namespace=queue, task="t")["queue"] == f"{queue}-high"
@@ -301,7 +361,8 @@ def waiting_pops(broker: BrokerProcess) -> float:
     return float(re.search(r"^penstock_queue_waiting_pops (\S+)$", text, re.M)[1])
 
 
-# -- ack, lease, transaction ------------------------------------------------------------------------------------------
+# -- ack, lease, transaction
+# ------------------------------------------------------------------------------------------
 
 
 def test_acks_are_answered_in_the_order_of_the_request(api, queue):
@@ -315,8 +376,14 @@ def test_acks_are_answered_in_the_order_of_the_request(api, queue):
     assert [result["index"] for result in results] == [0, 1, 2]
     assert [result["success"] for result in results] == [True, False, True]
     assert results[1]["error"] == "Message not found"
-    assert (results[0]["queueName"], results[0]["partitionName"], results[0]["dlq"]) == (queue, "Default", False)
-    (result,) = api.post("ack", {key: messages[1][key] for key in ("transactionId", "partitionId", "leaseId")})
+    assert (results[0]["queueName"], results[0]["partitionName"], results[0]["dlq"]) == (
+        queue,
+        "Default",
+        False,
+    )
+    (result,) = api.post(
+        "ack", {key: messages[1][key] for key in ("transactionId", "partitionId", "leaseId")}
+    )
     assert (result["success"], result["leaseReleased"]) == (True, True)
     assert api.post("ack/batch", {"acknowledgments": []}) == []
 
@@ -327,7 +394,11 @@ def test_acks_are_answered_in_the_order_of_the_request(api, queue):
         ("ack", {"partitionId": "x"}, "transactionId is required"),
         ("ack", {"transactionId": "x"}, "partitionId is required to ensure message uniqueness"),
         ("ack/batch", {}, "acknowledgments array is required"),
-        ("ack/batch", {"acknowledgments": [{}]}, "Each acknowledgment must have a valid transactionId string"),
+        (
+            "ack/batch",
+            {"acknowledgments": [{}]},
+            "Each acknowledgment must have a valid transactionId string",
+        ),
         (
             "ack/batch",
             {"acknowledgments": [{"transactionId": "x", "partitionId": 7}]},
@@ -338,7 +409,11 @@ def test_acks_are_answered_in_the_order_of_the_request(api, queue):
         ("transaction", {"operations": [{"type": "dance"}]}, "Unknown operation type: dance"),
         ("configure", {"options": {}}, "queue is required"),
         ("configure", {"queue": "q", "options": {"leaseTimes": 3}}, "unknown option: leaseTimes"),
-        ("configure", {"queue": "q", "options": {"leaseTime": "3"}}, "leaseTime must be a whole number"),
+        (
+            "configure",
+            {"queue": "q", "options": {"leaseTime": "3"}},
+            "leaseTime must be a whole number",
+        ),
         ("traces", {"data": 1}, "transactionId and partitionId are required"),
         ("traces", {"transactionId": "t", "partitionId": "p"}, "data is required"),
         ("consumer-groups/g/subscription", {}, "Missing subscriptionTimestamp in request body"),
@@ -370,32 +445,61 @@ def test_a_lease_is_extended_with_and_without_a_body(api, queue):
 def test_a_transaction_is_all_or_nothing(api, queue):
     api.push(queue, 1)
     (message,) = api.pop(queue)
-    ack = {"type": "ack", "transactionId": message["transactionId"], "partitionId": message["partitionId"]}
+    ack = {
+        "type": "ack",
+        "transactionId": message["transactionId"],
+        "partitionId": message["partitionId"],
+    }
     flat = {"type": "push", "queue": f"{queue}-b", "data": "flat"}
-    items = {"type": "push", "items": [{"queue": f"{queue}-b", "payload": "item", "partition": "p"}]}
-    stale = api.post("transaction", {"operations": [flat, ack], "requiredLeases": [str(uuid.uuid4())]}, 409)
+    items = {
+        "type": "push",
+        "items": [{"queue": f"{queue}-b", "payload": "item", "partition": "p"}],
+    }
+    stale = api.post(
+        "transaction", {"operations": [flat, ack], "requiredLeases": [str(uuid.uuid4())]}, 409
+    )
     assert stale["success"] is False
-    broken = api.post("transaction", {"operations": [flat, {**ack, "transactionId": "nobody"}]}, 409)
+    broken = api.post(
+        "transaction", {"operations": [flat, {**ack, "transactionId": "nobody"}]}, 409
+    )
     assert broken["error"] == "ACK operation failed: Message not found"
     assert api.pop(f"{queue}-b") == []
     operations = [flat, items, {**ack, "leaseId": message["leaseId"]}]
-    done = api.post("transaction", {"operations": operations, "requiredLeases": [message["leaseId"]]})
+    done = api.post(
+        "transaction", {"operations": operations, "requiredLeases": [message["leaseId"]]}
+    )
     assert done["success"] is True
     assert [result["type"] for result in done["results"]] == ["push", "push", "ack"]
     assert done["results"][0].keys() == {
         "index", "type", "success", "transactionId", "messageId", "partitionId", "queueName",
     }  # fmt: skip
-    assert done["results"][2].keys() == {"index", "type", "success", "transactionId", "error", "dlq"}
+    assert done["results"][2].keys() == {
+        "index",
+        "type",
+        "success",
+        "transactionId",
+        "error",
+        "dlq",
+    }
     found = api.get(f"pop/queue/{queue}-b", batch=10, partitions=10)["messages"]
     assert sorted(message["data"] for message in found) == ["flat", "item"]
 
 
-# -- operators --------------------------------------------------------------------------------------------------------
+# -- operators
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_configure_replaces_all_options_and_names_their_defaults(api, queue):
     made = api.configure(queue, leaseTime=9, ordering="none")
-    assert made.keys() == {"configured", "queueId", "partitionId", "queue", "namespace", "task", "options"}
+    assert made.keys() == {
+        "configured",
+        "queueId",
+        "partitionId",
+        "queue",
+        "namespace",
+        "task",
+        "options",
+    }
     assert (made["options"]["leaseTime"], made["options"]["ordering"]) == (9, "none")
     again = api.post("configure", {"queue": queue})["options"]
     assert again == {
@@ -457,19 +561,37 @@ def test_what_does_not_exist_is_a_404(api, queue):
     api.post("traces", {"transactionId": "t", "partitionId": str(uuid.uuid4()), "data": 1}, 404)
     api.delete(f"queues/{queue}/clear", 404)
     assert api.get(f"traces/{nowhere}") == {"traces": []}
-    assert api.delete(f"resources/queues/{queue}") == {"deleted": True, "queue": queue, "existed": False}
+    assert api.delete(f"resources/queues/{queue}") == {
+        "deleted": True,
+        "queue": queue,
+        "existed": False,
+    }
     assert api.delete("consumer-groups/nobody")["success"] is True
 
 
 def test_pages_go_on_from_where_the_last_one_ended_and_far_offsets_are_refused(api, queue):
-    """What comes before an offset is read and thrown away: a million of it would take half a minute."""
+    """What comes before an offset is read and thrown away: a million of it would take half a
+    minute.
+    """
     for batch in range(5):
-        items = [{"queue": queue, "partition": f"p{n % 3}", "payload": n} for n in range(batch * 4, batch * 4 + 4)]
+        items = [
+            {"queue": queue, "partition": f"p{n % 3}", "payload": n}
+            for n in range(batch * 4, batch * 4 + 4)
+        ]
         api.post("push", {"items": items}, 201)
     whole = api.get("messages", queue=queue)
     assert whole["next"] is None
-    for filters in ({}, {"partition": "p1"}, {"status": "pending"}, {"partition": "p2", "status": "pending"}):
-        wanted = [m["id"] for m in whole["messages"] if m["partition"] == filters.get("partition", m["partition"])]
+    for filters in (
+        {},
+        {"partition": "p1"},
+        {"status": "pending"},
+        {"partition": "p2", "status": "pending"},
+    ):
+        wanted = [
+            m["id"]
+            for m in whole["messages"]
+            if m["partition"] == filters.get("partition", m["partition"])
+        ]
         seen, cursor = [], None
         while True:
             query = {"queue": queue, "limit": 3, **filters} | ({"cursor": cursor} if cursor else {})
@@ -542,10 +664,15 @@ print(longest)
 
 @contextmanager
 def longest_wait(broker: BrokerProcess) -> Iterator[list[float]]:
-    """How long /health/live waited at most while the block ran; asked by a process that does nothing else."""
+    """How long /health/live waited at most while the block ran; asked by a process that does
+    nothing else.
+    """
     address = broker.url.removeprefix("http://")
     with subprocess.Popen(
-        [sys.executable, "-c", PROBE, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROBE, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as probe:
         assert probe.stdout is not None
         assert probe.stdin is not None
@@ -558,7 +685,9 @@ def longest_wait(broker: BrokerProcess) -> Iterator[list[float]]:
         waits.append(float(probe.stdout.readline()))
 
 
-def test_a_request_with_many_items_keeps_nobody_waiting_and_one_with_too_many_is_refused(broker, api, queue):
+def test_a_request_with_many_items_keeps_nobody_waiting_and_one_with_too_many_is_refused(
+    broker, api, queue
+):
     """A million items took eight seconds, during which nothing else was answered."""
     item = b'{"queue":"%b","payload":{"n":1}}' % queue.encode()
     operation = b'{"type":"push","items":[%b]}' % item
@@ -597,11 +726,15 @@ def test_concurrent_requests_get_their_own_results(broker, queue):
                 names = [f"{number}-{turn}-{item}" for item in range(3)]
                 items = [{"queue": queue, "payload": name, "transactionId": name} for name in names]
                 answer = client.post("/api/v1/push", json={"items": items})
-                if [row["transaction_id"] for row in answer.json()] != names or answer.status_code != 201:
+                if [
+                    row["transaction_id"] for row in answer.json()
+                ] != names or answer.status_code != 201:
                     failures.append(answer.text)
                 if [row["index"] for row in answer.json()] != [0, 1, 2]:
                     failures.append(answer.text)
-                bad = client.post("/api/v1/push", json={"items": [{"queue": queue, "traceId": "bad"}]})
+                bad = client.post(
+                    "/api/v1/push", json={"items": [{"queue": queue, "traceId": "bad"}]}
+                )
                 if bad.status_code != 400:
                     failures.append(bad.text)
 
@@ -615,20 +748,33 @@ def test_concurrent_requests_get_their_own_results(broker, queue):
 
 def test_the_status_says_what_messages_died_of_and_who_works(api, queue):
     for partition, error in (("a", "no such account"), ("b", "no such account"), ("b", "timeout")):
-        api.ask("POST", "push", {"items": [{"queue": queue, "partition": partition, "payload": 1}]}, 201)
+        api.ask(
+            "POST", "push", {"items": [{"queue": queue, "partition": partition, "payload": 1}]}, 201
+        )
         [message] = api.ask("GET", f"pop/queue/{queue}/partition/{partition}")["messages"]
         ids = {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
         api.ask("POST", "ack", {**ids, "status": "dlq", "error": error})
     found = api.ask("GET", "status", queue=queue)
     dead = found["deadLetterQueue"]
     assert (dead["totalMessages"], dead["affectedPartitions"]) == (3, 2)
-    assert [(row["error"], row["count"]) for row in dead["topErrors"]] == [("no such account", 2), ("timeout", 1)]
+    assert [(row["error"], row["count"]) for row in dead["topErrors"]] == [
+        ("no such account", 2),
+        ("timeout", 1),
+    ]
     assert all(MILLIS.match(row["lastSeen"]) for row in dead["topErrors"])
     [worker] = found["workers"]
     assert worker["workerId"] == 0
     assert worker["pool"]["size"] >= 1
-    assert found["errors"] == {"dbErrors": 0, "ackFailed": found["errors"]["ackFailed"], "dlqMessages": 3}
-    assert set(found["messages"]["batchEfficiency"]) == set(found["messages"]["requests"]) == {"push", "pop", "ack"}
+    assert found["errors"] == {
+        "dbErrors": 0,
+        "ackFailed": found["errors"]["ackFailed"],
+        "dlqMessages": 3,
+    }
+    assert (
+        set(found["messages"]["batchEfficiency"])
+        == set(found["messages"]["requests"])
+        == {"push", "pop", "ack"}
+    )
     none = api.ask("GET", "status", queue="no-such-queue")["deadLetterQueue"]
     assert none == {"totalMessages": 0, "affectedPartitions": 0, "topErrors": []}
 
@@ -644,7 +790,9 @@ def test_metrics_as_json_have_the_dialects_names(api):
 
 
 def test_throughput_is_of_the_namespace_and_task_that_were_asked_for(api, queue):
-    api.ask("POST", "configure", {"queue": queue, "namespace": queue, "task": "bill", "options": {}})
+    api.ask(
+        "POST", "configure", {"queue": queue, "namespace": queue, "task": "bill", "options": {}}
+    )
     api.ask("POST", "push", {"items": [{"queue": queue, "payload": n} for n in range(3)]}, 201)
 
     def pushed(path: str, points: str, name: str, **query: str) -> int:
@@ -652,7 +800,9 @@ def test_throughput_is_of_the_namespace_and_task_that_were_asked_for(api, queue)
 
     for asked, count in (({}, 3), ({"task": "bill"}, 3), ({"task": "other"}, 0)):
         assert pushed("status", "throughput", "ingested", namespace=queue, **asked) == count
-        assert pushed("status/analytics", "dataPoints", "messages", namespace=queue, **asked) == count
+        assert (
+            pushed("status/analytics", "dataPoints", "messages", namespace=queue, **asked) == count
+        )
 
 
 CONTRACT = """
@@ -694,9 +844,13 @@ POST /internal/api/notify
 def test_every_route_of_the_contract_is_served(api):
     paths = api.client.get("/openapi.json").json()["paths"]
     served = {
-        f"{method.upper()} {re.sub('{.*?}', '{}', path)}" for path, methods in paths.items() for method in methods
+        f"{method.upper()} {re.sub('{.*?}', '{}', path)}"
+        for path, methods in paths.items()
+        for method in methods
     }
-    assert {route.strip() for route in re.split(r"  +|\n", CONTRACT) if route.strip()} - served == set()
+    assert {
+        route.strip() for route in re.split(r"  +|\n", CONTRACT) if route.strip()
+    } - served == set()
 
 
 def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
@@ -709,7 +863,12 @@ def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
         ("POST", "configure", {"queue": queue, "namespace": "\x00"}, {}),
         ("GET", f"pop/queue/{queue}", None, {"batch": huge, "partitions": huge}),
         ("GET", f"pop/queue/{queue}", None, {"consumerGroup": "\x00"}),
-        ("GET", f"pop/queue/{queue}", None, {"consumerGroup": "g", "subscriptionFrom": "9999999-01-01T00:00:00Z"}),
+        (
+            "GET",
+            f"pop/queue/{queue}",
+            None,
+            {"consumerGroup": "g", "subscriptionFrom": "9999999-01-01T00:00:00Z"},
+        ),
         ("GET", "pop", None, {"namespace": "\x00"}),
         ("POST", "ack", {"transactionId": "\x00", "partitionId": nowhere}, {}),
         ("POST", "ack", {"transactionId": "x", "partitionId": "'; DROP TABLE messages; --"}, {}),
@@ -724,11 +883,18 @@ def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
         ("DELETE", "resources/queues/%00", None, {}),
         ("DELETE", "consumer-groups/%00", None, {}),
         ("POST", "consumer-groups/g/queues/none/seek", {"timestamp": "never"}, {}),
-        ("GET", f"pop/queue/{queue}", None, {"consumerGroup": "".join(str(n) for n in range(2000))}),
+        (
+            "GET",
+            f"pop/queue/{queue}",
+            None,
+            {"consumerGroup": "".join(str(n) for n in range(2000))},
+        ),
         ("POST", f"messages/{nowhere}/x/dlq", {"error": "\x00", "consumerGroup": "\x00"}, {}),
     ):
         content = None if body is None else json.dumps(body).encode()
-        answer = api.client.request(method, f"/api/v1/{path}", content=content, params=query or None)
+        answer = api.client.request(
+            method, f"/api/v1/{path}", content=content, params=query or None
+        )
         assert answer.status_code < 500, (method, path, body, query, answer.text)
         for word in (
             "asyncpg",
@@ -755,7 +921,9 @@ def test_unknown_fields_of_a_later_version_are_ignored_and_unknown_options_refus
     assert acked["success"]
     refused = api.post("configure", {"queue": queue, "options": {"someFutureOption": 1}}, 400)
     assert "someFutureOption" in refused["error"]  # it would silently not be in force
-    refused = api.post("configure", {"queue": queue, "leaseTime": 5}, 400)  # nor would an option beside `options`
+    refused = api.post(
+        "configure", {"queue": queue, "leaseTime": 5}, 400
+    )  # nor would an option beside `options`
     assert "leaseTime must be in options" in refused["error"]
 
 
@@ -764,7 +932,10 @@ def test_an_option_with_an_absurd_number_is_named(api, queue, number):
     body = f'{{"queue":"{queue}","options":{{"retryLimit":3,"leaseTime":{number}}}}}'.encode()
     error = api.post("configure", body, 400)["error"]
     assert ("leaseTime" in error, "out of range" in error, len(error) < 200) == (True, True, True)
-    assert api.post("configure", {"queue": queue, "options": 7}, 400)["error"] == "options must be an object"
+    assert (
+        api.post("configure", {"queue": queue, "options": 7}, 400)["error"]
+        == "options must be an object"
+    )
 
 
 def test_an_absurdly_long_time_to_wait_is_just_long(api, queue):
@@ -783,5 +954,6 @@ def test_recovered_messages_keep_who_pushed_them(api, queue) -> None:
     sealed = {**item, "transactionId": "u", "sealed": "no-such-key", "payload": "not base64"}
     assert "base64" in api.ask("POST", "push/recovered", {"items": [sealed]}, 400)["error"]
     assert (
-        "key 'no-such-key'" in api.ask("POST", "push/recovered", {"items": [{**sealed, "payload": ""}]}, 503)["error"]
+        "key 'no-such-key'"
+        in api.ask("POST", "push/recovered", {"items": [{**sealed, "payload": ""}]}, 503)["error"]
     )

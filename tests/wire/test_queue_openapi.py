@@ -18,9 +18,13 @@ def test_every_queue_operation_keeps_to_its_document(tmp_path, database_url, soa
             case.query["timeout"] = 10
 
     with BrokerProcess(tmp_path, database_url=database_url) as broker:
-        # What JSON Schema cannot say (a time, a UUID, exactly one of three fields) is refused with 400.
+        # What JSON Schema cannot say (a time, a UUID, exactly one of three fields) is refused with
+        # 400.
         unsayable = [positive_data_acceptance]
         count = 60 if soak else 4
-        assert check_document(broker.url, count, skip=skip, adjust=adjust, excluded_checks=unsayable) > 200
+        assert (
+            check_document(broker.url, count, skip=skip, adjust=adjust, excluded_checks=unsayable)
+            > 200
+        )
         assert broker.process.poll() is None
         assert [line for line in broker.log.splitlines() if '"level":"error"' in line] == []

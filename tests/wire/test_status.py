@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from penstock import errors
-from penstock.wire.status import TABLE, TcpStatus, is_expected, status_of
+from penstock.protocol.status import TABLE, TcpStatus, is_expected, status_of
 
 
 def test_every_error_class_has_a_row() -> None:
     classes = [
-        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PenstockError)
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.PenstockError)
     ]
     assert len(classes) > 10
     assert [kind.__name__ for kind in classes if kind not in TABLE] == []
@@ -45,7 +47,9 @@ def test_the_status_bytes_are_those_of_the_protocol() -> None:
         (RuntimeError("x"), 500, TcpStatus.INTERNAL),
     ],
 )
-def test_an_error_has_one_meaning_in_every_protocol(error: Exception, http: int, tcp: TcpStatus) -> None:
+def test_an_error_has_one_meaning_in_every_protocol(
+    error: Exception, http: int, tcp: TcpStatus
+) -> None:
     assert status_of(error) == (http, tcp)
 
 

@@ -16,7 +16,9 @@ from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
 
 PRODUCE, CONSUME, NEXT, CREATE, LIST, BATCH, FETCH, AT, INFO, DELETE = range(1, 11)
-OK, NO_TOPIC, BAD_OFFSET, SERIALIZATION, PRODUCE_FAILED, INTERNAL, INVALID, TOO_LARGE, UNKNOWN = range(9)
+OK, NO_TOPIC, BAD_OFFSET, SERIALIZATION, PRODUCE_FAILED, INTERNAL, INVALID, TOO_LARGE, UNKNOWN = (
+    range(9)
+)
 ERROR, AUTH, UNAUTHORIZED = 0xFF, 0x10, 9
 
 Body = Callable[[Served, Wire], Awaitable[None]]
@@ -38,9 +40,15 @@ def u64(*values: int) -> bytes:
     return struct.pack(f">{len(values)}Q", *values)
 
 
-def batch_body(topic: str, payloads: list[bytes], producer: tuple[bytes, int] | None = None) -> bytes:
+def batch_body(
+    topic: str, payloads: list[bytes], producer: tuple[bytes, int] | None = None
+) -> bytes:
     head = named(topic) + (b"\1" + producer[0] + u64(producer[1]) if producer else b"\0")
-    return head + struct.pack(f">I{len(payloads)}I", len(payloads), *map(len, payloads)) + b"".join(payloads)
+    return (
+        head
+        + struct.pack(f">I{len(payloads)}I", len(payloads), *map(len, payloads))
+        + b"".join(payloads)
+    )
 
 
 def test_the_five_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
@@ -60,7 +68,9 @@ def test_the_five_commands_of_the_original_answer_to_the_letter(tmp_path: Path) 
     over_tcp(tmp_path, body)
 
 
-def test_a_topic_is_made_by_its_first_record_and_names_may_hold_anything_a_file_name_may(tmp_path: Path) -> None:
+def test_a_topic_is_made_by_its_first_record_and_names_may_hold_anything_a_file_name_may(
+    tmp_path: Path,
+) -> None:
     async def body(served: Served, wire: Wire) -> None:
         name = "topic with spaces & symbols !@#$%^&()_+ é"
         for number in range(3):
@@ -73,10 +83,18 @@ def test_a_topic_is_made_by_its_first_record_and_names_may_hold_anything_a_file_
 def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
     async def body(_: Served, wire: Wire) -> None:
         assert await wire.ask(NEXT, named("none")) == (0x83, OK, u64(0))
-        assert await wire.ask(CONSUME, consume_body("none", 0, 5)) == (0x82, OK, struct.pack(">I", 0))
+        assert await wire.ask(CONSUME, consume_body("none", 0, 5)) == (
+            0x82,
+            OK,
+            struct.pack(">I", 0),
+        )
         await wire.ask(PRODUCE, produce_body("a", b"x"))
         assert await wire.ask(CONSUME, consume_body("a", 1, 5)) == (0x82, OK, struct.pack(">I", 0))
-        assert await wire.ask(CONSUME, consume_body("a", 2**64 - 1, 5)) == (0x82, OK, struct.pack(">I", 0))
+        assert await wire.ask(CONSUME, consume_body("a", 2**64 - 1, 5)) == (
+            0x82,
+            OK,
+            struct.pack(">I", 0),
+        )
         assert await wire.ask(CONSUME, consume_body("a", 0, 0)) == (0x82, OK, struct.pack(">I", 0))
 
     over_tcp(tmp_path, body)
@@ -149,14 +167,18 @@ def test_a_frame_above_the_limit_is_refused_at_once_and_passed_over(tmp_path: Pa
         wire.send(PRODUCE, produce_body("a", b"after"))
         assert (await wire.answer())[:2] == (ERROR, TOO_LARGE)
         assert await wire.answer() == (0x81, OK, u64(1))
-        wire.writer.write(struct.pack(">BI", PRODUCE, 5000))  # nobody means that: we do not wait for it
+        wire.writer.write(
+            struct.pack(">BI", PRODUCE, 5000)
+        )  # nobody means that: we do not wait for it
         assert (await wire.answer())[:2] == (ERROR, TOO_LARGE)
         assert await wire.ended()
 
     over_tcp(tmp_path, body, tcp={"max_frame": 1000})
 
 
-def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(tmp_path: Path) -> None:
+def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(
+    tmp_path: Path,
+) -> None:
     """As the original's client does: blocking, all of the frame first."""
 
     def send(port: int) -> bytes:
@@ -175,7 +197,9 @@ def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(tm
         answers = await asyncio.to_thread(send, port)
         assert answers[:2] == bytes([ERROR, TOO_LARGE])
         assert b"larger than the limit of 67108864" in answers
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (32 << 10)  # kilobytes: it was not kept
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (
+            32 << 10
+        )  # kilobytes: it was not kept
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     over_tcp(tmp_path, body)
@@ -186,7 +210,11 @@ def test_a_record_above_the_limit_is_refused_alone(tmp_path: Path) -> None:
         await wire.ask(CREATE, named("a"))
         for payload in (b"small", b"x" * 101, b"small"):
             wire.send(PRODUCE, produce_body("a", payload))
-        assert [status for _, status, _ in [await wire.answer() for _ in range(3)]] == [OK, TOO_LARGE, OK]
+        assert [status for _, status, _ in [await wire.answer() for _ in range(3)]] == [
+            OK,
+            TOO_LARGE,
+            OK,
+        ]
         assert await wire.ask(NEXT, named("a")) == (0x83, OK, u64(2))
 
     over_tcp(tmp_path, body, max_record=100)
@@ -226,13 +254,16 @@ def test_pipelined_requests_are_answered_in_their_order(tmp_path: Path, fsync: s
 
 
 @pytest.mark.parametrize("sizes", [[100] * 300, [*range(300)], [100] * 40 + [7] * 40 + [100] * 40])
-def test_a_run_of_produces_in_one_read_is_stored_record_by_record(tmp_path: Path, sizes: list[int]) -> None:
+def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
+    tmp_path: Path, sizes: list[int]
+) -> None:
     async def body(_: Served, wire: Wire) -> None:
         await wire.ask(CREATE, named("a"))
         payloads = [bytes([place % 256]) * size for place, size in enumerate(sizes)]
         wire.writer.write(
             b"".join(
-                struct.pack(">BI", PRODUCE, len(produce_body("a", payload))) + produce_body("a", payload)
+                struct.pack(">BI", PRODUCE, len(produce_body("a", payload)))
+                + produce_body("a", payload)
                 for payload in payloads
             )
         )
@@ -248,7 +279,9 @@ def test_a_run_of_produces_in_one_read_is_stored_record_by_record(tmp_path: Path
 
 def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:
     async def body(_: Served, wire: Wire) -> None:
-        large = bytes(range(256)) * 1000  # above what is kept joined: received into memory of its own
+        large = (
+            bytes(range(256)) * 1000
+        )  # above what is kept joined: received into memory of its own
         stream = b"".join(
             struct.pack(">BI", command, len(part)) + part
             for command, part in [
@@ -283,7 +316,11 @@ def test_a_batch_is_stored_once_when_its_producer_sends_it_again(tmp_path: Path)
         me = bytes(range(16))
         first = await wire.ask(BATCH, batch_body("a", [b"x", b"y"], (me, 0)))
         assert first == (0x86, OK, u64(0) + struct.pack(">I", 2))
-        assert await wire.ask(BATCH, batch_body("a", [b"z"], (me, 1))) == (0x86, OK, u64(2) + struct.pack(">I", 1))
+        assert await wire.ask(BATCH, batch_body("a", [b"z"], (me, 1))) == (
+            0x86,
+            OK,
+            u64(2) + struct.pack(">I", 1),
+        )
         assert await wire.ask(BATCH, batch_body("a", [b"x", b"y"], (me, 0))) == first
         again = await Wire.connect(served.tcp.port)
         assert await again.ask(BATCH, batch_body("a", [b"x", b"y"], (me, 0))) == first
@@ -308,7 +345,13 @@ def test_fetch_gives_the_file_as_it_is(tmp_path: Path, lengths: bool) -> None:
         command, status, found = await wire.ask(FETCH, fetch_body("a", 0, 1 << 20, lengths=lengths))
         incarnation, first, following, end, count = struct.unpack_from(">16sQQQI", found)
         assert (command, status) == (0x87, OK)
-        assert (incarnation.hex(), first, following, end, count) == (served.topics.require("a").incarnation, 0, 5, 5, 5)
+        assert (incarnation.hex(), first, following, end, count) == (
+            served.topics.require("a").incarnation,
+            0,
+            5,
+            5,
+            5,
+        )
         rest = found[44:]
         if lengths:
             assert struct.unpack_from(">5I", rest) == (0, 5, 100, 1, 1000)
@@ -361,7 +404,14 @@ def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
         await wire.ask(BATCH, batch_body("a", [b"x", b"y"]))
         fields = struct.unpack(">16sQQQIQQBI", (await wire.ask(INFO, named("a")))[2])
         incarnation, first, following, size, segments, records, archived, policy, damaged = fields
-        assert (first, following, segments, records, archived, policy) == (0, 2, 1, 2, (1 << 64) - 1, 0)
+        assert (first, following, segments, records, archived, policy) == (
+            0,
+            2,
+            1,
+            2,
+            (1 << 64) - 1,
+            0,
+        )
         assert damaged == 0
         assert size >= 26
         assert incarnation.hex() == served.topics.require("a").incarnation
@@ -375,7 +425,9 @@ def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
     over_tcp(tmp_path, body)
 
 
-def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_else(tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_else(
+    tmp_path: Path,
+) -> None:
     async def body(served: Served, wire: Wire) -> None:
         large = b"z" * (1 << 20)
         await wire.ask(BATCH, batch_body("a", [large] * 4))
@@ -383,10 +435,14 @@ def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_else(tmp
         asked = 100
         for _ in range(asked):  # 400 MiB of answers, none of which is read
             slow.send(CONSUME, consume_body("a", 0, 4))
-        (held,) = [each for each in served.tcp._connections if each._backlog or each._writing_paused] or [None]
+        (held,) = [
+            each for each in served.tcp._connections if each._backlog or each._writing_paused
+        ] or [None]
         for _ in range(50):
             assert (await wire.ask(NEXT, named("a")))[1] == OK
-            held = held or next((each for each in served.tcp._connections if each._writing_paused), None)
+            held = held or next(
+                (each for each in served.tcp._connections if each._writing_paused), None
+            )
         assert held is not None
         assert held._transport.get_write_buffer_size() < 16 << 20
         slow.reader._limit = 1 << 23  # type: ignore[attr-defined]
@@ -419,7 +475,9 @@ def test_an_abrupt_close_in_the_middle_leaves_the_server_well(tmp_path: Path) ->
             gone = await Wire.connect(served.tcp.port)
             if not cut:
                 gone.send(FETCH, fetch_body("a", 0, 10, wait=60_000))
-            gone.writer.write((struct.pack(">BI", PRODUCE, 40) + produce_body("a", b"x" * 33))[:cut])
+            gone.writer.write(
+                (struct.pack(">BI", PRODUCE, 40) + produce_body("a", b"x" * 33))[:cut]
+            )
             await gone.writer.drain()
             gone.writer.transport.abort()
         await eventually(lambda: len(served.tcp._connections) == 1)
@@ -485,11 +543,15 @@ def test_a_connection_that_does_not_authenticate_in_time_is_closed(tmp_path: Pat
     over_tcp(tmp_path, body, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 0.3})
 
 
-def test_a_connection_whose_token_expired_is_closed_unless_it_brings_another(tmp_path: Path) -> None:
+def test_a_connection_whose_token_expired_is_closed_unless_it_brings_another(
+    tmp_path: Path,
+) -> None:
     async def body(served: Served, wire: Wire) -> None:
         renewing = await Wire.connect(served.tcp.port)
         for one in (wire, renewing):
-            assert (await one.ask(AUTH, token(lifetime=0.0).encode()))[1] == OK  # for up to a second
+            assert (await one.ask(AUTH, token(lifetime=0.0).encode()))[
+                1
+            ] == OK  # for up to a second
         assert (await renewing.ask(AUTH, token().encode()))[1] == OK
         assert await wire.ended()
         assert (await renewing.ask(LIST))[1] == OK

@@ -1,4 +1,6 @@
-"""TLS on every listener and in every client: trust, mutual TLS, renewal, large transfers, and errors that help."""
+"""TLS on every listener and in every client: trust, mutual TLS, renewal, large transfers, and
+errors that help.
+"""
 
 import asyncio
 import os
@@ -24,7 +26,7 @@ from penstock.export.payload import FRAMES, NONE, join
 from penstock.net.http import CannotConnect, HttpClient
 from penstock.net.tls import client_context
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.queue_sink import PushLink
+from penstock.pipeline.sinks.queue import PushLink
 from penstock.wire.tls import Certificate, Certificates
 from tests.support.certificates import Authority
 from tests.support.http import run
@@ -66,12 +68,17 @@ def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None
             assert served.http.url.startswith("https://")
             payloads = [os.urandom(MEGABYTE) for _ in range(24)]
             await asyncio.gather(*(client.produce("t", payload) for payload in payloads))
-            async with client.reader("t", "earliest", follow=False, max_bytes=8 * MEGABYTE) as reader:
+            async with client.reader(
+                "t", "earliest", follow=False, max_bytes=8 * MEGABYTE
+            ) as reader:
                 found = [bytes(record.payload) async for record in reader]
             assert sorted(found) == sorted(payloads)
             http = HttpClient(f"https://localhost:{served.http.port}", tls=client_context(made.ca))
             sent = await http.request(
-                "POST", "/topics/h/produce", payloads[0], [("Content-Type", "application/octet-stream")]
+                "POST",
+                "/topics/h/produce",
+                payloads[0],
+                [("Content-Type", "application/octet-stream")],
             )
             assert sent.status == 201
             got = await http.request("GET", "/topics/h/consume?offset=0&max_messages=1")
@@ -81,7 +88,9 @@ def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None
     run(body)
 
 
-def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(made: Made, tmp_path: Path) -> None:
+def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(
+    made: Made, tmp_path: Path
+) -> None:
     async def body() -> None:
         async with (
             serving(tmp_path / "data", tls=made.certificate()) as served,
@@ -90,12 +99,19 @@ def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(made: 
             await client.produce("t", *[b"x" * MEGABYTE for _ in range(16)])
             for _ in range(3):
                 plain = socket.create_connection(("127.0.0.1", served.tcp.port))
-                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing resets
+                plain.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )  # closing resets
                 loop = asyncio.get_running_loop()
                 secure = await loop.run_in_executor(
-                    None, lambda at=plain: client_context(made.ca).wrap_socket(at, server_hostname="localhost")
+                    None,
+                    lambda at=plain: client_context(made.ca).wrap_socket(
+                        at, server_hostname="localhost"
+                    ),
                 )
-                secure.sendall(frame(0x07, b"\0\1t" + bytes(8) + (16 * MEGABYTE).to_bytes(4, "big") + bytes(5)))
+                secure.sendall(
+                    frame(0x07, b"\0\1t" + bytes(8) + (16 * MEGABYTE).to_bytes(4, "big") + bytes(5))
+                )
                 assert await loop.run_in_executor(None, secure.recv, 1000)
                 secure.close()
             assert (await client.info("t")).records == 16
@@ -108,7 +124,9 @@ def frame(command: int, body: bytes) -> bytes:
     return bytes([command]) + len(body).to_bytes(4, "big") + body
 
 
-def test_clients_must_show_a_certificate_when_they_are_asked_for_one(made: Made, tmp_path: Path) -> None:
+def test_clients_must_show_a_certificate_when_they_are_asked_for_one(
+    made: Made, tmp_path: Path
+) -> None:
     stranger = Authority("Another CA")
 
     async def body() -> None:
@@ -120,7 +138,10 @@ def test_clients_must_show_a_certificate_when_they_are_asked_for_one(made: Made,
             http = HttpClient(f"https://localhost:{served.http.port}", tls=shown)
             assert (await http.request("GET", "/topics")).body == b'["t"]'
             await http.close()
-            others = [client_context(made.ca), client_context(made.ca, *stranger.issue(made.directory, "x", "x"))]
+            others = [
+                client_context(made.ca),
+                client_context(made.ca, *stranger.issue(made.directory, "x", "x")),
+            ]
             for other in others:
                 link = Link([("localhost", served.tcp.port)], tls=other)
                 with pytest.raises(Unavailable, match="client certificate"):
@@ -167,7 +188,9 @@ async def shown_to(served: Served, made: Made) -> str:
     context = client_context(made.ca)
     context.check_hostname = False
     _, writer = await asyncio.open_connection("127.0.0.1", served.tcp.port, ssl=context)
-    found = dict(part[0] for part in writer.get_extra_info("ssl_object").getpeercert()["subject"])["commonName"]
+    found = dict(part[0] for part in writer.get_extra_info("ssl_object").getpeercert()["subject"])[
+        "commonName"
+    ]
     writer.close()
     return str(found)
 
@@ -177,7 +200,10 @@ def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> None:
         async with serving(tmp_path / "data", tls=made.certificate()) as served:
             http = HttpClient(f"http://localhost:{served.http.port}")
             answer = await http.request("POST", "/topics/t", b"x" * 100_000)
-            assert (answer.status, b"This port speaks TLS: use https://" in answer.body) == (400, True)
+            assert (answer.status, b"This port speaks TLS: use https://" in answer.body) == (
+                400,
+                True,
+            )
             await http.close()
             wire = await Wire.connect(served.tcp.port)
             command, _, text = await wire.ask(0x01, produce_body("t", b"x"))
@@ -210,7 +236,9 @@ def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path: Path
                 with pytest.raises(CannotConnect, match=said):
                     await http.request("GET", "/topics")
                 await http.close()
-                async with TopicClient(f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2) as client:
+                async with TopicClient(
+                    f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2
+                ) as client:
                     with pytest.raises(Unavailable, match=said):
                         await client.names()
         async with (
@@ -219,7 +247,9 @@ def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path: Path
         ):
             with pytest.raises(Unavailable, match="no TLS on this port"):
                 await client.names()
-        with pytest.raises(InvalidRequest, match="cannot read the CA's certificates from /none\\.pem: No such file"):
+        with pytest.raises(
+            InvalidRequest, match="cannot read the CA's certificates from /none\\.pem: No such file"
+        ):
             client_context("/none.pem")
         with pytest.raises(InvalidRequest, match="either all addresses begin with tls"):
             TopicClient("tls://a:1,b:2")
@@ -251,7 +281,10 @@ def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
         (Tls(certificate=made.cert), "cannot use the certificate"),
         (Tls(private_key=made.key), "no certificate"),
         (Tls(client_ca=made.ca), "no tls.certificate"),
-        (Tls(certificate=made.cert, private_key=made.key, client_ca=made.key), "cannot use the client CA"),
+        (
+            Tls(certificate=made.cert, private_key=made.key, client_ca=made.key),
+            "cannot use the client CA",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             Certificates(Config(tls=tls))
@@ -262,7 +295,11 @@ def test_which_listener_has_which_certificate(made: Made) -> None:
     found = Certificates(Config(tls=tls))
     assert found.http is found.websocket is found.tcp is not None
     assert time.time() < found.expires < time.time() + 2 * 86400
-    found = Certificates(Config(tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)))
+    found = Certificates(
+        Config(
+            tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)
+        )
+    )
     assert (found.tcp, found.websocket, found.http is not None) == (None, None, True)
     own = HttpServer(ssl_cert_path=made.cert, ssl_key_path=made.key)
     found = Certificates(Config(http_server=own))
@@ -285,7 +322,10 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
         link.create("t")
         assert link.names() == ["t"]
     began = time.monotonic()
-    with TopicLink(tls_of(in_thread), patience=60.0) as link, pytest.raises(InvalidRequest, match="not from a CA"):
+    with (
+        TopicLink(tls_of(in_thread), patience=60.0) as link,
+        pytest.raises(InvalidRequest, match="not from a CA"),
+    ):
         link.names()
     assert time.monotonic() - began < 30  # not tried again for a minute
     push = PushLink(f"https://localhost:{in_thread.http.port}", None, 0.1, text)
@@ -299,7 +339,9 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
     monkeypatch.setenv("PENSTOCK_CA_FILE", str(made.ca))
     done = CliRunner().invoke(commands, ["list", "--broker", tls_of(in_thread)])
     assert (done.exit_code, done.stdout) == (0, "t\n"), done.output
-    done = CliRunner().invoke(commands, ["scrub", "--url", f"https://localhost:{in_thread.http.port}"])
+    done = CliRunner().invoke(
+        commands, ["scrub", "--url", f"https://localhost:{in_thread.http.port}"]
+    )
     assert (done.exit_code, "next pass" in done.stdout) == (0, True), done.output
 
 

@@ -21,7 +21,9 @@ from tests.support.wait import eventually
 SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 
 
-def over_http(directory: Path, body: Callable[[Served, Wire], Awaitable[None]], **settings: Any) -> None:
+def over_http(
+    directory: Path, body: Callable[[Served, Wire], Awaitable[None]], **settings: Any
+) -> None:
     async def test() -> None:
         async with serving(directory, **settings) as served, connected(served.http) as wire:
             await body(served, wire)
@@ -34,18 +36,35 @@ def answer(reply: Reply) -> tuple[int, Any]:
 
 
 def produce(topic: str, **body: Any) -> bytes:
-    return post(f"/topics/{topic}/produce", json.dumps(body).encode(), "Content-Type: application/json")
+    return post(
+        f"/topics/{topic}/produce", json.dumps(body).encode(), "Content-Type: application/json"
+    )
 
 
 def test_the_endpoints_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
     async def body(_: Served, wire: Wire) -> None:
         assert answer(await wire.ask(get("/topics"))) == (200, [])
-        assert answer(await wire.ask(post("/topics/t", b""))) == (201, {"topic": "t", "status": "created_or_exists"})
-        assert answer(await wire.ask(post("/topics/t", b""))) == (201, {"topic": "t", "status": "created_or_exists"})
+        assert answer(await wire.ask(post("/topics/t", b""))) == (
+            201,
+            {"topic": "t", "status": "created_or_exists"},
+        )
+        assert answer(await wire.ask(post("/topics/t", b""))) == (
+            201,
+            {"topic": "t", "status": "created_or_exists"},
+        )
         assert answer(await wire.ask(get("/topics"))) == (200, ["t"])
-        assert answer(await wire.ask(produce("t", payload="Message 1"))) == (201, {"topic": "t", "offset": 0})
-        assert answer(await wire.ask(produce("t", payload="Message 2"))) == (201, {"topic": "t", "offset": 1})
-        assert answer(await wire.ask(get("/topics/t/next_offset"))) == (200, {"topic": "t", "next_offset": 2})
+        assert answer(await wire.ask(produce("t", payload="Message 1"))) == (
+            201,
+            {"topic": "t", "offset": 0},
+        )
+        assert answer(await wire.ask(produce("t", payload="Message 2"))) == (
+            201,
+            {"topic": "t", "offset": 1},
+        )
+        assert answer(await wire.ask(get("/topics/t/next_offset"))) == (
+            200,
+            {"topic": "t", "next_offset": 2},
+        )
         reply = await wire.ask(get("/topics/t/consume"))
         assert reply.headers["content-type"] == "application/json"
         assert answer(reply) == (
@@ -55,11 +74,20 @@ def test_the_endpoints_of_the_original_answer_to_the_letter(tmp_path: Path) -> N
                 {"offset": 1, "topic": "t", "payload": "Message 2"},
             ],
         )
-        assert answer(await wire.ask(get("/topics/t/consume?offset=1&max_messages=5")))[1][0]["offset"] == 1
+        assert (
+            answer(await wire.ask(get("/topics/t/consume?offset=1&max_messages=5")))[1][0]["offset"]
+            == 1
+        )
         assert answer(await wire.ask(get("/topics/t/consume?offset=2"))) == (200, [])
         assert answer(await wire.ask(get("/topics/none/consume"))) == (200, [])
-        assert answer(await wire.ask(get("/topics/none/next_offset"))) == (200, {"topic": "none", "next_offset": 0})
-        assert answer(await wire.ask(produce("new%20one", payload=""))) == (201, {"topic": "new one", "offset": 0})
+        assert answer(await wire.ask(get("/topics/none/next_offset"))) == (
+            200,
+            {"topic": "none", "next_offset": 0},
+        )
+        assert answer(await wire.ask(produce("new%20one", payload=""))) == (
+            201,
+            {"topic": "new one", "offset": 0},
+        )
 
     over_http(tmp_path, body)
 
@@ -71,7 +99,12 @@ def test_max_messages_is_100_unless_told_and_1000_at_most(tmp_path: Path) -> Non
             201,
             {"topic": "t", "first_offset": 0, "count": 1500},
         )
-        for query, count in (("", 100), ("?max_messages=7", 7), ("?max_messages=5000", 1000), ("?max_messages=0", 0)):
+        for query, count in (
+            ("", 100),
+            ("?max_messages=7", 7),
+            ("?max_messages=5000", 1000),
+            ("?max_messages=0", 0),
+        ):
             assert len(answer(await wire.ask(get("/topics/t/consume" + query)))[1]) == count
 
     over_http(tmp_path, body)
@@ -82,7 +115,9 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         raw = bytes(range(256))
         coded = base64.b64encode(raw).decode()
         assert (await wire.ask(produce("t", payload=coded, encoding="base64"))).status == 201
-        assert (await wire.ask(produce("t", payloads=[coded, "YQ=="], encoding="base64"))).status == 201
+        assert (
+            await wire.ask(produce("t", payloads=[coded, "YQ=="], encoding="base64"))
+        ).status == 201
         sent = post("/topics/t/produce", raw, "Content-Type: application/octet-stream")
         assert answer(await wire.ask(sent)) == (201, {"topic": "t", "offset": 3})
         assert (await wire.ask(produce("t", payload="é\0"))).status == 201
@@ -151,17 +186,28 @@ def test_details_offset_by_time_and_delete(tmp_path: Path) -> None:
         between = round(time.time() * 1000)
         await asyncio.sleep(0.01)
         await wire.ask(produce("t", payload="c"))
-        assert answer(await wire.ask(get(f"/topics/t/offset?at={between}"))) == (200, {"topic": "t", "offset": 2})
-        assert answer(await wire.ask(get("/topics/t/offset?at=2000-01-01T00:00:00Z")))[1]["offset"] == 0
+        assert answer(await wire.ask(get(f"/topics/t/offset?at={between}"))) == (
+            200,
+            {"topic": "t", "offset": 2},
+        )
+        assert (
+            answer(await wire.ask(get("/topics/t/offset?at=2000-01-01T00:00:00Z")))[1]["offset"]
+            == 0
+        )
         assert answer(await wire.ask(get("/topics/t/offset?at=2100-01-01")))[1]["offset"] == 3
-        assert [record["offset"] for record in answer(await wire.ask(get(f"/topics/t/consume?at={between}")))[1]] == [2]
+        assert [
+            record["offset"]
+            for record in answer(await wire.ask(get(f"/topics/t/consume?at={between}")))[1]
+        ] == [2]
         await wire.ask(post("/topics/t/groups/g/commit", b'{"offset": 1}'))
         status, details = answer(await wire.ask(get("/topics/t")))
         assert status == 200
         assert (details["first_offset"], details["next_offset"], details["records"]) == (0, 3, 3)
         assert details["bytes"] > 0
         assert len(details["segments"]) == 1
-        assert [(group["group"], group["committed"], group["lag"]) for group in details["groups"]] == [("g", 1, 2)]
+        assert [
+            (group["group"], group["committed"], group["lag"]) for group in details["groups"]
+        ] == [("g", 1, 2)]
         assert answer(await wire.ask(request("DELETE", "/topics/t", b""))) == (
             200,
             {"topic": "t", "status": "deleted"},
@@ -175,14 +221,18 @@ def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) -> Non
     async def body(_: Served, wire: Wire) -> None:
         group = "/topics/t/groups/g"
         await wire.ask(produce("t", payloads=["a", "b", "c"]))
-        leased = answer(await wire.ask(post(f"{group}/lease", b'{"member": "m", "max_records": 2}')))[1]
+        leased = answer(
+            await wire.ask(post(f"{group}/lease", b'{"member": "m", "max_records": 2}'))
+        )[1]
         assert (leased["start"], leased["end"]) == (0, 2)
         assert leased["expires_in"] > 1
         lease = json.dumps({"lease": leased["lease"]}).encode()
         assert answer(await wire.ask(post(f"{group}/renew", lease)))[1]["end"] == 2
         second = answer(await wire.ask(post(f"{group}/lease", b'{"member": "n"}')))[1]
         assert (second["start"], second["end"]) == (2, 3)
-        assert (await wire.ask(post(f"{group}/lease", b'{"member": "n", "wait_ms": 20}'))).status == 204
+        assert (
+            await wire.ask(post(f"{group}/lease", b'{"member": "n", "wait_ms": 20}'))
+        ).status == 204
         assert answer(await wire.ask(post(f"{group}/complete", lease))) == (
             200,
             {"group": "g", "topic": "t", "committed": 2, "lag": 1},
@@ -190,14 +240,17 @@ def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) -> Non
         assert (await wire.ask(post(f"{group}/complete", lease))).status == 409
         details = answer(await wire.ask(get(group)))[1]
         assert (details["committed"], [each["member"] for each in details["leases"]]) == (2, ["n"])
-        assert [each["group"] for each in answer(await wire.ask(get("/topics/t/groups")))[1]] == ["g"]
+        assert [each["group"] for each in answer(await wire.ask(get("/topics/t/groups")))[1]] == [
+            "g"
+        ]
         assert (await wire.ask(request("DELETE", group, b""))).status == 200
         assert (await wire.ask(get(group))).status == 404
 
     over_http(tmp_path, body)
 
 
-# -- server-sent events ---------------------------------------------------------------------------------------------
+# -- server-sent events
+# ---------------------------------------------------------------------------------------------
 
 
 class Events:
@@ -211,7 +264,10 @@ class Events:
         self._wire.send(get(target, *headers))
         head = (await self._wire.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         assert head[0].split(" ")[1] == "200", head
-        return {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        return {
+            name.lower(): value
+            for name, _, value in (line.partition(": ") for line in head[1:] if line)
+        }
 
     async def read(self) -> str:
         async with asyncio.timeout(20):
@@ -235,7 +291,9 @@ class Events:
 
 @asynccontextmanager
 async def events(served: Served, target: str, *headers: str) -> AsyncIterator[Events]:
-    wire = Wire(*await asyncio.open_connection("127.0.0.1", served.http.port))  # reads little ahead of the test
+    wire = Wire(
+        *await asyncio.open_connection("127.0.0.1", served.http.port)
+    )  # reads little ahead of the test
     try:
         stream = Events(wire)
         await stream.open(target, *headers)
@@ -253,7 +311,9 @@ def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path
             assert headers["content-type"] == "text/event-stream"
             assert headers["cache-control"] == "no-cache"
             event = await stream.read()
-            assert event.startswith('id: 0\nevent: message\ndata: {"offset":0,"topic":"t","payload":"Message content"}')
+            assert event.startswith(
+                'id: 0\nevent: message\ndata: {"offset":0,"topic":"t","payload":"Message content"}'
+            )
             for number in range(1, 50):
                 await wire.ask(produce("t", payload=f"two\nlines {number}"))
                 assert await stream.offset() == number
@@ -273,7 +333,9 @@ def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path
         ("?at=2000-01-01T00:00:00Z", [], 0),
     ],
 )
-def test_a_stream_begins_where_it_is_told(tmp_path: Path, target: str, headers: list[str], first: int) -> None:
+def test_a_stream_begins_where_it_is_told(
+    tmp_path: Path, target: str, headers: list[str], first: int
+) -> None:
     async def body(served: Served, wire: Wire) -> None:
         await wire.ask(produce("t", payloads=[*"abcde"]))
         async with events(served, "/topics/t/stream" + target, *headers) as stream:
@@ -289,7 +351,10 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path, target: str, headers: 
 def test_every_stream_gets_a_comment_once_in_a_period(tmp_path: Path) -> None:
     async def body(served: Served, _: Wire) -> None:
         await served.topics.create("t")
-        async with events(served, "/topics/t/stream") as one, events(served, "/topics/t/stream") as two:
+        async with (
+            events(served, "/topics/t/stream") as one,
+            events(served, "/topics/t/stream") as two,
+        ):
             for _ in range(3):
                 assert await one.read() == ": keep-alive"
                 assert await two.read() == ": keep-alive"
@@ -301,12 +366,19 @@ def test_a_slow_stream_holds_back_nobody_and_misses_nothing(tmp_path: Path) -> N
     async def body(served: Served, wire: Wire) -> None:
         await served.topics.create("t")
         topic = served.topics.require("t")
-        async with events(served, "/topics/t/stream") as quick, events(served, "/topics/t/stream") as slow:
+        async with (
+            events(served, "/topics/t/stream") as quick,
+            events(served, "/topics/t/stream") as slow,
+        ):
             payload = b"x" * 10_000
-            for number in range(3000):  # 30 MB: far beyond what sockets and buffers of the slow one take
+            for number in range(
+                3000
+            ):  # 30 MB: far beyond what sockets and buffers of the slow one take
                 await topic.append([payload])
                 if number % 100 == 99:
-                    assert [await quick.offset() for _ in range(100)] == [*range(number - 99, number + 1)]
+                    assert [await quick.offset() for _ in range(100)] == [
+                        *range(number - 99, number + 1)
+                    ]
             (feed,) = served.feeds._feeds.values()
             assert len(feed._all) == 2
             await eventually(lambda: len(feed._live) <= 1)

@@ -54,7 +54,9 @@ class Talk:
 
 @asynccontextmanager
 async def talking(served: Served, **options: Any) -> AsyncIterator[Talk]:
-    async with connect(f"ws://127.0.0.1:{served.websocket.port}/", **{"max_size": None, **options}) as socket:
+    async with connect(
+        f"ws://127.0.0.1:{served.websocket.port}/", **{"max_size": None, **options}
+    ) as socket:
         yield Talk(socket)
 
 
@@ -91,7 +93,9 @@ def test_the_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> No
         assert await talk.ask("unsubscribe_topic_request", req_id=3, topic="live_feed") == {
             "command": "unsubscribe_topic_response", "req_id": 3, "topic": "live_feed", "success": True,
         }  # fmt: skip
-        assert await talk.ask("subscribe_topic_request", req_id=2, topic="non_existent", start_offset=0) == {
+        assert await talk.ask(
+            "subscribe_topic_request", req_id=2, topic="non_existent", start_offset=0
+        ) == {
             "command": "error_response",
             "req_id": 2,
             "error_message": "Topic 'non_existent' not found for subscription.",
@@ -121,20 +125,36 @@ def test_req_id_is_echoed_as_it_came_and_left_out_when_there_was_none(tmp_path: 
         ('{"command": 5, "req_id": 7}', None, 7),
         ('{"command": "fly_request", "req_id": 7}', "fly_request", 7),
         ('{"command": "produce_request", "req_id": 7, "topic": "t"}', "produce_request", 7),
-        ('{"command": "produce_request", "req_id": 7, "topic": 5, "message_payload": ""}', "produce_request", 7),
-        ('{"command": "produce_request", "req_id": 7, "topic": "a/b", "message_payload": ""}', "produce_request", 7),
+        (
+            '{"command": "produce_request", "req_id": 7, "topic": 5, "message_payload": ""}',
+            "produce_request",
+            7,
+        ),
+        (
+            '{"command": "produce_request", "req_id": 7, "topic": "a/b", "message_payload": ""}',
+            "produce_request",
+            7,
+        ),
         (
             '{"command": "produce_request", "req_id": 7, "topic": "t", "message_payload": "!", "encoding": "base64"}',
             "produce_request",
             7,
         ),
-        ('{"command": "create_topic_request", "req_id": 7, "topic": ".."}', "create_topic_request", 7),
+        (
+            '{"command": "create_topic_request", "req_id": 7, "topic": ".."}',
+            "create_topic_request",
+            7,
+        ),
         (
             '{"command": "subscribe_topic_request", "req_id": 7, "topic": "t", "start_offset": -1}',
             "subscribe_topic_request",
             7,
         ),
-        ('{"command": "unsubscribe_topic_request", "req_id": 7, "topic": "t"}', "unsubscribe_topic_request", 7),
+        (
+            '{"command": "unsubscribe_topic_request", "req_id": 7, "topic": "t"}',
+            "unsubscribe_topic_request",
+            7,
+        ),
     ],
 )
 def test_a_bad_message_is_answered_and_the_connection_stays_usable(
@@ -153,7 +173,9 @@ def test_a_bad_message_is_answered_and_the_connection_stays_usable(
     over_websocket(tmp_path, body)
 
 
-def test_several_subscriptions_on_one_connection_are_pushed_to_as_records_come(tmp_path: Path) -> None:
+def test_several_subscriptions_on_one_connection_are_pushed_to_as_records_come(
+    tmp_path: Path,
+) -> None:
     async def body(served: Served, talk: Talk) -> None:
         for name in ("a", "b"):
             await talk.ask("produce_request", topic=name, message_payload="first")
@@ -161,7 +183,9 @@ def test_several_subscriptions_on_one_connection_are_pushed_to_as_records_come(t
         async with talking(served) as other:
             for number in range(1, 20):
                 for name in ("a", "b"):
-                    await other.ask("produce_request", topic=name, message_payload=f"{name}{number}")
+                    await other.ask(
+                        "produce_request", topic=name, message_payload=f"{name}{number}"
+                    )
                     said = await talk.read()
                     assert (said["topic"], said["messages"]) == (
                         name,
@@ -192,14 +216,18 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         coded = base64.b64encode(b"\xff\x00").decode()
         await talk.ask("produce_request", topic="t", message_payload=coded, encoding="base64")
         await talk.ask("subscribe_topic_request", topic="t", start_offset=0)
-        assert (await talk.read())["messages"] == [{"offset": 0, "topic": "t", "payload": coded, "encoding": "base64"}]
+        assert (await talk.read())["messages"] == [
+            {"offset": 0, "topic": "t", "payload": coded, "encoding": "base64"}
+        ]
 
     over_websocket(tmp_path, body)
 
 
 def test_a_message_may_come_in_pieces_but_not_without_end(tmp_path: Path) -> None:
     async def body(served: Served, talk: Talk) -> None:
-        text = json.dumps({"command": "produce_request", "topic": "t", "message_payload": "x" * 1000, "req_id": 1})
+        text = json.dumps(
+            {"command": "produce_request", "topic": "t", "message_payload": "x" * 1000, "req_id": 1}
+        )
         await talk.socket.send([text[:5], text[5:500], text[500:]])
         assert (await talk.read())["offset"] == 0
         async with talking(served) as other:
@@ -233,7 +261,10 @@ def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) 
             await other.ask("produce_request", topic="t", message_payload="small")
             too_much = asyncio.ensure_future(other.socket.send(parts(2)))
             await other.socket.wait_closed()
-            assert (other.socket.close_code, "try again" in (other.socket.close_reason or "")) == (1013, True)
+            assert (other.socket.close_code, "try again" in (other.socket.close_reason or "")) == (
+                1013,
+                True,
+            )
             too_much.cancel()
         assert bodies.total == 150_000
         await talk.socket.wait_closed()  # its message does not go on, though it answers to pings
@@ -248,7 +279,9 @@ def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) 
 def test_pipelined_produces_are_answered_in_order_and_create_their_topic(tmp_path: Path) -> None:
     async def body(_: Served, talk: Talk) -> None:
         for number in range(200):
-            await talk.send("produce_request", req_id=number, topic="t", message_payload=str(number))
+            await talk.send(
+                "produce_request", req_id=number, topic="t", message_payload=str(number)
+            )
         for number in range(200):
             said = await talk.read()
             assert (said["req_id"], said["offset"]) == (number, number)
@@ -283,7 +316,10 @@ def test_a_deleted_topic_is_told_to_its_subscribers(tmp_path: Path) -> None:
         await talk.ask("subscribe_topic_request", topic="t")
         await served.topics.delete("t")
         said = await talk.read()
-        assert (said["command"], said["error_message"]) == ("error_response", "Topic 't' was deleted.")
+        assert (said["command"], said["error_message"]) == (
+            "error_response",
+            "Topic 't' was deleted.",
+        )
         assert not served.feeds._feeds
 
     over_websocket(tmp_path, body)
@@ -342,9 +378,13 @@ def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
         trust = ssl.create_default_context(cafile=str(cert))
         async with serving(tmp_path / "data", tls=tls) as served:
             url = f"wss://localhost:{served.websocket.port}"
-            async with connect(url, ssl=trust, host="127.0.0.1", server_hostname="localhost") as socket:
+            async with connect(
+                url, ssl=trust, host="127.0.0.1", server_hostname="localhost"
+            ) as socket:
                 talk = Talk(socket)
-                assert (await talk.ask("produce_request", topic="t", message_payload="x"))["offset"] == 0
+                assert (await talk.ask("produce_request", topic="t", message_payload="x"))[
+                    "offset"
+                ] == 0
                 await talk.ask("subscribe_topic_request", topic="t")
                 assert await talk.offsets(1) == [0]
 

@@ -1,9 +1,10 @@
 """How fast pushes may join a backlog that is being replayed.
 
-Files take events faster than the database does. Without a limit, busy producers would keep the backlog of their
-partitions growing for ever after a short outage. So while a replay runs, each two events it commits admit one new one
-behind them: the backlog at least halves with every pass. For the last few events nobody is admitted: pushes wait some
-milliseconds for those to be committed and then go to the database directly. Waiting pushes keep their order.
+Files take events faster than the database does. Without a limit, busy producers would keep the
+backlog of their partitions growing for ever after a short outage. So while a replay runs, each two
+events it commits admit one new one behind them: the backlog at least halves with every pass. For
+the last few events nobody is admitted: pushes wait some milliseconds for those to be committed and
+then go to the database directly. Waiting pushes keep their order.
 """
 
 import asyncio

@@ -1,11 +1,13 @@
 """What is buffered and not yet committed, and which partitions have to wait for it.
 
-A partition (queue, name) is *held* while any event of it is on its way to a file or in a file that is not yet
-replayed. New pushes to a held partition go behind those events; its direct path opens again at the moment the last of
-them is committed. Holds are counted per holder (a submission, a file), not per event: an event that is in two files,
-or in one of them twice, can only keep a hold longer, never end it early.
+A partition (queue, name) is *held* while any event of it is on its way to a file or in a file that
+is not yet replayed. New pushes to a held partition go behind those events; its direct path opens
+again at the moment the last of them is committed. Holds are counted per holder (a submission, a
+file), not per event: an event that is in two files, or in one of them twice, can only keep a hold
+longer, never end it early.
 
-A file taken over from a dead process holds everything until somebody has looked which partitions are in it.
+A file taken over from a dead process holds everything until somebody has looked which partitions
+are in it.
 """
 
 from collections.abc import Iterable
@@ -30,7 +32,9 @@ class BufferFile:
     path: Path
     events: int = 0
     size: int = 0
-    keys: set[Key] | None = field(default_factory=set)  # None: not looked at yet, so it holds everything
+    keys: set[Key] | None = field(
+        default_factory=set
+    )  # None: not looked at yet, so it holds everything
     done: int = 0  # events replayed so far, for the progress shown
     troubles: int = 0  # times the disk failed us during its replay
 
@@ -104,7 +108,9 @@ class Backlog:
         return len(self._holders)
 
     def events(self, kind: Kind | None = None) -> int:
-        return sum(file.events - file.done for file in self.files if kind is None or file.name.kind == kind)
+        return sum(
+            file.events - file.done for file in self.files if kind is None or file.name.kind == kind
+        )
 
     def bytes(self, kind: Kind | None = None) -> int:
         return sum(file.size for file in self.files if kind is None or file.name.kind == kind)

@@ -1,4 +1,5 @@
-"""Stands between the push handler and the queue engine, with the same `push`, and never loses an event it has answered.
+"""Stands between the push handler and the queue engine, with the same `push`, and never loses an
+event it has answered.
 
 Where a push goes:
 
@@ -8,15 +9,18 @@ Where a push goes:
     older events of a partition wait     behind them in the failover file            (backlog.py, admission.py)
     it is part of a transaction          the database, once nothing older waits here
 
-Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the connection broke)
-goes to the failover file under the same id, and replay finds out whether it is in the database already.
+Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the
+connection broke) goes to the failover file under the same id, and replay finds out whether it is in
+the database already.
 
 Order, per partition, as pushes arrive:
-- *Down.* Pushes that were in flight when the database went down are written to the file before any later push: those
-  wait until all the former have failed, a matter of milliseconds since the connections are cut.
+- *Down.* Pushes that were in flight when the database went down are written to the file before any
+  later push: those wait until all the former have failed, a matter of milliseconds since the
+  connections are cut.
 - *Up.* A partition's direct path opens when its last buffered event is committed, not before.
 
-Files belong to a process (files.py); those of a dead one are adopted at start and every two seconds.
+Files belong to a process (files.py); those of a dead one are adopted at start and every two
+seconds.
 """
 
 import asyncio
@@ -29,24 +33,31 @@ from typing import TypeVar
 
 from penstock.buffer.admission import Admission
 from penstock.buffer.backlog import Backlog, BufferFile, keys_of
-from penstock.buffer.estate import Estate
 from penstock.buffer.events import encode
 from penstock.buffer.failed import Failed
 from penstock.buffer.files import KINDS, TITLES, Namer
 from penstock.buffer.journal import Journal
 from penstock.buffer.maintenance import Maintenance
+from penstock.buffer.ownership import Estate
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
 from penstock.buffer.replay import Engine, Progress, Replay
 from penstock.buffer.status import Status
 from penstock.config import schema
 from penstock.database import Database
-from penstock.errors import InvalidRequest, MissingKey, PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.errors import (
+    InvalidRequest,
+    MissingKey,
+    PenstockError,
+    StorageFailed,
+    StorageFull,
+    Unavailable,
+)
+from penstock.log.fs import Fs
 from penstock.metrics import Metrics
 from penstock.queues.merge import resolve
 from penstock.queues.push import check, random_id
 from penstock.queues.types import Item, Pushed
-from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -82,7 +93,15 @@ class Buffer:
         self.maintenance = Maintenance(database, directory, fs, self._look)
         self.admission = Admission()
         self.replay = Replay(
-            queues, database, settings, directory, fs, pool, self.failed, metrics, live=lambda: self._in_flight > 0
+            queues,
+            database,
+            settings,
+            directory,
+            fs,
+            pool,
+            self.failed,
+            metrics,
+            live=lambda: self._in_flight > 0,
         )
         self._in_flight = 0  # direct pushes
         self._settled = asyncio.Event()
@@ -96,9 +115,15 @@ class Buffer:
         self._retrying = asyncio.Lock()
         self._waits_for = ""  # why the last replay stopped though the database is up; told once
         self._recovered = True  # since the last time the database went down
-        self._buffered = metrics.counter("penstock_buffer_events_total", "Events accepted into a file", "kind")
-        self._rejected = metrics.counter("penstock_buffer_rejected_total", "Pushes that found no room on disk")
-        self._adopted = metrics.counter("penstock_buffer_adopted_total", "Files taken over from dead processes")
+        self._buffered = metrics.counter(
+            "penstock_buffer_events_total", "Events accepted into a file", "kind"
+        )
+        self._rejected = metrics.counter(
+            "penstock_buffer_rejected_total", "Pushes that found no room on disk"
+        )
+        self._adopted = metrics.counter(
+            "penstock_buffer_adopted_total", "Files taken over from dead processes"
+        )
         self.status = Status(self, database, metrics)
 
     async def start(self) -> None:
@@ -129,7 +154,9 @@ class Buffer:
             self._scan = asyncio.create_task(self._look_into_files())
 
     async def stop(self) -> None:
-        """Commit what waits for QoS 0, complete the files, let go of them; the next start replays what is left."""
+        """Commit what waits for QoS 0, complete the files, let go of them; the next start replays
+        what is left.
+        """
         await self.qos0.flush()
         self._stopping = True
         self._wake.set()
@@ -146,12 +173,16 @@ class Buffer:
         await self.maintenance.stop()
         self._estate.leave(self.backlog.files)
         if self.backlog.files:
-            log.info("%d events stay in %d buffer files", self.backlog.events(), len(self.backlog.files))
+            log.info(
+                "%d events stay in %d buffer files", self.backlog.events(), len(self.backlog.files)
+            )
 
     async def push(
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
     ) -> list[Pushed]:
-        """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored later."""
+        """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored
+        later.
+        """
         if buffer_ms is None and buffer_max is None:
             return await self.submit(items, list)
         self._name(items)
@@ -164,7 +195,9 @@ class Buffer:
         )
 
     async def push_lines(self, data: bytes) -> list[Pushed]:
-        """Store the events of lines from a buffer file, of this broker or another one that has the same keys."""
+        """Store the events of lines from a buffer file, of this broker or another one that has the
+        same keys.
+        """
         window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
         if window.bad or window.torn:
             line = window.bad[0] if window.bad else window.torn
@@ -172,18 +205,24 @@ class Buffer:
         return await self.push(self._queues.opened(window.items))
 
     def submit(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
-        """`push` without a coroutine in the usual case; the future gets what `answer` makes of the result."""
+        """`push` without a coroutine in the usual case; the future gets what `answer` makes of the
+        result.
+        """
         self._name(items)
         if not items or (self._up and not self.backlog.holds(items) and not self.qos0.holds(items)):
             return self._push_directly(items, answer)
         return self._loop.create_task(self._push_behind(items, answer))
 
     async def passing(self, items: list[Item]) -> None:
-        """Return when nothing older of their partitions waits here: a transaction stores these, past the buffer."""
+        """Return when nothing older of their partitions waits here: a transaction stores these,
+        past the buffer.
+        """
         give_up = self._loop.time() + PASS_LIMIT
         while True:
             if self.maintenance.push:
-                raise Unavailable("maintenance: pushes go to the buffer, and those of a transaction cannot")
+                raise Unavailable(
+                    "maintenance: pushes go to the buffer, and those of a transaction cannot"
+                )
             if self.qos0.holds(items):
                 await self.qos0.flush()
             elif not self.backlog.holds(items):
@@ -207,13 +246,17 @@ class Buffer:
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.push
 
-    def _push_directly(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
+    def _push_directly(
+        self, items: list[Item], answer: Callable[[list[Pushed]], T]
+    ) -> "asyncio.Future[T]":
         def done(future: "asyncio.Future[T]", outcome: list[Pushed] | BaseException) -> None:
             try:
                 unknown = isinstance(outcome, Unavailable) and not isinstance(outcome, MissingKey)
                 if unknown and not future.cancelled():
                     # It may be in the database or not: replay will find out.
-                    self._submit(items).add_done_callback(lambda written: self._wrote(written, items, future, answer))
+                    self._submit(items).add_done_callback(
+                        lambda written: self._wrote(written, items, future, answer)
+                    )
                 else:
                     resolve(future, outcome, answer)
             except Unavailable as error:  # we are stopping
@@ -255,7 +298,9 @@ class Buffer:
         await self._written(self._submit(items))
         return answer(_buffered(items))
 
-    async def _push_qos0(self, items: list[Item], buffer_ms: float, buffer_max: int) -> list[Pushed]:
+    async def _push_qos0(
+        self, items: list[Item], buffer_ms: float, buffer_max: int
+    ) -> list[Pushed]:
         if not self._up or self.backlog.holds(items):
             return await self._push_behind(items, list)
         check(items)
@@ -294,13 +339,17 @@ class Buffer:
             raise
 
     async def _others_first(self) -> None:
-        """Let the pushes that were in flight when the database went down reach the file before this one."""
+        """Let the pushes that were in flight when the database went down reach the file before this
+        one.
+        """
         if not self._settled.is_set():
             try:
                 async with asyncio.timeout(SETTLE_LIMIT):
                     await self._settled.wait()
             except TimeoutError:
-                log.warning("%d pushes are still in flight though the database is down", self._in_flight)
+                log.warning(
+                    "%d pushes are still in flight though the database is down", self._in_flight
+                )
 
     def _settle(self) -> None:
         if not self._settled.is_set() and not self._in_flight and not self.qos0.busy:
@@ -326,7 +375,9 @@ class Buffer:
         self._wake.set()
 
     async def _work(self) -> None:
-        """Replay when there is something to replay, with growing pauses while that fails; adopt; retry."""
+        """Replay when there is something to replay, with growing pauses while that fails; adopt;
+        retry.
+        """
         pause = shortest = self._settings.flush_ms / 1000
         adopt_at = time.monotonic() + ADOPT_EVERY
         while not self._stopping:
@@ -360,7 +411,9 @@ class Buffer:
         return len(self.backlog.files) + self.journal.events
 
     async def _drain(self) -> bool:
-        """Replay everything, in order, until nothing is held; False when the database went down meanwhile."""
+        """Replay everything, in order, until nothing is held; False when the database went down
+        meanwhile.
+        """
         self.admission.begin()
         try:
             while self._up:
@@ -423,7 +476,9 @@ class Buffer:
                         await self._replay(file)
         except (Unavailable, TimeoutError, StorageFull, StorageFailed) as error:
             log.warning(
-                "Recovery stopped after %.1f s (%s): it goes on while we serve", time.monotonic() - began, error
+                "Recovery stopped after %.1f s (%s): it goes on while we serve",
+                time.monotonic() - began,
+                error,
             )
         else:
             log.info("Recovery: %d events replayed in %.2f s", total, time.monotonic() - began)
@@ -452,7 +507,11 @@ class Buffer:
             self.backlog.add(file)
         if found:
             self._adopted.add(len(found))
-            log.info("Adopted %d buffer files with %d events", len(found), sum(file.events for file in found))
+            log.info(
+                "Adopted %d buffer files with %d events",
+                len(found),
+                sum(file.events for file in found),
+            )
             self._wake.set()
             if self._worker and self._scan is None:
                 self._scan = asyncio.create_task(self._look_into_files())
@@ -472,13 +531,19 @@ class Buffer:
     def _room(self, more: int) -> None:
         """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
         now = time.monotonic()
-        if now > self._room_until or self._room_left < more:  # asking for each push would cost more than writing it
+        if (
+            now > self._room_until or self._room_left < more
+        ):  # asking for each push would cost more than writing it
             used, free = self.status.bytes, self._fs.free_bytes(self.directory)
             if used + more > self._settings.max_bytes:
-                raise StorageFull(f"the buffer is full: {used} of {self._settings.max_bytes} bytes are used")
+                raise StorageFull(
+                    f"the buffer is full: {used} of {self._settings.max_bytes} bytes are used"
+                )
             if free - more < self._settings.free_space_reserve:
                 raise StorageFull("the disk of the buffer is full")
-            self._room_left = min(self._settings.max_bytes - used, free - self._settings.free_space_reserve)
+            self._room_left = min(
+                self._settings.max_bytes - used, free - self._settings.free_space_reserve
+            )
             self._room_until = now + ROOM_FOR
         self._room_left -= more
 
@@ -488,6 +553,14 @@ class Buffer:
 
 def _buffered(items: list[Item]) -> list[Pushed]:
     return [
-        Pushed("buffered", item.queue, item.partition, item.transaction_id or "", None, "", item.trace_id)
+        Pushed(
+            "buffered",
+            item.queue,
+            item.partition,
+            item.transaction_id or "",
+            None,
+            "",
+            item.trace_id,
+        )
         for item in items
     ]

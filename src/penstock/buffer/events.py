@@ -1,7 +1,8 @@
 """Items to the lines of a buffer file and back (penstock.protocol.buffer_lines has the format).
 
-JSON may hold newlines between tokens. A payload that does is compacted (white space only: numbers and strings keep
-their bytes), so that one line is one event for us, `wc -l`, `jq` and `grep` alike. Strings never hold a raw newline.
+JSON may hold newlines between tokens. A payload that does is compacted (white space only: numbers
+and strings keep their bytes), so that one line is one event for us, `wc -l`, `jq` and `grep` alike.
+Strings never hold a raw newline.
 """
 
 from base64 import b64decode, b64encode
@@ -18,7 +19,9 @@ Encode = Callable[[Iterable[Item]], list[bytes]]  # `encode`, of items as they m
 
 
 def encode(items: Iterable[Item]) -> list[bytes]:
-    """A line per item. Every item must have its transaction id by now. InvalidRequest when a payload is no JSON."""
+    """A line per item. Every item must have its transaction id by now. InvalidRequest when a
+    payload is no JSON.
+    """
     lines = [buffer_lines.encode(_event(item)) for item in items]
     try:  # cheap, and the only moment at which a line that cannot be read back can still be refused
         readable = len(buffer_lines.parse(b"".join(lines))) == len(lines)

@@ -3,8 +3,9 @@
     failed/<file>          the refused events of the buffer file of that name, in the same format
     failed/<file>.error    one line for each: {"line", "queue", "partition", "transaction_id", "error"}
 
-A file is tried again after `retry_interval`, then after twice that, and so on up to five minutes: a queue that was
-full has room again, a schema was repaired. What went in leaves the file. Nothing else waits for these events.
+A file is tried again after `retry_interval`, then after twice that, and so on up to five minutes: a
+queue that was full has room again, a schema was repaired. What went in leaves the file. Nothing
+else waits for these events.
 """
 
 import logging
@@ -18,8 +19,8 @@ import msgspec
 from penstock.buffer.events import Encode
 from penstock.buffer.files import FAILED, Name, parse
 from penstock.buffer.reader import count_events
+from penstock.log.fs import Fs
 from penstock.queues.types import Item
-from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
 
@@ -81,7 +82,9 @@ class Failed:
                 self._keep(name, path, count_events(self._fs, path), self._clock())
 
     def write(self, name: Name, refusals: list[Refusal]) -> None:
-        """Put the refused events of the buffer file `name` aside, durably. Twice is the same as once. Blocks."""
+        """Put the refused events of the buffer file `name` aside, durably. Twice is the same as
+        once. Blocks.
+        """
         path = self._directory / str(name.complete)
         reasons = path.with_name(path.name + ".error")
         if not refusals:
@@ -90,7 +93,10 @@ class Failed:
             self.files.pop(str(name.complete), None)
             return
         self._fs.make_dir(self._directory)
-        self._fs.replace(reasons, b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)))
+        self._fs.replace(
+            reasons,
+            b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)),
+        )
         self._fs.replace(path, b"".join(self._encode(refusal.item for refusal in refusals)))
         self._keep(name.complete, path, len(refusals), self._clock() + self._interval)
 
@@ -103,7 +109,8 @@ class Failed:
         """The files to try again, oldest first."""
         moment = self._clock()
         return sorted(
-            (file for file in self.files.values() if now or file.due <= moment), key=lambda file: str(file.name)
+            (file for file in self.files.values() if now or file.due <= moment),
+            key=lambda file: str(file.name),
         )
 
     @property

@@ -11,11 +11,11 @@
       owner_<tag>.lock             held by the process whose files end in <tag>
       maintenance.json             the maintenance modes as last known here
 
-Names sort as the files were made. The last eight digits of the UUID are the owner's tag: whoever holds the lock of a
-tag owns all files with it, and only the owner writes, renames, replays or deletes them. The kernel drops the lock of
-a process that dies, however it dies; another one then takes the lock and with it the files. So no file is replayed by
-two at a time, and none is left behind. A file copied in by hand has a tag nobody holds, and is adopted like any
-other.
+Names sort as the files were made. The last eight digits of the UUID are the owner's tag: whoever
+holds the lock of a tag owns all files with it, and only the owner writes, renames, replays or
+deletes them. The kernel drops the lock of a process that dies, however it dies; another one then
+takes the lock and with it the files. So no file is replayed by two at a time, and none is left
+behind. A file copied in by hand has a tag nobody holds, and is adopted like any other.
 """
 
 import fcntl
@@ -27,8 +27,8 @@ from typing import Literal
 from uuid import UUID
 
 from penstock.errors import StorageFailed
-from penstock.ids import uuid7
-from penstock.storage.fs import storage_error
+from penstock.log.fs import storage_error
+from penstock.protocol.ids import uuid7
 
 Kind = Literal["failover", "qos0"]
 KINDS: tuple[Kind, ...] = ("failover", "qos0")
@@ -128,7 +128,8 @@ class Ownership:
             if self._still_there(fd):
                 self._fd = fd
                 return True
-            os.close(fd)  # its last owner removed it between our open and our lock: there may be a new one by now
+            # its last owner removed it between our open and our lock: there may be a new one by now
+            os.close(fd)
 
     def _still_there(self, fd: int) -> bool:
         try:

@@ -1,12 +1,16 @@
 """Writes events to the active file of one kind, by group commit.
 
-Submissions that arrive while a write is under way wait together and share the next one: one append, one fsync,
-whatever their number. Order is the order of `submit`. A submission is in one file as a whole, or refused as a whole.
+Submissions that arrive while a write is under way wait together and share the next one: one append,
+one fsync, whatever their number. Order is the order of `submit`. A submission is in one file as a
+whole, or refused as a whole.
 
-- A full disk (or a used-up cap) refuses the submissions of that write; the file is cut back to what was acknowledged.
-- A failed fsync poisons its file, since the kernel may have dropped the pages and a retry would lie. The file is cut
-  back to what was synced before and completed; the same submissions go to a new file from memory, once.
-- A file is complete when it holds `events_per_file` events, or when `seal` is called because its turn has come.
+- A full disk (or a used-up cap) refuses the submissions of that write; the file is cut back to what
+  was acknowledged.
+- A failed fsync poisons its file, since the kernel may have dropped the pages and a retry would
+  lie. The file is cut back to what was synced before and completed; the same submissions go to a
+  new file from memory, once.
+- A file is complete when it holds `events_per_file` events, or when `seal` is called because its
+  turn has come.
 """
 
 import asyncio
@@ -22,7 +26,7 @@ from penstock.buffer.backlog import Backlog, BufferFile, Key
 from penstock.buffer.events import size_of
 from penstock.buffer.files import Kind, Namer
 from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
-from penstock.storage.fs import File, Fs
+from penstock.log.fs import File, Fs
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -50,7 +54,12 @@ class Journal:
         room: Callable[[int], None],  # raises StorageFull when so many more bytes do not fit
     ) -> None:
         self._kind, self._directory, self._fs, self._pool = kind, directory, fs, pool
-        self._backlog, self._namer, self._per_file, self._room = backlog, namer, events_per_file, room
+        self._backlog, self._namer, self._per_file, self._room = (
+            backlog,
+            namer,
+            events_per_file,
+            room,
+        )
         self._active: BufferFile | None = None
         self._file: File | None = None
         self._synced = 0  # bytes of the active file known to be durable
@@ -59,7 +68,9 @@ class Journal:
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._closed = False
-        self._completed: list[BufferFile] = []  # made in the pool, handed to the backlog on the event loop
+        self._completed: list[
+            BufferFile
+        ] = []  # made in the pool, handed to the backlog on the event loop
 
     @property
     def active(self) -> BufferFile | None:
@@ -67,13 +78,17 @@ class Journal:
 
     @property
     def events(self) -> int:
-        """Events in the active file, on their way to it, and on their way from it to the backlog: never too few."""
+        """Events in the active file, on their way to it, and on their way from it to the backlog:
+        never too few.
+        """
         active = self._active  # read once: the pool changes it
         found = self._unwritten + sum(file.events for file in list(self._completed))
         return found + (active.events if active else 0)
 
     def submit(self, lines: list[bytes], keys: set[Key]) -> asyncio.Future[None]:
-        """Queue events for the file; the future is done when they are durable. Their partitions are held from now."""
+        """Queue events for the file; the future is done when they are durable. Their partitions are
+        held from now.
+        """
         if self._closed:
             raise Unavailable("the broker is stopping")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,7 +131,9 @@ class Journal:
         finally:
             self._writing = None
             self._unwritten = 0
-            for submission in self._waiting:  # only when we are cancelled or broken: nobody is left waiting
+            for (
+                submission
+            ) in self._waiting:  # only when we are cancelled or broken: nobody is left waiting
                 self._refuse([submission], StorageFailed("the buffer's writer ended"))
             self._waiting.clear()
 
@@ -192,7 +209,9 @@ class Journal:
         self._synced = 0
 
     def _complete(self) -> None:
-        """Rename the active file. Its content is durable already; a file that keeps its .tmp is replayed as well."""
+        """Rename the active file. Its content is durable already; a file that keeps its .tmp is
+        replayed as well.
+        """
         if self._active is None or self._active.events == 0:
             return
         active, complete = self._active, self._active.name.complete

@@ -1,9 +1,10 @@
 """Maintenance modes: pushes go to the buffer and stay there; pops find nothing.
 
-They belong to the database, not to a broker: all brokers on it follow the table `settings`, told by NOTIFY. Each
-keeps a copy in `maintenance.json` in its buffer directory, so that a broker that starts while the database is down
-(the very moment maintenance is about) still knows. A mode switched while the database is down holds here at once and
-is written to the database when it is back.
+They belong to the database, not to a broker: all brokers on it follow the table `settings`, told by
+NOTIFY. Each keeps a copy in `maintenance.json` in its buffer directory, so that a broker that
+starts while the database is down (the very moment maintenance is about) still knows. A mode
+switched while the database is down holds here at once and is written to the database when it is
+back.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import msgspec
 
 from penstock.database import Database
 from penstock.errors import StorageFailed, StorageFull, Unavailable
-from penstock.storage.fs import Fs
+from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -40,7 +41,9 @@ class Modes(msgspec.Struct, frozen=True):
 
 
 class PopGate:
-    """Closed while pops are switched off: those that wait for messages are answered with nothing, new ones wait."""
+    """Closed while pops are switched off: those that wait for messages are answered with nothing,
+    new ones wait.
+    """
 
     def __init__(self) -> None:
         self.closed = False
@@ -84,7 +87,9 @@ class PopGate:
 class Maintenance:
     """The modes as they are now: `push`, `pop`. `changed` is called whenever they change."""
 
-    def __init__(self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]
+    ) -> None:
         self._database, self._fs, self._changed = database, fs, changed
         self._path = directory / "maintenance.json"
         self.modes = Modes()
@@ -120,7 +125,9 @@ class Maintenance:
             await self._write()
         except Unavailable:
             self._unsaved = True
-            log.warning("maintenance switched while the database is down: the other brokers follow when it is back")
+            log.warning(
+                "maintenance switched while the database is down: the other brokers follow when it is back"
+            )
             self.told(None)  # unless it was just a connection: then now
 
     def told(self, name: str | None) -> None:
@@ -174,5 +181,7 @@ class Maintenance:
                 self.pops.switch(self.modes.pop)
             except msgspec.DecodeError as error:
                 log.error(
-                    "%s cannot be read (%s): maintenance is off until the database says otherwise", self._path, error
+                    "%s cannot be read (%s): maintenance is off until the database says otherwise",
+                    self._path,
+                    error,
                 )

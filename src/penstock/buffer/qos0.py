@@ -1,13 +1,15 @@
 """QoS 0: events that may wait a moment are written to a file, answered, and committed together.
 
-An event is in its file before the answer (kill -9 loses nothing) and durable at most `flush_ms` after it (a power cut
-may lose that much): in the database if the batch was committed by then, else by an fsync of the file. A batch is
-committed when the first of its requests has waited `bufferMs` or the smallest `bufferMax` of its requests is reached;
-a file holds one batch. While one batch is being committed the next one grows, so a slow database makes batches
-larger, up to `events_per_file`; then pushes wait for it.
+An event is in its file before the answer (kill -9 loses nothing) and durable at most `flush_ms`
+after it (a power cut may lose that much): in the database if the batch was committed by then, else
+by an fsync of the file. A batch is committed when the first of its requests has waited `bufferMs`
+or the smallest `bufferMax` of its requests is reached; a file holds one batch. While one batch is
+being committed the next one grows, so a slow database makes batches larger, up to
+`events_per_file`; then pushes wait for it.
 
-This path is for a database that is up. When it goes down, what waits here moves to the failover file in order (the
-copies left in the QoS 0 file are recognised by their transaction ids), and later pushes go there too.
+This path is for a database that is up. When it goes down, what waits here moves to the failover
+file in order (the copies left in the QoS 0 file are recognised by their transaction ids), and later
+pushes go there too.
 """
 
 import asyncio
@@ -25,8 +27,8 @@ from penstock.buffer.journal import Journal
 from penstock.buffer.replay import MERGED, Health, Replay, batches
 from penstock.config import schema
 from penstock.errors import StorageFailed, StorageFull, Unavailable
+from penstock.log.fs import File, Fs
 from penstock.queues.types import Item
-from penstock.storage.fs import File, Fs
 
 log = logging.getLogger("penstock.buffer")
 
@@ -70,7 +72,13 @@ class Qos0:
         idle: Callable[[], None],
     ) -> None:
         self._replay, self._health, self._journal, self._backlog = replay, health, journal, backlog
-        self._failed, self._namer, self._directory, self._fs, self._pool = failed, namer, directory, fs, pool
+        self._failed, self._namer, self._directory, self._fs, self._pool = (
+            failed,
+            namer,
+            directory,
+            fs,
+            pool,
+        )
         self._settings, self._room, self._encode, self._idle = settings, room, encode, idle
         self._growing: Batch | None = None
         self._flushing: Batch | None = None
@@ -90,12 +98,15 @@ class Qos0:
         if not (self._flushing or self._growing):
             return False
         batches = [batch for batch in (self._flushing, self._growing) if batch]
-        return any((item.queue, item.partition) in batch.keys for batch in batches for item in items)
+        return any(
+            (item.queue, item.partition) in batch.keys for batch in batches for item in items
+        )
 
     async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> bool:
         """Write the events to the file; StorageFull or StorageFailed when that is not possible.
 
-        False: nothing was written, but time went by. The caller has to look again where the events should go.
+        False: nothing was written, but time went by. The caller has to look again where the events
+        should go.
         """
         if self._growing and len(self._growing.items) >= self._settings.events_per_file:
             await asyncio.wait([self._growing.done])
@@ -138,7 +149,9 @@ class Qos0:
         name = self._namer.next("qos0")
         path = self._directory / str(name)
         handle = self._fs.open(path, create=True)
-        batch = Batch(BufferFile(name, path), handle, loop.create_future(), due=float("inf"), most=1 << 62)
+        batch = Batch(
+            BufferFile(name, path), handle, loop.create_future(), due=float("inf"), most=1 << 62
+        )
         batch.unsynced = loop.call_later(self._settings.flush_ms / 1000, self._sync_later, batch, 0)
         self._growing = batch
         return batch
@@ -180,7 +193,9 @@ class Qos0:
                     await self._commit(batch)
                     if batch.syncing:
                         await asyncio.wait([batch.syncing])  # nobody closes a file under an fsync
-                except Exception as error:  # a bug must not cost events: they are in the file, and wait there
+                except (
+                    Exception
+                ) as error:  # a bug must not cost events: they are in the file, and wait there
                     log.exception("a QoS 0 batch could not be committed")
                     self._leave(batch, error)
                 finally:
@@ -221,15 +236,23 @@ class Qos0:
                 return
         try:
             if refusals:
-                await asyncio.get_running_loop().run_in_executor(self._pool, self._failed.write, file.name, refusals)
+                await asyncio.get_running_loop().run_in_executor(
+                    self._pool, self._failed.write, file.name, refusals
+                )
                 self._replay.refused.add(len(refusals), "qos0")
-                log.error("%d QoS 0 events were refused and are in failed/: %s", len(refusals), refusals[0].error)
+                log.error(
+                    "%d QoS 0 events were refused and are in failed/: %s",
+                    len(refusals),
+                    refusals[0].error,
+                )
             self._fs.remove(file.path)
         except (StorageFull, StorageFailed) as error:
             self._leave(batch, error)
 
     def _leave(self, batch: Batch, error: Exception) -> None:
-        """The events cannot move on: the file they are in waits for its replay like one that a crash left."""
+        """The events cannot move on: the file they are in waits for its replay like one that a
+        crash left.
+        """
         log.error("%s: %d QoS 0 events wait in %s", error, len(batch.items), batch.file.name)
         self._backlog.hold(batch.keys)
         self._backlog.transfer(batch.keys, batch.file)
@@ -242,10 +265,14 @@ class Qos0:
             again = synced
         else:
             again = batch.handle.size
-            batch.syncing = asyncio.get_running_loop().run_in_executor(self._pool, self._sync, batch)
+            batch.syncing = asyncio.get_running_loop().run_in_executor(
+                self._pool, self._sync, batch
+            )
         if not batch.done.done():
             delay = self._settings.flush_ms / 1000
-            batch.unsynced = asyncio.get_running_loop().call_later(delay, self._sync_later, batch, again)
+            batch.unsynced = asyncio.get_running_loop().call_later(
+                delay, self._sync_later, batch, again
+            )
 
     def _sync(self, batch: Batch) -> None:
         try:

@@ -1,8 +1,8 @@
 """Reads a buffer file window by window, and says which bytes of it are no events.
 
-A last line without its newline was cut short by a crash: its push was never answered, and it is set aside. A whole
-line that is no event or does not match its checksum is damage, and is set aside as well. Neither stops the events
-around it.
+A last line without its newline was cut short by a crash: its push was never answered, and it is set
+aside. A whole line that is no event or does not match its checksum is damage, and is set aside as
+well. Neither stops the events around it.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ import msgspec
 
 from penstock.buffer.backlog import Key, keys_of
 from penstock.buffer.events import decode, decode_all
+from penstock.log.fs import Fs
 from penstock.queues.types import Item
-from penstock.storage.fs import Fs
 
 WINDOW = 4 << 20
 
@@ -29,7 +29,9 @@ class Window:
 
 
 def windows(fs: Fs, path: Path, window: int = WINDOW) -> Iterator[Window]:
-    """The file's contents. Blocks: each step reads about `window` bytes (more when a line is longer)."""
+    """The file's contents. Blocks: each step reads about `window` bytes (more when a line is
+    longer).
+    """
     file = fs.open(path, write=False)
     try:
         position, rest = 0, b""

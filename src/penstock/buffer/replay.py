@@ -1,7 +1,8 @@
 """Moves events from files into the database, each exactly once and none in the way of another.
 
-Insert is the engine's push: it de-duplicates by transaction id, so replaying a file from its beginning after a crash
-inserts only what is missing. What comes back decides what happens to an event:
+Insert is the engine's push: it de-duplicates by transaction id, so replaying a file from its
+beginning after a crash inserts only what is missing. What comes back decides what happens to an
+event:
 
 | the engine says                 | the event                                                                          |
 |---------------------------------|------------------------------------------------------------------------------------|
@@ -14,8 +15,9 @@ inserts only what is missing. What comes back decides what happens to an event:
 | unavailable, the database is up | the batch is tried again a few times, then halved like above                       |
 | unavailable, the database down  | stays where it is: replay stops and begins again when the database is back         |
 
-A file is deleted after its last event is in the database or durably in failed/. A file that the disk will not read is
-moved to quarantine/ as it is after a few tries: what comes after it has waited long enough.
+A file is deleted after its last event is in the database or durably in failed/. A file that the
+disk will not read is moved to quarantine/ as it is after a few tries: what comes after it has
+waited long enough.
 """
 
 import asyncio
@@ -43,10 +45,10 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
+from penstock.log.fs import Fs
 from penstock.metrics import Metrics
 from penstock.queues.merge import Done
 from penstock.queues.types import Item, Pushed
-from penstock.storage.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -61,7 +63,9 @@ REFUSED = (
 )  # what says "this will not do" of an event's content
 TRIES = 4
 PAUSE = 0.05
-MERGED = 10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
+MERGED = (
+    10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
+)
 BATCH_BYTES = 8 << 20
 PROGRESS_EVERY = 5000
 PAUSE_EVERY = 1000
@@ -81,7 +85,9 @@ class Engine(Protocol):
 
     def opened(self, items: list[Item]) -> list[Item]: ...
 
-    def put(self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]) -> None: ...
+    def put(
+        self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]
+    ) -> None: ...
 
 
 class Health(Protocol):
@@ -123,10 +129,18 @@ class Replay:
         self._live = live  # whether pushes go to the database directly right now
         self._recent: deque[tuple[float, int]] = deque()
         self._unpaused = 0
-        self.flushed = metrics.counter("penstock_buffer_flushed_total", "Buffered events committed", "kind")
-        self.refused = metrics.counter("penstock_buffer_refused_total", "Events set aside in failed/", "kind")
-        self.quarantined = metrics.counter("penstock_buffer_quarantined_total", "Torn or damaged lines set aside")
-        self.writes = metrics.counter("penstock_buffer_inserts_total", "Batches sent to the database")
+        self.flushed = metrics.counter(
+            "penstock_buffer_flushed_total", "Buffered events committed", "kind"
+        )
+        self.refused = metrics.counter(
+            "penstock_buffer_refused_total", "Events set aside in failed/", "kind"
+        )
+        self.quarantined = metrics.counter(
+            "penstock_buffer_quarantined_total", "Torn or damaged lines set aside"
+        )
+        self.writes = metrics.counter(
+            "penstock_buffer_inserts_total", "Batches sent to the database"
+        )
 
     @property
     def rate(self) -> float:
@@ -139,12 +153,18 @@ class Replay:
         return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
 
     async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
-        """Replay one complete file and delete it; `committed(n)` as events go in. Unavailable: begin again."""
+        """Replay one complete file and delete it; `committed(n)` as events go in. Unavailable:
+        begin again.
+        """
         file.done = 0
         refusals: list[Refusal] = []
         bad: list[bytes] = []
         if not self._fs.exists(file.path):
-            log.error("the buffer file %s with %d events was deleted by somebody else", file.name, file.events)
+            log.error(
+                "the buffer file %s with %d events was deleted by somebody else",
+                file.name,
+                file.events,
+            )
             return
         steps = windows(self._fs, file.path)
         while (window := await self._in_pool(_next, steps)) is not None:
@@ -161,7 +181,10 @@ class Replay:
         if refusals:
             self.refused.add(len(refusals), file.name.kind)
             log.error(
-                "%d events of %s were refused and are in failed/: %s", len(refusals), file.name, refusals[0].error
+                "%d events of %s were refused and are in failed/: %s",
+                len(refusals),
+                file.name,
+                refusals[0].error,
             )
         log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
 
@@ -174,7 +197,10 @@ class Replay:
         await self._in_pool(self._set_aside, file)
         self.quarantined.add(file.events)
         log.error(
-            "%s with %d events is in %s/ now: copy it back when it can be read", file.name, file.events, QUARANTINE
+            "%s with %d events is in %s/ now: copy it back when it can be read",
+            file.name,
+            file.events,
+            QUARANTINE,
         )
         return True
 
@@ -191,7 +217,12 @@ class Replay:
             bad += window.bad
             if window.bad or window.torn:  # before the file is written anew without them
                 await self._in_pool(self._quarantine, f"{FAILED}_{file.name}", window, bad)
-        log.info("Retried failed file %s: %d events went in, %d left", file.name, total - len(refusals), len(refusals))
+        log.info(
+            "Retried failed file %s: %d events went in, %d left",
+            file.name,
+            total - len(refusals),
+            len(refusals),
+        )
         if len(refusals) < total or bad or not total:
             await self._in_pool(self._failed.write, file.name, refusals)
         if refusals:
@@ -199,7 +230,9 @@ class Replay:
         return not refusals
 
     async def insert(self, items: list[Item], kind: Kind, *, tries: int = TRIES) -> list[Refusal]:
-        """Put the items into the database, in order; those it refuses come back. Unavailable when it is down."""
+        """Put the items into the database, in order; those it refuses come back. Unavailable when
+        it is down.
+        """
         try:
             results = await self._push(items, tries)
         except REFUSED as error:
@@ -230,7 +263,9 @@ class Replay:
             except PenstockError as error:
                 for item in items:
                     item.fresh = False  # from now on it may be stored
-                hopeless = not isinstance(error, Unavailable) or isinstance(error, MissingKey | Busy)
+                hopeless = not isinstance(error, Unavailable) or isinstance(
+                    error, MissingKey | Busy
+                )
                 if hopeless or turn == tries or not self._health.healthy:
                     raise
                 await asyncio.sleep(PAUSE * turn)
@@ -257,7 +292,9 @@ class Replay:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)
         if file.name.kind == "failover":
-            self._fs.sync_dir(self._directory)  # or a power cut brings the file back when its messages are long gone
+            self._fs.sync_dir(
+                self._directory
+            )  # or a power cut brings the file back when its messages are long gone
 
     def _set_aside(self, file: BufferFile) -> None:
         self._fs.make_dir(self._directory / QUARANTINE)
@@ -268,10 +305,16 @@ class Replay:
         self._fs.make_dir(directory)
         if window.torn:
             self._fs.replace(directory / f"{name}.torn", window.torn)
-            log.warning("the last line of %s was cut short by a crash: %d bytes set aside", name, len(window.torn))
+            log.warning(
+                "the last line of %s was cut short by a crash: %d bytes set aside",
+                name,
+                len(window.torn),
+            )
         if window.bad:
             self._fs.replace(directory / f"{name}.bad", b"".join(bad))
-            log.error("%d lines of %s are no events: set aside in %s/", len(window.bad), name, QUARANTINE)
+            log.error(
+                "%d lines of %s are no events: set aside in %s/", len(window.bad), name, QUARANTINE
+            )
         self.quarantined.add(len(window.bad) + bool(window.torn))
 
     async def _in_pool(self, work: Callable[..., T], *args: object) -> T:

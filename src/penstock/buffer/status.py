@@ -63,22 +63,52 @@ class Status:
     def __init__(self, buffer: "Buffer", database: Database, metrics: Metrics) -> None:
         self._buffer, self._database = buffer, database
 
-        def of_kinds(read: Callable[[KindStatus], float]) -> Callable[[], dict[tuple[str, ...], float]]:
+        def of_kinds(
+            read: Callable[[KindStatus], float],
+        ) -> Callable[[], dict[tuple[str, ...], float]]:
             return lambda: {(kind,): read(self.kind(kind)) for kind in KINDS}
 
-        metrics.gauge("penstock_buffer_pending", "Events not yet committed", "kind", read=of_kinds(lambda k: k.pending))
-        metrics.gauge("penstock_buffer_files", "Buffer files", "kind", read=of_kinds(lambda k: k.files))
-        metrics.gauge("penstock_buffer_bytes", "Bytes in buffer files", "kind", read=of_kinds(lambda k: k.bytes))
+        metrics.gauge(
+            "penstock_buffer_pending",
+            "Events not yet committed",
+            "kind",
+            read=of_kinds(lambda k: k.pending),
+        )
+        metrics.gauge(
+            "penstock_buffer_files", "Buffer files", "kind", read=of_kinds(lambda k: k.files)
+        )
+        metrics.gauge(
+            "penstock_buffer_bytes",
+            "Bytes in buffer files",
+            "kind",
+            read=of_kinds(lambda k: k.bytes),
+        )
         metrics.gauge(
             "penstock_buffer_oldest_age_seconds",
             "Age of the oldest file",
             "kind",
             read=of_kinds(lambda k: k.oldest_age),
         )
-        metrics.gauge("penstock_buffer_failed", "Events in failed/", read=lambda: buffer.failed.events)
-        metrics.gauge("penstock_buffer_held_partitions", "Partitions that wait", read=lambda: buffer.backlog.held)
-        metrics.gauge("penstock_buffer_replay_rate", "Events replayed per second", read=lambda: buffer.replay.rate)
-        metrics.gauge("penstock_buffer_maintenance", "1 while the mode is on", "mode", read=self._modes, merge="max")
+        metrics.gauge(
+            "penstock_buffer_failed", "Events in failed/", read=lambda: buffer.failed.events
+        )
+        metrics.gauge(
+            "penstock_buffer_held_partitions",
+            "Partitions that wait",
+            read=lambda: buffer.backlog.held,
+        )
+        metrics.gauge(
+            "penstock_buffer_replay_rate",
+            "Events replayed per second",
+            read=lambda: buffer.replay.rate,
+        )
+        metrics.gauge(
+            "penstock_buffer_maintenance",
+            "1 while the mode is on",
+            "mode",
+            read=self._modes,
+            merge="max",
+        )
 
     def _modes(self) -> dict[tuple[str, ...], float]:
         modes = self._buffer.maintenance.modes

@@ -22,7 +22,10 @@ app = typer.Typer(
 )
 
 Token = Annotated[
-    str, typer.Option("--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one.")
+    str,
+    typer.Option(
+        "--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one."
+    ),
 ]
 NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
 GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline")
@@ -32,7 +35,9 @@ def explain(error: Exception) -> str:
     """An error in the words of the command line: a token is an option here, not a header."""
     if isinstance(error, Unauthorized):
         if str(error).startswith(NO_TOKEN):
-            return "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
+            return (
+                "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
+            )
         return f"the broker does not accept the token (--token or PENSTOCK_TOKEN): {error}"
     if isinstance(error, Forbidden):
         return f"{error} (--token or PENSTOCK_TOKEN)"
@@ -49,21 +54,32 @@ def _print_version(asked: bool) -> None:
 def options(
     ca: Annotated[
         Path | None,
-        typer.Option("--ca", envvar=CA_FILE, help="Believe brokers whose certificates this CA signed (PEM)."),
+        typer.Option(
+            "--ca", envvar=CA_FILE, help="Believe brokers whose certificates this CA signed (PEM)."
+        ),
     ] = None,
     client_cert: Annotated[
         Path | None,
-        typer.Option(envvar=CLIENT_CERT, help="What to show to a broker that asks for a certificate (PEM)."),
+        typer.Option(
+            envvar=CLIENT_CERT, help="What to show to a broker that asks for a certificate (PEM)."
+        ),
     ] = None,
-    client_key: Annotated[Path | None, typer.Option(envvar=CLIENT_KEY, help="The key of --client-cert (PEM).")] = None,
+    client_key: Annotated[
+        Path | None, typer.Option(envvar=CLIENT_KEY, help="The key of --client-cert (PEM).")
+    ] = None,
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
+        ),
     ] = False,
 ) -> None:
     """Options of every command."""
     for name, value in ((CA_FILE, ca), (CLIENT_CERT, client_cert), (CLIENT_KEY, client_key)):
         if value is not None:
-            os.environ[name] = str(value)  # where everything that connects looks, in other processes too
+            os.environ[name] = str(
+                value
+            )  # where everything that connects looks, in other processes too
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""`penstock buffer`: what waits on disk for the database, seen from a running broker or in its directory.
+"""`penstock buffer`: what waits on disk for the database, seen from a running broker or in its
+directory.
 
-`status`, `replay` and `retry-failed` ask a running broker (`--url`). `list`, `inspect` and `purge` look into a
-directory (`--dir`), and so do `replay` and `retry-failed` when `--database-url` says where the events should go
-without a broker. Files of a living broker are left alone. Exit codes: 0 done, 1 refused or events are left, 2 wrong
-usage.
+`status`, `replay` and `retry-failed` ask a running broker (`--url`). `list`, `inspect` and `purge`
+look into a directory (`--dir`), and so do `replay` and `retry-failed` when `--database-url` says
+where the events should go without a broker. Files of a living broker are left alone. Exit codes: 0
+done, 1 refused or events are left, 2 wrong usage.
 """
 
 import asyncio
@@ -20,7 +21,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from penstock.buffer import Buffer, files
@@ -32,10 +40,10 @@ from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
 from penstock.errors import PenstockError, Unavailable
+from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.net import HttpClient
 from penstock.queues.engine import Queues
-from penstock.storage.fs import DISK
 
 T = TypeVar("T")
 commands = typer.Typer(
@@ -57,7 +65,10 @@ Directory = Annotated[
     ),
 ]
 DatabaseUrl = Annotated[
-    str, typer.Option("--database-url", help="Work on the directory, without a broker, into this database.")
+    str,
+    typer.Option(
+        "--database-url", help="Work on the directory, without a broker, into this database."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 
@@ -93,10 +104,14 @@ def status(url: Url = LOCAL, token: Token = "", json: Json = False) -> None:
     console.print(
         f"database {'up' if found.db_healthy else '[red]down[/red]'}, maintenance {_on(found.maintenance_mode)}"
     )
-    table = Table("kind", "pending", "files", "bytes", "oldest", "committed", box=None, header_style="bold")
+    table = Table(
+        "kind", "pending", "files", "bytes", "oldest", "committed", box=None, header_style="bold"
+    )
     for name, kind in (("failover", found.failover), ("qos0", found.qos0)):
         age = f"{kind.oldest_age:,.1f} s" if kind.files else "-"
-        table.add_row(name, f"{kind.pending:,}", str(kind.files), f"{kind.bytes:,}", age, f"{kind.flushed:,}")
+        table.add_row(
+            name, f"{kind.pending:,}", str(kind.files), f"{kind.bytes:,}", age, f"{kind.flushed:,}"
+        )
     console.print(table)
     console.print(
         f"replay {found.replay_rate:,.0f} events/s, {found.held_partitions:,} partitions wait, "
@@ -139,13 +154,19 @@ def list_files(directory: Directory = None, json: Json = False) -> None:
 
 @commands.command()
 def inspect(
-    file: Annotated[str, typer.Argument(help="A buffer file: its path, or its name in the directory.")],
+    file: Annotated[
+        str, typer.Argument(help="A buffer file: its path, or its name in the directory.")
+    ],
     directory: Directory = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="So many events; 0 = all.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="So many events; 0 = all.")
+    ] = 20,
 ) -> None:
-    """Print the events of a file, one JSON object per line; why they were refused goes to standard error.
+    """Print the events of a file, one JSON object per line; why they were refused goes to standard
+    error.
 
-    Example: `penstock buffer inspect failover_019a0c11-7fe8-7000-8000-00001a2b3c4d.buf -n 0 | jq .payload`
+    Example: `penstock buffer inspect failover_019a0c11-7fe8-7000-8000-00001a2b3c4d.buf -n 0 | jq
+    .payload`
     """
     path = _path_of(file, _directory(directory))
     shown = total = 0
@@ -179,14 +200,21 @@ def inspect(
 
 
 @commands.command()
-def replay(url: Url = LOCAL, token: Token = "", directory: Directory = None, database_url: DatabaseUrl = "") -> None:
+def replay(
+    url: Url = LOCAL, token: Token = "", directory: Directory = None, database_url: DatabaseUrl = ""
+) -> None:
     """Put what is buffered into the database now, and show how far it is.
 
     With a running broker: `penstock buffer replay`
 
-    Without one: `penstock buffer replay --dir /backup/buffers --database-url postgresql://me@db/app`
+    Without one: `penstock buffer replay --dir /backup/buffers --database-url
+    postgresql://me@db/app`
     """
-    left = _run(_replay_here(_directory(directory), database_url) if database_url else _replay_there(url, token))
+    left = _run(
+        _replay_here(_directory(directory), database_url)
+        if database_url
+        else _replay_there(url, token)
+    )
     if left:
         typer.echo(f"penstock: {left:,} events are left", err=True)
         raise typer.Exit(1)
@@ -203,16 +231,22 @@ def retry_failed(
     if database_url:
         left = _run(_replay_here(_directory(directory), database_url, failed=True))
     else:
-        left = msgspec.json.decode(_run(_ask(url, token, "POST", "/api/v1/buffers/retry-failed")))["failed"]
+        left = msgspec.json.decode(_run(_ask(url, token, "POST", "/api/v1/buffers/retry-failed")))[
+            "failed"
+        ]
     typer.echo(f"{left:,} events are left in failed/", err=True)
     raise typer.Exit(1 if left else 0)
 
 
 @commands.command()
 def purge(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to delete.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to delete.")
+    ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="All files in failed/.")] = False,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="All files in quarantine/.")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="All files in quarantine/.")
+    ] = False,
     directory: Directory = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -226,16 +260,24 @@ def purge(
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:
-        typer.echo("penstock: nothing to delete; name files, or give --failed or --quarantine", err=True)
+        typer.echo(
+            "penstock: nothing to delete; name files, or give --failed or --quarantine", err=True
+        )
         raise typer.Exit(2)
-    owned = [path.name for path in paths if (name := files.parse(path.name)) and files.is_live(place, name.tag)]
+    owned = [
+        path.name
+        for path in paths
+        if (name := files.parse(path.name)) and files.is_live(place, name.tag)
+    ]
     if owned:
         typer.echo(f"penstock: a running broker owns {', '.join(owned)}; stop it first", err=True)
         raise typer.Exit(1)
     events = sum(count_events(DISK, path) for path in paths)
     if not yes:
         if not sys.stdin.isatty():
-            typer.echo("penstock: refusing to delete without --yes when there is nobody to ask", err=True)
+            typer.echo(
+                "penstock: refusing to delete without --yes when there is nobody to ask", err=True
+            )
             raise typer.Exit(2)
         typer.confirm(f"Delete {len(paths):,} files with {events:,} events?", abort=True)
     for path in paths:
@@ -262,12 +304,19 @@ def _find(directory: Path) -> list[Found]:
         for text in DISK.list_dir(directory / place):
             name = files.parse(text)
             if name:
-                found.append(Found(name, directory / place / text, place, files.is_live(directory, name.tag)))
+                found.append(
+                    Found(name, directory / place / text, place, files.is_live(directory, name.tag))
+                )
     return sorted(found, key=lambda file: (file.place, file.name.id))
 
 
 def _path_of(name: str, directory: Path) -> Path:
-    for path in (Path(name), directory / name, directory / files.FAILED / name, directory / files.QUARANTINE / name):
+    for path in (
+        Path(name),
+        directory / name,
+        directory / files.FAILED / name,
+        directory / files.QUARANTINE / name,
+    ):
         if path.is_file():
             return path
     typer.echo(f"penstock: there is no buffer file {name}", err=True)
@@ -286,7 +335,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 async def _ask(url: str, token: str, method: str, path: str) -> bytes:
     client = HttpClient(
-        url, headers=[("Authorization", f"Bearer {token}")] if token else (), pool_size=1, connect_timeout=2.0
+        url,
+        headers=[("Authorization", f"Bearer {token}")] if token else (),
+        pool_size=1,
+        connect_timeout=2.0,
     )
     try:
         answer = await client.request(method, path, timeout=30.0)
@@ -327,7 +379,9 @@ async def _replay_there(url: str, token: str) -> int:
     if not report.db_healthy:
         raise Unavailable("the broker's database is down; replay goes on by itself when it is back")
     if report.maintenance_mode:
-        raise Unavailable("maintenance mode is on: the buffer keeps everything until it is switched off")
+        raise Unavailable(
+            "maintenance mode is on: the buffer keeps everything until it is switched off"
+        )
     return report.pending
 
 
@@ -335,7 +389,9 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
     """Be the process that adopts the files."""
     metrics = Metrics()
     database = Database(schema.Database(url=database_url), directory, metrics)
-    queues = Queues(database, load(default_file()).config.queues, metrics)  # sealed events need its keys
+    queues = Queues(
+        database, load(default_file()).config.queues, metrics
+    )  # sealed events need its keys
     settings = schema.Buffer(max_batch=1000, replay_pause=0.0)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         buffer = Buffer(queues, database, settings, directory, DISK, pool, metrics)
@@ -368,6 +424,9 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
             await database.stop()
     others = [file for file in _find(directory) if file.live]
     if others:
-        typer.echo(f"penstock: {len(others)} files belong to a running broker and were left alone", err=True)
+        typer.echo(
+            f"penstock: {len(others)} files belong to a running broker and were left alone",
+            err=True,
+        )
     typer.echo(f"{done:,} events are in the database now", err=True)
     return left

@@ -21,7 +21,9 @@ File = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.")]
 @commands.command("show")
 def show_command(
     config: File = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what differs from the defaults.")
+    ] = False,
 ) -> None:
     """Print the effective configuration and where each value came from; secrets are masked.
 

@@ -1,4 +1,6 @@
-"""`penstock database`: the way into the broker's PostgreSQL for psql, Spark and jobs on the same machine."""
+"""`penstock database`: the way into the broker's PostgreSQL for psql, Spark and jobs on the same
+machine.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,17 +26,23 @@ def group() -> None:
 def url_command(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="The broker's YAML file; default: as for `penstock serve`."),
+        typer.Option(
+            "--config", "-c", help="The broker's YAML file; default: as for `penstock serve`."
+        ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", "-d", help="The broker's data directory.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", "-d", help="The broker's data directory.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
     ] = None,
 ) -> None:
     """Print the URL of the broker's database, for psql, Spark and jobs on its machine.
 
-    With the configuration the broker was started with: the same file, environment and directory. The embedded
-    database is for the broker's user and root only. A URL of yours is printed with its password.
+    With the configuration the broker was started with: the same file, environment and directory.
+    The embedded database is for the broker's user and root only. A URL of yours is printed with its
+    password.
 
         psql "$(penstock database url)"
 

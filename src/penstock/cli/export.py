@@ -1,8 +1,9 @@
 """`penstock export`: routes from a shell.
 
-All but `repair` ask a running broker, on this machine or another. `inspect` and `verify` also read a route's files
-themselves, for when the broker is down: `--data-dir`, `--config` or `--directory` say where these are. `repair` needs
-the broker stopped. Exit codes: 0 done, 1 refused or damaged, 2 wrong usage.
+All but `repair` ask a running broker, on this machine or another. `inspect` and `verify` also read
+a route's files themselves, for when the broker is down: `--data-dir`, `--config` or `--directory`
+say where these are. `repair` needs the broker stopped. Exit codes: 0 done, 1 refused or damaged, 2
+wrong usage.
 """
 
 import asyncio
@@ -40,13 +41,18 @@ commands = typer.Typer(
 )
 app.add_typer(commands, name="export")
 
-Url = Annotated[str, typer.Option("--url", "-u", envvar="PENSTOCK_URL", help="Address of the broker.")]
+Url = Annotated[
+    str, typer.Option("--url", "-u", envvar="PENSTOCK_URL", help="Address of the broker.")
+]
 Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 Name = Annotated[str, typer.Argument(metavar="ROUTE")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="PENSTOCK_CONFIG", help="Configuration file.")
+    Path | None,
+    typer.Option("--config", "-c", envvar="PENSTOCK_CONFIG", help="Configuration file."),
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", "-d", help="Data directory of the broker.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", "-d", help="Data directory of the broker.")
+]
 Dir = Annotated[Path | None, typer.Option("--directory", help="The route's directory itself.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DEFAULT_URL = "http://127.0.0.1:6632"
@@ -86,12 +92,26 @@ def _print_json(value: Any) -> None:
 
 def _table(found: list[dict[str, Any]]) -> Table:
     table = Table(
-        "route", "state", "to", "lag", "batches", "records", "size", "oldest", "in/s", "out/s", "ETA", "breaker", "dead"
+        "route",
+        "state",
+        "to",
+        "lag",
+        "batches",
+        "records",
+        "size",
+        "oldest",
+        "in/s",
+        "out/s",
+        "ETA",
+        "breaker",
+        "dead",
     )
     for route in found:
         queue = route.get("queue")
         if queue is None:
-            table.add_row(route["name"], f"[red]{route['state']}[/red]", escape(route.get("lastError", "")))
+            table.add_row(
+                route["name"], f"[red]{route['state']}[/red]", escape(route.get("lastError", ""))
+            )
             continue
         colour = {"running": "green", "paused": "red"}.get(route["state"], "yellow")
         eta = queue["drainEtaSeconds"]
@@ -138,15 +158,21 @@ def status(
     url: Url = DEFAULT_URL,
     token: Token = "",
     json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it, every second.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it, every second.")
+    ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option(help="Stop watching after this many looks; 0 = never.", hidden=True)] = 0,
+    count: Annotated[
+        int, typer.Option(help="Stop watching after this many looks; 0 = never.", hidden=True)
+    ] = 0,
 ) -> None:
     """What routes are doing: depth, age, rates, breaker, accounting."""
 
     def look() -> list[dict[str, Any]]:
         return (
-            [_ask(url, token, "GET", f"/{quote(route, safe='')}")] if route else _ask(url, token, "GET", "")["routes"]
+            [_ask(url, token, "GET", f"/{quote(route, safe='')}")]
+            if route
+            else _ask(url, token, "GET", "")["routes"]
         )
 
     with _errors():
@@ -174,7 +200,9 @@ def status(
 def _troubles(route: dict[str, Any]) -> Iterator[str]:
     again = route.get("triesAgainSeconds")
     if route.get("paused"):
-        yield route["paused"] + (f" (tries again in {format_duration(round(again))})" if again is not None else "")
+        yield route["paused"] + (
+            f" (tries again in {format_duration(round(again))})" if again is not None else ""
+        )
     elif route.get("lastError"):
         yield route["lastError"]
     if route.get("sourceError"):
@@ -235,7 +263,9 @@ def purge(route: Name, url: Url = DEFAULT_URL, token: Token = "", yes: Yes = Fal
         print(f"{_act(url, token, route, 'purge')['records']} records dropped")
 
 
-def _directory(route: str, config: Path | None, data_dir: Path | None, directory: Path | None) -> Path:
+def _directory(
+    route: str, config: Path | None, data_dir: Path | None, directory: Path | None
+) -> Path:
     if directory is None:
         flags = {"data_directory": data_dir} if data_dir else {}
         directory = route_directory(load(config, flags=flags).config, route)
@@ -248,10 +278,20 @@ class Inspected:
     """A route looked into: through its broker, or in its files when these are named."""
 
     def __init__(
-        self, route: str, url: str, token: str, config: Path | None, data_dir: Path | None, directory: Path | None
+        self,
+        route: str,
+        url: str,
+        token: str,
+        config: Path | None,
+        data_dir: Path | None,
+        directory: Path | None,
     ) -> None:
         self._url, self._token, self._route = url, token, f"/{quote(route, safe='')}"
-        self._files = _directory(route, config, data_dir, directory) if config or data_dir or directory else None
+        self._files = (
+            _directory(route, config, data_dir, directory)
+            if config or data_dir or directory
+            else None
+        )
 
     def _get(self, target: str) -> Any:
         try:
@@ -271,15 +311,23 @@ class Inspected:
         offset: int | None = 0
         while offset is not None:
             page = self._get(f"/deadletters?limit={PAGE}&offset={offset}")
-            yield from (text.dumps(letter, ensure_ascii=False).encode() for letter in page["letters"])
+            yield from (
+                text.dumps(letter, ensure_ascii=False).encode() for letter in page["letters"]
+            )
             offset = page["next"]
 
     def records(self, limit: int) -> Iterator[bytes]:
         if self._files:
-            yield from (record for _, _, record in islice(files.waiting_records(self._files), limit))
+            yield from (
+                record for _, _, record in islice(files.waiting_records(self._files), limit)
+            )
             return
         for one in self._get(f"/records?limit={min(limit, PAGE)}")["records"]:
-            yield base64.b64decode(one["record"]) if one["encoding"] == "base64" else one["record"].encode()
+            yield (
+                base64.b64decode(one["record"])
+                if one["encoding"] == "base64"
+                else one["record"].encode()
+            )
 
 
 @commands.command()
@@ -292,11 +340,18 @@ def inspect(
     directory: Dir = None,
     json: Json = False,
     records: Annotated[
-        int, typer.Option("--records", "-n", help="Show this many waiting records (a broker answers 1000 at most).")
+        int,
+        typer.Option(
+            "--records",
+            "-n",
+            help="Show this many waiting records (a broker answers 1000 at most).",
+        ),
     ] = 0,
     dead: Annotated[bool, typer.Option("--dead", help="Show the dead letters instead.")] = False,
 ) -> None:
-    """What a route holds: chunks, journal, books, waiting records, dead letters. Asks the broker or reads files."""
+    """What a route holds: chunks, journal, books, waiting records, dead letters. Asks the broker or
+    reads files.
+    """
     with _errors():
         inspected = Inspected(route, url, token, config, data_dir, directory)
         if dead or records:
@@ -342,7 +397,9 @@ def verify(
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Check every block of a route's files, by its broker or here. Exit code 1 when something is wrong."""
+    """Check every block of a route's files, by its broker or here. Exit code 1 when something is
+    wrong.
+    """
     with _errors():
         found = Inspected(route, url, token, config, data_dir, directory).everything()
         if json:
@@ -351,16 +408,24 @@ def verify(
             blocks = sum(chunk["blocks"] for chunk in found["chunks"])
             for problem in found["problems"]:
                 print(problem)
-            print(f"{blocks} blocks in {len(found['chunks'])} chunks: {len(found['problems'])} problems")
+            print(
+                f"{blocks} blocks in {len(found['chunks'])} chunks: {len(found['problems'])} problems"
+            )
         if found["problems"]:
             raise typer.Exit(1)
 
 
 @commands.command()
 def repair(
-    route: Name, config: ConfigFile = None, data_dir: DataDir = None, directory: Dir = None, json: Json = False
+    route: Name,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    directory: Dir = None,
+    json: Json = False,
 ) -> None:
-    """Set damaged places aside, book their records as dropped, leave the queue clean. The broker must be stopped."""
+    """Set damaged places aside, book their records as dropped, leave the queue clean. The broker
+    must be stopped.
+    """
     with _errors():
         found = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
         if json:

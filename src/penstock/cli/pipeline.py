@@ -1,8 +1,8 @@
 """`penstock pipeline`: write, check, run and watch pipelines.
 
-Progress goes to standard error as a live line on a terminal; otherwise to standard output as one JSON object per
-change. Exit codes: 0 done, 1 failed or refused, 2 wrong usage. Ctrl-C stops after the batch; a second one stops at
-once.
+Progress goes to standard error as a live line on a terminal; otherwise to standard output as one
+JSON object per change. Exit codes: 0 done, 1 failed or refused, 2 wrong usage. Ctrl-C stops after
+the batch; a second one stops at once.
 """
 
 import dataclasses
@@ -41,20 +41,31 @@ class _FileOrJob(TyperGroup):
 
 
 run_commands = typer.Typer(
-    cls=_FileOrJob, help="Run a pipeline file (`run FILE`), or one of the built-in jobs.", no_args_is_help=True
+    cls=_FileOrJob,
+    help="Run a pipeline file (`run FILE`), or one of the built-in jobs.",
+    no_args_is_help=True,
 )
 app.add_typer(commands, name="pipeline")
 commands.add_typer(run_commands, name="run")
 
 Master = Annotated[
-    str, typer.Option("--master", envvar="SPARK_MASTER", help="A Spark master, or sc://host for Connect.")
+    str,
+    typer.Option(
+        "--master", envvar="SPARK_MASTER", help="A Spark master, or sc://host for Connect."
+    ),
 ]
-Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")]
-Broker = Annotated[str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")]
+Url = Annotated[
+    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")
+]
+Broker = Annotated[
+    str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")
+]
 Database = Annotated[
     str | None,
     typer.Option(
-        "--database", envvar="DATABASE_URL", help="postgresql://... of the queues; default: of the broker here."
+        "--database",
+        envvar="DATABASE_URL",
+        help="postgresql://... of the queues; default: of the broker here.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of text for people.")]
@@ -105,7 +116,9 @@ def _fail(text: str) -> None:
 
 
 def _of_spark(error: Exception) -> bool:
-    """Whether a query failed, as opposed to our code: then its cause is told, without Spark's stack."""
+    """Whether a query failed, as opposed to our code: then its cause is told, without Spark's
+    stack.
+    """
     return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
@@ -124,14 +137,19 @@ def init(
 @commands.command()
 def validate(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
-    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the broker or the database.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask the broker or the database.")
+    ] = False,
     no_spark: Annotated[
-        bool, typer.Option("--no-spark", help="The quick check only: names of columns, views, options, topics.")
+        bool,
+        typer.Option(
+            "--no-spark", help="The quick check only: names of columns, views, options, topics."
+        ),
     ] = False,
     token: Token = "",
 ) -> None:
-    """Check a pipeline file: columns, views, schemas, functions, topics; then by Spark itself, which says what a run
-    would. Without Java only the quick check is made."""
+    """Check a pipeline file: columns, views, schemas, functions, topics; then by Spark itself,
+    which says what a run would. Without Java only the quick check is made."""
     with _reporting():
         from penstock.pipeline.check import check, resolve_route
         from penstock.pipeline.session import find_java
@@ -150,8 +168,14 @@ def validate(
             columns = verify(_session("validate", "local[1]")(), pipeline)
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
-        why = "as asked for" if no_spark or (offline and find_java()) else "Java 17 or newer was not found"
-        _say(f"checked without Spark ({why}): types, functions and what streams can do were not looked at")
+        why = (
+            "as asked for"
+            if no_spark or (offline and find_java())
+            else "Java 17 or newer was not found"
+        )
+        _say(
+            f"checked without Spark ({why}): types, functions and what streams can do were not looked at"
+        )
 
 
 @run_commands.command("file")
@@ -159,7 +183,9 @@ def run_file(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
     master: Master = LOCAL,
     token: Token = "",
-    no_check: Annotated[bool, typer.Option("--no-check", help="Leave it to Spark to find what is wrong.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Leave it to Spark to find what is wrong.")
+    ] = False,
 ) -> None:
     """Run a pipeline file."""
     with _reporting():
@@ -171,7 +197,9 @@ def run_file(
         pipeline.token = token or pipeline.token
         if not no_check:
             check(pipeline)
-        runner = Runner(pipeline, master, [_Show(), Heartbeat(pipeline.url, pipeline.name, pipeline.token)])
+        runner = Runner(
+            pipeline, master, [_Show(), Heartbeat(pipeline.url, pipeline.name, pipeline.token)]
+        )
 
         def stop(_signal: int, _frame: Any) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -207,16 +235,22 @@ class _Show:
             f"{report.name}:{bar} {report.state}, batch {report.batch}, {report.rows:,} rows, "
             f"{report.rows_per_second:,.0f} rows/s, {report.batch_ms} ms a batch{lag}"
         )
-        sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if report.state in ("finished", "failed") else ""))
+        sys.stderr.write(
+            f"\r\x1b[K{text}" + ("\n" if report.state in ("finished", "failed") else "")
+        )
         sys.stderr.flush()
 
 
 @run_commands.command()
 def archive(
-    target: Annotated[str, typer.Argument(help="The archive's directory: a path, s3://, gs:// or hdfs://.")],
+    target: Annotated[
+        str, typer.Argument(help="The archive's directory: a path, s3://, gs:// or hdfs://.")
+    ],
     topic: Annotated[str | None, typer.Option(help="The topic to archive.")] = None,
     queue: Annotated[str | None, typer.Option(help="The queue to archive.")] = None,
-    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="About how large files become.")] = 128,
+    file_mib: Annotated[
+        int, typer.Option("--file-mib", min=1, help="About how large files become.")
+    ] = 128,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     database: Database = None,
@@ -246,15 +280,24 @@ def archive(
 def replay(
     topic: Annotated[str, typer.Argument(help="The topic whose records are written again.")],
     id: Annotated[
-        str, typer.Option("--id", help="Names this replay: run again with the same id, it adds nothing twice.")
+        str,
+        typer.Option(
+            "--id", help="Names this replay: run again with the same id, it adds nothing twice."
+        ),
     ],
     to_topic: Annotated[str | None, typer.Option(help="Write to this topic.")] = None,
     to_queue: Annotated[str | None, typer.Option(help="Write to this queue.")] = None,
-    from_archive: Annotated[str | None, typer.Option(help="Read from this archive instead of the topic.")] = None,
-    where: Annotated[str | None, typer.Option(help="SQL over topic, offset, timestamp, payload.")] = None,
+    from_archive: Annotated[
+        str | None, typer.Option(help="Read from this archive instead of the topic.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="SQL over topic, offset, timestamp, payload.")
+    ] = None,
     start: Annotated[int | None, typer.Option(help="First offset.")] = None,
     end: Annotated[int | None, typer.Option(help="Offset to stop before.")] = None,
-    rate: Annotated[float, typer.Option(help="At most so many records a second; 0 = no limit.")] = 0.0,
+    rate: Annotated[
+        float, typer.Option(help="At most so many records a second; 0 = no limit.")
+    ] = 0.0,
     execute: Annotated[
         bool, typer.Option("--execute", help="Do it. Without this only the counts are printed.")
     ] = False,
@@ -263,7 +306,9 @@ def replay(
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Write records of a topic or its archive again, to a topic or a queue. A dry run unless --execute is given."""
+    """Write records of a topic or its archive again, to a topic or a queue. A dry run unless
+    --execute is given.
+    """
     with _reporting():
         from penstock.pipeline.jobs.replay import replay as job
 
@@ -290,29 +335,51 @@ def replay(
 @run_commands.command()
 def compact(
     topic: Annotated[str, typer.Option(help="The topic to compact.")],
-    key: Annotated[str | None, typer.Option(help="The key as a JSON path into the payload: '$.id'.")] = None,
-    key_sql: Annotated[str | None, typer.Option(help="The key as SQL over topic, offset, timestamp, payload.")] = None,
-    to_topic: Annotated[str | None, typer.Option(help="Append the latest records to this topic.")] = None,
-    to: Annotated[str | None, typer.Option(help="Write a Parquet snapshot to this directory.")] = None,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Swap the topic's own sealed segments.")] = False,
-    tombstone: Annotated[str | None, typer.Option(help="A JSON path that is true in a record that deletes.")] = None,
-    tombstone_sql: Annotated[str | None, typer.Option(help="The same as SQL. Default: an empty payload.")] = None,
-    tombstone_hours: Annotated[float, typer.Option(min=0, help="In place, tombstones stay this long.")] = 24.0,
-    roll: Annotated[bool, typer.Option("--roll", help="In place: seal the active segment first.")] = False,
-    segment_mib: Annotated[int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size.")] = 256,
+    key: Annotated[
+        str | None, typer.Option(help="The key as a JSON path into the payload: '$.id'.")
+    ] = None,
+    key_sql: Annotated[
+        str | None, typer.Option(help="The key as SQL over topic, offset, timestamp, payload.")
+    ] = None,
+    to_topic: Annotated[
+        str | None, typer.Option(help="Append the latest records to this topic.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Write a Parquet snapshot to this directory.")
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Swap the topic's own sealed segments.")
+    ] = False,
+    tombstone: Annotated[
+        str | None, typer.Option(help="A JSON path that is true in a record that deletes.")
+    ] = None,
+    tombstone_sql: Annotated[
+        str | None, typer.Option(help="The same as SQL. Default: an empty payload.")
+    ] = None,
+    tombstone_hours: Annotated[
+        float, typer.Option(min=0, help="In place, tombstones stay this long.")
+    ] = 24.0,
+    roll: Annotated[
+        bool, typer.Option("--roll", help="In place: seal the active segment first.")
+    ] = False,
+    segment_mib: Annotated[
+        int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size.")
+    ] = 256,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, change nothing.")] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Keep the latest record per key of a topic. Records without a key, or that are no JSON, are kept and counted.
+    """Keep the latest record per key of a topic. Records without a key, or that are no JSON, are
+    kept and counted.
 
     Examples:
 
     `penstock pipeline run compact --topic prices --key '$.id' --to-topic prices-latest`
 
-    `penstock topic policy prices compact && penstock pipeline run compact --topic prices --key '$.id' --in-place`
+    `penstock topic policy prices compact && penstock pipeline run compact --topic prices --key
+    '$.id' --in-place`
     """
     with _reporting():
         from penstock.pipeline.jobs.compact import compact as job
@@ -341,8 +408,12 @@ def compact(
 
 @run_commands.command()
 def recover(
-    directories: Annotated[list[str], typer.Argument(help="Buffer directories of one or many brokers.")],
-    tasks: Annotated[int, typer.Option(min=1, help="Partitions are dealt out to so many tasks.")] = 8,
+    directories: Annotated[
+        list[str], typer.Argument(help="Buffer directories of one or many brokers.")
+    ],
+    tasks: Annotated[
+        int, typer.Option(min=1, help="Partitions are dealt out to so many tasks.")
+    ] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, push nothing.")] = False,
     url: Url = LOCAL_URL,
     token: Token = "",
@@ -352,7 +423,9 @@ def recover(
     with _reporting():
         from penstock.pipeline.jobs.recover import recover as job
 
-        done = job(_session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token)
+        done = job(
+            _session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token
+        )
     typer.echo(json.dumps(dataclasses.asdict(done)))
     if done.rejected or done.unreadable:
         raise typer.Exit(1)
@@ -375,14 +448,22 @@ def list_pipelines(url: Url = LOCAL_URL, token: Token = "", as_json: Json = Fals
 
 
 @commands.command()
-def status(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL, token: Token = "") -> None:
+def status(
+    name: Annotated[str, typer.Argument(help="The pipeline.")],
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
     """One pipeline's last report, as JSON."""
     with _reporting():
         typer.echo(json.dumps(_ask(url, token, "GET", f"/{quote(name, safe='')}"), indent=2))
 
 
 @commands.command()
-def stop(name: Annotated[str, typer.Argument(help="The pipeline.")], url: Url = LOCAL_URL, token: Token = "") -> None:
+def stop(
+    name: Annotated[str, typer.Argument(help="The pipeline.")],
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
     """Ask a running pipeline, wherever it runs, to stop after its batch."""
     with _reporting():
         found = _ask(url, token, "POST", f"/{quote(name, safe='')}/stop")
@@ -408,7 +489,9 @@ def _ask(url: str, token: str, method: str, path: str) -> Any:
     target = f"{url.rstrip('/')}/api/v1/pipelines{path}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with open_url(urllib.request.Request(target, method=method, headers=headers), timeout=10) as answer:
+        with open_url(
+            urllib.request.Request(target, method=method, headers=headers), timeout=10
+        ) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise error_of(error.code, error.read()) from None

@@ -25,9 +25,13 @@ from penstock.cli.pipeline import (
     run_commands,
 )
 
-Since = Annotated[str | None, typer.Option(help="A time (2026-01-31T12:00Z), or how long ago: 90m, 24h, 7d.")]
+Since = Annotated[
+    str | None, typer.Option(help="A time (2026-01-31T12:00Z), or how long ago: 90m, 24h, 7d.")
+]
 Until = Annotated[str | None, typer.Option(help="The same; now when it is left out.")]
-Queues = Annotated[list[str] | None, typer.Option("--queue", help="Only this queue; may be given several times.")]
+Queues = Annotated[
+    list[str] | None, typer.Option("--queue", help="Only this queue; may be given several times.")
+]
 Html = Annotated[Path | None, typer.Option(help="Write the report here, as one HTML file.")]
 Png = Annotated[Path | None, typer.Option(help="Write the report's plots here, as an image.")]
 
@@ -38,11 +42,14 @@ def rollup(
     until: Until = None,
     queue: Queues = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this topic; may be given several times.")
+        list[str] | None,
+        typer.Option("--topic", help="Only this topic; may be given several times."),
     ] = None,
     html: Html = None,
     png: Png = None,
-    keep_days: Annotated[int | None, typer.Option(min=1, help="Delete rolled up minutes older than this.")] = None,
+    keep_days: Annotated[
+        int | None, typer.Option(min=1, help="Delete rolled up minutes older than this.")
+    ] = None,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     database: Database = None,
@@ -51,8 +58,8 @@ def rollup(
 ) -> None:
     """Roll up what happened per minute: counts, bytes, latencies, lag, retries, dead letters.
 
-    Goes on where the last run ended; running it again changes nothing. The broker serves the result at
-    /api/v1/analytics. With a report of the last day:
+    Goes on where the last run ended; running it again changes nothing. The broker serves the result
+    at /api/v1/analytics. With a report of the last day:
 
     `penstock pipeline run rollup --since 24h --html day.html --png day.png`
     """
@@ -78,7 +85,9 @@ def rollup(
         )
         if html or png:
             window = (done.since, max(done.until, done.since))
-            write_report(*window, database=database, queues=queues, topics=topics, html=html, png=png)
+            write_report(
+                *window, database=database, queues=queues, topics=topics, html=html, png=png
+            )
     typer.echo(json.dumps(dataclasses.asdict(done), default=_text))
 
 
@@ -87,7 +96,9 @@ def dlq_report(
     since: Since = None,
     until: Until = None,
     queue: Queues = None,
-    samples: Annotated[int, typer.Option(min=0, max=100, help="Dead letters shown of each kind.")] = 3,
+    samples: Annotated[
+        int, typer.Option(min=0, max=100, help="Dead letters shown of each kind.")
+    ] = 3,
     html: Html = None,
     png: Png = None,
     as_json: Json = False,
@@ -122,12 +133,23 @@ def dlq_report(
     if not found.kinds:
         typer.echo("no dead letters")
         return
-    table = Table("error", "queue", "groups", "count", "attempts", "first (UTC)", "last (UTC)", "sample payload")
+    table = Table(
+        "error",
+        "queue",
+        "groups",
+        "count",
+        "attempts",
+        "first (UTC)",
+        "last (UTC)",
+        "sample payload",
+    )
     for kind in found.kinds:
         sample = next((one.payload for one in kind.samples if one.payload), "")
         times = (f"{kind.first:%m-%d %H:%M:%S}", f"{kind.last:%m-%d %H:%M:%S}")
         numbers = (f"{kind.count:,}", str(kind.attempts))
-        table.add_row(kind.error, kind.queue, ", ".join(kind.groups), *numbers, *times, (sample or "")[:60])
+        table.add_row(
+            kind.error, kind.queue, ", ".join(kind.groups), *numbers, *times, (sample or "")[:60]
+        )
     Console().print(table)
 
 

@@ -1,8 +1,8 @@
 """`penstock queue`: push, pop and look after queues from a shell.
 
-Data goes to standard output as one JSON value per line and comes from standard input the same way, so commands compose;
-everything meant for people goes to standard error or, on a terminal, into tables. Exit code 1 means the broker refused
-or could not be reached, 2 wrong usage.
+Data goes to standard output as one JSON value per line and comes from standard input the same way,
+so commands compose; everything meant for people goes to standard error or, on a terminal, into
+tables. Exit code 1 means the broker refused or could not be reached, 2 wrong usage.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ from penstock.errors import PenstockError
 T = TypeVar("T")
 
 commands = typer.Typer(help="Push, pop and look after queues.", no_args_is_help=True)
-dead_letters = typer.Typer(help="Look at dead letters, deliver them again, or delete them.", no_args_is_help=True)
+dead_letters = typer.Typer(
+    help="Look at dead letters, deliver them again, or delete them.", no_args_is_help=True
+)
 app.add_typer(commands, name="queue")
 commands.add_typer(dead_letters, name="dlq")
 
@@ -43,20 +45,30 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 LOCAL = "http://127.0.0.1:6632"
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
+# -- messages
+# ---------------------------------------------------------------------------------------------------------
 
 
 @commands.command()
 def push(
     queue: Annotated[str, typer.Argument(help="Queue, or queue/partition.")],
-    payloads: Annotated[list[str] | None, typer.Argument(help="JSON values; none = one per line of input.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", "-p", help="Partition to push to.")] = None,
-    transaction_id: Annotated[
-        str | None, typer.Option("--transaction-id", "-t", help="Id of a single message; it is stored once.")
+    payloads: Annotated[
+        list[str] | None, typer.Argument(help="JSON values; none = one per line of input.")
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Take payloads as plain text, not as JSON.")] = False,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Partition to push to.")
+    ] = None,
+    transaction_id: Annotated[
+        str | None,
+        typer.Option("--transaction-id", "-t", help="Id of a single message; it is stored once."),
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Take payloads as plain text, not as JSON.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Lines per request.")] = 500,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")
+    ] = False,
     url: Url = LOCAL,
     token: Token = "",
 ) -> None:
@@ -75,12 +87,22 @@ def push(
         for lines in _batches(payloads if payloads else _input(), batch):
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
-                results = [await client.push(queue, values[0], partition=partition, transaction_id=transaction_id)]
+                results = [
+                    await client.push(
+                        queue, values[0], partition=partition, transaction_id=transaction_id
+                    )
+                ]
             else:
                 results = await client.push_many(queue, values, partition=partition)
             if not quiet:
                 for result in results:
-                    _line({"status": result.status, "transactionId": result.transaction_id, "id": result.message_id})
+                    _line(
+                        {
+                            "status": result.status,
+                            "transactionId": result.transaction_id,
+                            "id": result.message_id,
+                        }
+                    )
 
     _run(url, token, work)
 
@@ -88,9 +110,15 @@ def push(
 @commands.command()
 def pop(
     address: Annotated[str, typer.Argument(help="queue, queue/partition or queue@group.")],
-    batch: Annotated[int, typer.Option("--batch", "-n", min=1, help="Most messages to take at once.")] = 1,
-    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait when there are none.")] = 0.0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted; implies --ack.")] = False,
+    batch: Annotated[
+        int, typer.Option("--batch", "-n", min=1, help="Most messages to take at once.")
+    ] = 1,
+    wait: Annotated[
+        float, typer.Option("--wait", "-w", help="Seconds to wait when there are none.")
+    ] = 0.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until interrupted; implies --ack.")
+    ] = False,
     ack: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed.")] = False,
     data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
     url: Url = LOCAL,
@@ -98,7 +126,8 @@ def pop(
 ) -> None:
     """Take messages and print them, one JSON line each.
 
-    Without `--ack` they stay leased to nobody in particular until `penstock queue ack` answers them or the lease ends.
+    Without `--ack` they stay leased to nobody in particular until `penstock queue ack` answers them
+    or the lease ends.
 
     Examples:
 
@@ -109,7 +138,9 @@ def pop(
 
     async def work(client: Client) -> None:
         while True:
-            found = await client.pop(address, batch=batch, wait=max(wait, 30.0 if follow else 0.0), renew=False)
+            found = await client.pop(
+                address, batch=batch, wait=max(wait, 30.0 if follow else 0.0), renew=False
+            )
             for message in found:
                 _line(message.raw if data else message)
             sys.stdout.flush()
@@ -123,7 +154,9 @@ def pop(
 
 @commands.command("ack")
 def ack_command(
-    status: Annotated[str, typer.Option("--status", "-s", help="completed, failed, retry or dlq.")] = "completed",
+    status: Annotated[
+        str, typer.Option("--status", "-s", help="completed, failed, retry or dlq.")
+    ] = "completed",
     error: Annotated[str | None, typer.Option("--error", "-e", help="What went wrong.")] = None,
     url: Url = LOCAL,
     token: Token = "",
@@ -152,7 +185,8 @@ def ack_command(
     _run(url, token, work)
 
 
-# -- queues -----------------------------------------------------------------------------------------------------------
+# -- queues
+# -----------------------------------------------------------------------------------------------------------
 
 
 @commands.command("list")
@@ -180,7 +214,10 @@ def list_command(as_json: Json = False, url: Url = LOCAL, token: Token = "") -> 
 
 @commands.command()
 def describe(
-    queue: Annotated[str, typer.Argument(help="Queue.")], as_json: Json = False, url: Url = LOCAL, token: Token = ""
+    queue: Annotated[str, typer.Argument(help="Queue.")],
+    as_json: Json = False,
+    url: Url = LOCAL,
+    token: Token = "",
 ) -> None:
     """Show a queue's options, counts and partitions.
 
@@ -200,10 +237,14 @@ def describe(
     for name, value in found["totals"]["messages"].items():
         table.add_row(name, f"{value:,}")
     console.print(table)
-    partitions = Table("partition", "total", "pending", "processing", "completed", "dead letters", box=None)
+    partitions = Table(
+        "partition", "total", "pending", "processing", "completed", "dead letters", box=None
+    )
     for partition in found["partitions"]:
         counts = partition["messages"]
-        row = (counts[name] for name in ("total", "pending", "processing", "completed", "deadLetter"))
+        row = (
+            counts[name] for name in ("total", "pending", "processing", "completed", "deadLetter")
+        )
         partitions.add_row(partition["name"], *map(str, row))
     console.print(partitions)
 
@@ -211,7 +252,9 @@ def describe(
 @commands.command()
 def configure(
     queue: Annotated[str, typer.Argument(help="Queue; created if there is none.")],
-    options: Annotated[list[str] | None, typer.Argument(help="option=value, such as leaseTime=30.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(help="option=value, such as leaseTime=30.")
+    ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
     task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
     url: Url = LOCAL,
@@ -230,14 +273,22 @@ def configure(
             values[name] = json.loads(value)
         except ValueError:
             values[name] = value
-    _line(_run(url, token, lambda client: client.configure(queue, namespace=namespace, task=task, **values)))
+    _line(
+        _run(
+            url,
+            token,
+            lambda client: client.configure(queue, namespace=namespace, task=task, **values),
+        )
+    )
 
 
 @commands.command()
 def delete(
     queue: Annotated[str, typer.Argument(help="Queue.")],
     yes: Yes = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Delete the messages, keep the queue.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Delete the messages, keep the queue.")
+    ] = False,
     url: Url = LOCAL,
     token: Token = "",
 ) -> None:
@@ -252,12 +303,15 @@ def delete(
         typer.echo(f"there was no queue {queue}", err=True)
 
 
-# -- groups -----------------------------------------------------------------------------------------------------------
+# -- groups
+# -----------------------------------------------------------------------------------------------------------
 
 
 @commands.command()
 def groups(
-    group: Annotated[str | None, typer.Argument(help="One group, with its partitions; default: all groups.")] = None,
+    group: Annotated[
+        str | None, typer.Argument(help="One group, with its partitions; default: all groups.")
+    ] = None,
     as_json: Json = False,
     url: Url = LOCAL,
     token: Token = "",
@@ -270,7 +324,15 @@ def groups(
         _show(
             _run(url, token, lambda client: client.groups()),
             as_json,
-            ("group", "queue", "partitions", "with lag", "behind (messages)", "behind (s)", "state"),
+            (
+                "group",
+                "queue",
+                "partitions",
+                "with lag",
+                "behind (messages)",
+                "behind (s)",
+                "state",
+            ),
             lambda row: (
                 row["name"],
                 row["queueName"],
@@ -283,7 +345,9 @@ def groups(
         )
         return
     found = _run(url, token, lambda client: client.group(group))
-    rows = [{"queue": queue, **row} for queue, about in found.items() for row in about["partitions"]]
+    rows = [
+        {"queue": queue, **row} for queue, about in found.items() for row in about["partitions"]
+    ]
     _show(
         rows,
         as_json,
@@ -302,8 +366,12 @@ def groups(
 @commands.command()
 def seek(
     address: Annotated[str, typer.Argument(help="queue@group.")],
-    to: Annotated[str, typer.Argument(help="beginning, end, or a time such as 2026-01-31T12:00:00Z.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be delivered again.")] = False,
+    to: Annotated[
+        str, typer.Argument(help="beginning, end, or a time such as 2026-01-31T12:00:00Z.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be delivered again.")
+    ] = False,
     yes: Yes = False,
     url: Url = LOCAL,
     token: Token = "",
@@ -317,18 +385,22 @@ def seek(
     where = Address.parse(address)
     if where.group is None:
         _usage("name the group as well: queue@group")
-    preview = _run(url, token, lambda client: client.seek(where.queue, where.group or "", to, dry_run=True))
+    preview = _run(
+        url, token, lambda client: client.seek(where.queue, where.group or "", to, dry_run=True)
+    )
     if dry_run:
         _line(preview)
         return
     again, skipped = preview.get("redelivered", 0), preview.get("skipped", 0)
     _confirm(
-        f"{again:,} messages of {where.queue} would be delivered again to {where.group}, {skipped:,} skipped. Go?", yes
+        f"{again:,} messages of {where.queue} would be delivered again to {where.group}, {skipped:,} skipped. Go?",
+        yes,
     )
     _line(_run(url, token, lambda client: client.seek(where.queue, where.group or "", to)))
 
 
-# -- dead letters -----------------------------------------------------------------------------------------------------
+# -- dead letters
+# -----------------------------------------------------------------------------------------------------
 
 Queue = Annotated[str | None, typer.Argument(help="Queue; default: all.")]
 Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
@@ -394,7 +466,13 @@ def dlq_requeue(
     Example: `penstock queue dlq requeue orders --group billing`
     """
     _confirm(f"Deliver {_matching(url, token, queue, group, partition, id)} again?", yes)
-    _line(_run(url, token, lambda client: client.requeue(queue, consumer_group=group, partition=partition, id=id)))
+    _line(
+        _run(
+            url,
+            token,
+            lambda client: client.requeue(queue, consumer_group=group, partition=partition, id=id),
+        )
+    )
 
 
 @dead_letters.command("purge")
@@ -412,19 +490,37 @@ def dlq_purge(
     Example: `penstock queue dlq purge orders --group billing --yes`
     """
     _confirm(f"Delete {_matching(url, token, queue, group, partition, id)} for good?", yes)
-    _line(_run(url, token, lambda client: client.purge(queue, consumer_group=group, partition=partition, id=id)))
+    _line(
+        _run(
+            url,
+            token,
+            lambda client: client.purge(queue, consumer_group=group, partition=partition, id=id),
+        )
+    )
 
 
-def _matching(url: str, token: str, queue: str | None, group: str | None, partition: str | None, id: str | None) -> str:
+def _matching(
+    url: str,
+    token: str,
+    queue: str | None,
+    group: str | None,
+    partition: str | None,
+    id: str | None,
+) -> str:
     if id:
         return f"dead letter {id}"
     page = _run(
-        url, token, lambda client: client.dead_letters(queue, consumer_group=group, partition=partition, limit=1)
+        url,
+        token,
+        lambda client: client.dead_letters(
+            queue, consumer_group=group, partition=partition, limit=1
+        ),
     )
     return f"{page['total']} dead letters of {queue or 'all queues'}"
 
 
-# -- what they share --------------------------------------------------------------------------------------------------
+# -- what they share
+# --------------------------------------------------------------------------------------------------
 
 
 def _run(url: str, token: str, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -439,7 +535,9 @@ def _run(url: str, token: str, work: Callable[[Client], Awaitable[T]]) -> T:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except BrokenPipeError:  # whoever read our output has gone; do not complain when Python flushes it again
+    except (
+        BrokenPipeError
+    ):  # whoever read our output has gone; do not complain when Python flushes it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
 
@@ -475,7 +573,9 @@ def _line(value: Any) -> None:
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
-def _show(rows: list[Any], as_json: bool, head: tuple[str, ...], cells: Callable[[Any], tuple[Any, ...]]) -> None:
+def _show(
+    rows: list[Any], as_json: bool, head: tuple[str, ...], cells: Callable[[Any], tuple[Any, ...]]
+) -> None:
     """A table on a terminal, tab-separated lines in a pipe, or JSON."""
     if as_json:
         _line(rows)
@@ -490,7 +590,13 @@ def _show(rows: list[Any], as_json: bool, head: tuple[str, ...], cells: Callable
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) and sys.stdout.isatty() else str(value)
+    return (
+        "-"
+        if value is None
+        else f"{value:,}"
+        if isinstance(value, int) and sys.stdout.isatty()
+        else str(value)
+    )
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -1,7 +1,8 @@
 """`penstock serve`: one broker from its first log line to its exit code.
 
-Exit codes: 0 stopped as asked, 1 an unexpected failure, 2 wrong usage or configuration, 3 the data directory is in use,
-4 the embedded database cannot be started, 5 an address cannot be listened on, 130 stopped at once by a second signal.
+Exit codes: 0 stopped as asked, 1 an unexpected failure, 2 wrong usage or configuration, 3 the data
+directory is in use, 4 the embedded database cannot be started, 5 an address cannot be listened on,
+130 stopped at once by a second signal.
 """
 
 import asyncio
@@ -16,21 +17,22 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from penstock import __version__, logs
+from penstock import __version__
+from penstock import logging as logs
+from penstock.broker import Broker
 from penstock.cli import app
 from penstock.cli.workers import Workers
 from penstock.config import Config, Loaded, load
 from penstock.config.load import default_file, parse_settings
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
 from penstock.metrics import Metrics
-from penstock.server import Broker
 from penstock.wire.addresses import AddressUnavailable, check_addresses
 from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
 from penstock.wire.origins import Origins
 from penstock.wire.tls import Certificates
 
-log = logging.getLogger("penstock.server")
+log = logging.getLogger("penstock.broker")
 
 USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
 
@@ -39,19 +41,33 @@ USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
 def serve(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="YAML file; default: penstock.yaml or config.yaml, if there is one."),
+        typer.Option(
+            "--config",
+            "-c",
+            help="YAML file; default: penstock.yaml or config.yaml, if there is one.",
+        ),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
-    tcp_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve TCP on this port.")] = None,
-    http_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve HTTP on this port.")] = None,
-    ws_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve WebSocket on this port.")] = None,
-    database_url: Annotated[
-        str | None, typer.Option(help="PostgreSQL 14 or later; default: a private one in the data directory.")
+    tcp_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve TCP on this port.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that share the HTTP port.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve HTTP on this port.")
+    ] = None,
+    ws_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve WebSocket on this port.")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(help="PostgreSQL 14 or later; default: a private one in the data directory."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the HTTP port.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
     ] = None,
 ) -> None:
     """Start a broker.
@@ -70,7 +86,11 @@ def serve(
         "workers": workers,
         "log_level": log_level,
     }
-    for name, port in (("tcp_server", tcp_port), ("http_server", http_port), ("websocket_server", ws_port)):
+    for name, port in (
+        ("tcp_server", tcp_port),
+        ("http_server", http_port),
+        ("websocket_server", ws_port),
+    ):
         if port is not None:
             flags |= {f"{name}.port": port, f"{name}.enabled": True}
     try:
@@ -112,7 +132,9 @@ async def _serve(config: Config) -> None:
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
-    verifier_of(config.auth, Metrics())  # a key that cannot be used is told before anything is started
+    verifier_of(
+        config.auth, Metrics()
+    )  # a key that cannot be used is told before anything is started
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
     broker = Broker(config)
@@ -157,7 +179,11 @@ def _on_signals() -> asyncio.Event:
 
 def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
     database = broker.database
-    lines = [f"Penstock {__version__} is ready." if database.healthy else f"Penstock {__version__} is ready, in part."]
+    lines = [
+        f"Penstock {__version__} is ready."
+        if database.healthy
+        else f"Penstock {__version__} is ready, in part."
+    ]
     lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
     lines.append(f"  {'data':<10} {broker.config.data_directory.absolute()}")
     if database.healthy:

@@ -1,7 +1,8 @@
-"""`penstock topic`: topics from a shell. Records come on standard input and go to standard output, so that it composes.
+"""`penstock topic`: topics from a shell. Records come on standard input and go to standard output,
+so that it composes.
 
-What a person should see (errors, progress) goes to standard error. Exit codes: 0 done, 1 refused or damaged, 2 wrong
-usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
+What a person should see (errors, progress) goes to standard error. Exit codes: 0 done, 1 refused or
+damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
 """
 
 import os
@@ -19,7 +20,14 @@ from urllib.parse import quote
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from penstock.cli import Token, app, explain
@@ -29,7 +37,7 @@ from penstock.client.reader import Start
 from penstock.client.sync import SyncProducer
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.tls import open_url
-from penstock.wire.records import message
+from penstock.protocol.records import message
 
 commands = typer.Typer(
     help="Create, read, write and check topics.",
@@ -43,11 +51,16 @@ CHUNK = 1 << 20
 LEASE = 10_000  # records a group member takes at once
 
 Broker = Annotated[
-    str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="host:port, or several with commas.")
+    str,
+    typer.Option(
+        "--broker", "-b", envvar="PENSTOCK_BROKER", help="host:port, or several with commas."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 Name = Annotated[str, typer.Argument(metavar="TOPIC")]
-Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")]
+Url = Annotated[
+    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")
+]
 DEFAULT_BROKER, DEFAULT_URL = "127.0.0.1:12345", "http://127.0.0.1:6632"
 
 
@@ -80,7 +93,9 @@ def _print_json(value: Any) -> None:
 
 @commands.command()
 def create(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")], broker: Broker = DEFAULT_BROKER, token: Token = ""
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    broker: Broker = DEFAULT_BROKER,
+    token: Token = "",
 ) -> None:
     """Create topics; fine if they exist.
 
@@ -106,8 +121,11 @@ def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json =
 
 
 @commands.command()
-def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False) -> None:
-    """Show a topic's offsets, size and segments. What is damaged: `GET /topics/TOPIC` of the HTTP API.
+def describe(
+    topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False
+) -> None:
+    """Show a topic's offsets, size and segments. What is damaged: `GET /topics/TOPIC` of the HTTP
+    API.
 
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
@@ -130,25 +148,37 @@ def describe(topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", js
             return
         table = Table(box=None, show_header=False)
         for key, value in found.items():
-            table.add_row(key, "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value))
+            table.add_row(
+                key,
+                "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value),
+            )
         Console(soft_wrap=True).print(table)
 
 
 @commands.command()
 def policy(
     topic: Name,
-    wanted: Annotated[Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")] = None,
+    wanted: Annotated[
+        Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")
+    ] = None,
     broker: Broker = DEFAULT_BROKER,
     url: Url = DEFAULT_URL,
     token: Token = "",
 ) -> None:
-    """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact` compacts them.
+    """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact`
+    compacts them.
 
     Example: `penstock topic policy prices compact`
     """
     with _session(broker, token) as client:
         if wanted is not None:
-            ask_http(url, token, "PUT", f"/topics/{quote(topic, safe='')}/policy", {"policy": wanted.value})
+            ask_http(
+                url,
+                token,
+                "PUT",
+                f"/topics/{quote(topic, safe='')}/policy",
+                {"policy": wanted.value},
+            )
         sys.stdout.write(f"{client.info(topic).policy}\n")
 
 
@@ -183,7 +213,10 @@ def delete(
         if not yes:
             info = client.info(topic)
             if not sys.stdin.isatty():
-                typer.echo("penstock: refusing to delete without --yes when there is nobody to ask", err=True)
+                typer.echo(
+                    "penstock: refusing to delete without --yes when there is nobody to ask",
+                    err=True,
+                )
                 raise typer.Exit(2)
             typer.confirm(f"Delete {topic!r} with {info.records:,} records?", abort=True)
         client.delete(topic)
@@ -192,7 +225,9 @@ def delete(
 @commands.command()
 def produce(
     topic: Name,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Default: standard input.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Default: standard input.")
+    ] = None,
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
     delimiter: Annotated[
@@ -200,8 +235,12 @@ def produce(
     ] = r"\n",
     whole: Annotated[bool, typer.Option("--whole", help="Each file is one record.")] = False,
     linger: Annotated[float, typer.Option(help="Seconds to wait for a batch to fill.")] = 0.005,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a record may wait to be stored.")] = 30.0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no word at the end.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a record may wait to be stored.")
+    ] = 30.0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, and no word at the end.")
+    ] = False,
 ) -> None:
     """Append records from standard input or files, one per line; each is stored once, in order.
 
@@ -213,11 +252,21 @@ def produce(
     """
     end = _unescaped(delimiter)
     if not end:
-        typer.echo("penstock: the delimiter is empty; --whole makes each input one record", err=True)
+        typer.echo(
+            "penstock: the delimiter is empty; --whole makes each input one record", err=True
+        )
         raise typer.Exit(2)
-    with _session(broker, token) as client, _progress(quiet, _size_of(files), f"to {topic}") as advance:
+    with (
+        _session(broker, token) as client,
+        _progress(quiet, _size_of(files), f"to {topic}") as advance,
+    ):
         _produce(
-            client.producer(topic, linger=linger, timeout=timeout), topic, files, None if whole else end, advance, quiet
+            client.producer(topic, linger=linger, timeout=timeout),
+            topic,
+            files,
+            None if whole else end,
+            advance,
+            quiet,
         )
 
 
@@ -233,11 +282,15 @@ def _produce(
     sent = 0
     try:
         with producer:
-            for payloads, size in (found for source in _sources(files) for found in _records(source, end)):
+            for payloads, size in (
+                found for source in _sources(files) for found in _records(source, end)
+            ):
                 producer.send_many(payloads)
                 sent += len(payloads)
                 advance(size, sent)
-                if producer.failure is not None:  # leaving raises it; what is queued behind would wait as long again
+                if (
+                    producer.failure is not None
+                ):  # leaving raises it; what is queued behind would wait as long again
                     producer.abort()
                     break
     except BaseException:
@@ -270,13 +323,25 @@ def consume(
             "(@2026-01-31T12:00, or @ and milliseconds).",
         ),
     ] = "earliest",
-    exit_at_end: Annotated[bool, typer.Option("--exit", "-e", help="Stop at the end instead of waiting.")] = False,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many records.")] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit", "-e", help="Stop at the end instead of waiting.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many records.")
+    ] = None,
     format: Annotated[
-        str, typer.Option("--format", "-f", help=r"%s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help=r"%s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.",
+        ),
     ] = r"%s\n",
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Read as a member of this group and commit what was written.")
+        str | None,
+        typer.Option(
+            "--group", "-g", help="Read as a member of this group and commit what was written."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -293,7 +358,16 @@ def consume(
     """
     render = _as_json if json else _renderer(format)
     with _session(broker, token) as client:
-        _write(client, topic, _start(client, topic, offset), not exit_at_end, count, render, group, quiet)
+        _write(
+            client,
+            topic,
+            _start(client, topic, offset),
+            not exit_at_end,
+            count,
+            render,
+            group,
+            quiet,
+        )
 
 
 @commands.command()
@@ -302,9 +376,12 @@ def tail(
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
     count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="How many of the last records to begin with.")
+        int,
+        typer.Option("--count", "-n", min=0, help="How many of the last records to begin with."),
     ] = 10,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", "-F", help="Wait for more.")] = True,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", "-F", help="Wait for more.")
+    ] = True,
     format: Annotated[str, typer.Option("--format", "-f", help="As in `consume`.")] = r"%s\n",
     json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
 ) -> None:
@@ -314,7 +391,16 @@ def tail(
     """
     render = _as_json if json else _renderer(format)
     with _session(broker, token) as client:
-        _write(client, topic, _start(client, topic, f"-{count}"), follow, None, render, None, quiet=True)
+        _write(
+            client,
+            topic,
+            _start(client, topic, f"-{count}"),
+            follow,
+            None,
+            render,
+            None,
+            quiet=True,
+        )
 
 
 def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
@@ -334,7 +420,9 @@ def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
             return datetime.fromisoformat(text[1:]).astimezone()
         except (ValueError, OverflowError, OSError):
             pass
-    typer.echo(f"penstock: {text!r} is no offset: a number, -N, earliest, latest, or @time", err=True)
+    typer.echo(
+        f"penstock: {text!r} is no offset: a number, -N, earliest, latest, or @time", err=True
+    )
     raise typer.Exit(2)
 
 
@@ -353,7 +441,9 @@ def _write(
     size = 0
     with (
         _progress(quiet or sys.stdout.isatty(), None, f"from {topic}") as advance,
-        client.reader(topic, start, follow=follow, group=group, max_records=min(count or LEASE, LEASE)) as reader,
+        client.reader(
+            topic, start, follow=follow, group=group, max_records=min(count or LEASE, LEASE)
+        ) as reader,
     ):
         for batch in reader.batches():
             if count is not None and written + batch.count > count:
@@ -371,7 +461,9 @@ def _write(
 
 def _as_json(batch: Batch) -> bytes:
     encode = msgspec.json.encode
-    return b"".join(encode(message(batch.topic, record.offset, record.payload)) + b"\n" for record in batch)
+    return b"".join(
+        encode(message(batch.topic, record.offset, record.payload)) + b"\n" for record in batch
+    )
 
 
 def _renderer(format: str) -> Callable[[Batch], bytes]:
@@ -401,7 +493,12 @@ def _renderer(format: str) -> Callable[[Batch], bytes]:
         parts: list[bytes] = []
         topic = batch.topic.encode()
         for record in batch:
-            values = {"s": record.payload, "S": b"%d" % len(record.payload), "o": b"%d" % record.offset, "t": topic}
+            values = {
+                "s": record.payload,
+                "S": b"%d" % len(record.payload),
+                "o": b"%d" % record.offset,
+                "t": topic,
+            }
             parts += [piece if isinstance(piece, bytes) else values[piece] for piece in pieces]
         return b"".join(parts)
 
@@ -462,7 +559,11 @@ def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes],
 def _progress(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[int, int], None]]:
     """Counts bytes and records on a terminal; silent otherwise."""
     console = Console(stderr=True)
-    if quiet or not console.is_terminal or (total is None and sys.stdin.isatty() and what.startswith("to ")):
+    if (
+        quiet
+        or not console.is_terminal
+        or (total is None and sys.stdin.isatty() and what.startswith("to "))
+    ):
         yield lambda _size, _records: None
         return
     columns = [

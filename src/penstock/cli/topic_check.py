@@ -27,17 +27,25 @@ from penstock.errors import PenstockError
 
 @commands.command()
 def verify(
-    topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Default: all.")] = None,
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Default: all.")
+    ] = None,
     data_dir: Annotated[
-        Path, typer.Option("--data-dir", envvar="PENSTOCK_DATA_DIRECTORY", help="The broker's data directory.")
+        Path,
+        typer.Option(
+            "--data-dir", envvar="PENSTOCK_DATA_DIRECTORY", help="The broker's data directory."
+        ),
     ] = Path("penstock-data"),
-    live: Annotated[bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")
+    ] = False,
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when something is damaged.
+    """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when
+    something is damaged.
 
     Examples:
 
@@ -45,10 +53,12 @@ def verify(
 
     `penstock topic verify orders --live --json | jq .findings`
     """
-    from penstock.topics.verify import verify as check_topic
+    from penstock.log.verify import verify as check_topic
 
     try:
-        found = sorted(path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock")
+        found = sorted(
+            path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock"
+        )
     except OSError as error:
         typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
         raise typer.Exit(1) from None
@@ -72,9 +82,13 @@ def verify(
             if json:
                 _print_json(report)
                 continue
-            unchecked = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
+            unchecked = (
+                f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
+            )
             verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
-            sys.stdout.write(f"{name}: {verdict}: {report.records:,} records, {report.bytes:,} bytes{unchecked}\n")
+            sys.stdout.write(
+                f"{name}: {verdict}: {report.records:,} records, {report.bytes:,} bytes{unchecked}\n"
+            )
             for finding in report.findings:
                 sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
     if not sound:
@@ -85,10 +99,13 @@ def verify(
 def scrub(
     url: Url = DEFAULT_URL,
     token: Token = "",
-    now: Annotated[bool, typer.Option("--now", help="Begin a pass at once instead of at its time.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Begin a pass at once instead of at its time.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """How far the broker's own check of sealed segments is, and what the last one came to. Exit code 1 after findings.
+    """How far the broker's own check of sealed segments is, and what the last one came to. Exit
+    code 1 after findings.
 
     Example: `penstock topic scrub --now`
     """
@@ -109,7 +126,9 @@ def scrub(
         if last:
             sys.stdout.write(f"last pass ended {_when(last['finished'])}: {_passed(last)}\n")
         if due is not None:
-            sys.stdout.write(f"next pass: {_when(due) if due > time.time() else 'now, or soon after the start'}\n")
+            sys.stdout.write(
+                f"next pass: {_when(due) if due > time.time() else 'now, or soon after the start'}\n"
+            )
         elif not current:
             sys.stdout.write("no pass is planned (topics.scrub_interval is 0)\n")
     if any(one and one["findings"] for one in (found["current"], found["last"])):
@@ -121,6 +140,8 @@ def _when(seconds: float) -> str:
 
 
 def _passed(one: dict[str, Any]) -> str:
-    unchecked = f" ({one['unchecked_bytes']:,} without a checksum)" if one["unchecked_bytes"] else ""
+    unchecked = (
+        f" ({one['unchecked_bytes']:,} without a checksum)" if one["unchecked_bytes"] else ""
+    )
     verdict = f"{one['findings']} DAMAGED" if one["findings"] else "sound"
     return f"{verdict}, {one['segments']:,} segments, {one['bytes']:,} bytes{unchecked}"

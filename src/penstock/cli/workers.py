@@ -1,7 +1,8 @@
 """The processes beside the owner when `workers` is more than one.
 
-Each is started with the owner's effective configuration on its standard input (the real port and database address
-filled in), and ends when that input ends: a killed owner leaves no worker behind. One that dies is started again.
+Each is started with the owner's effective configuration on its standard input (the real port and
+database address filled in), and ends when that input ends: a killed owner leaves no worker behind.
+One that dies is started again.
 """
 
 import asyncio
@@ -14,9 +15,9 @@ import sys
 
 import uvloop
 
-from penstock import logs
+from penstock import logging as logs
+from penstock.broker import Broker
 from penstock.config import Config
-from penstock.server import Broker
 from penstock.wire.listeners import Listeners, Rendezvous
 
 log = logging.getLogger("penstock.workers")
@@ -65,7 +66,8 @@ class Workers:
                 *(sys.executable, "-c", "from penstock.cli.workers import main; main()"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C on the terminal reaches the owner, and the owner tells us
+                # Ctrl-C on the terminal reaches the owner, and the owner tells us
+                start_new_session=True,
             )
             assert process.stdin is not None
             assert process.stdout is not None
@@ -82,7 +84,12 @@ class Workers:
                 raise
             pause = RESTART_PAUSES[min(failures, len(RESTART_PAUSES) - 1)]
             failures += 1
-            log.error("worker %d ended with code %s; starting it again in %.1f s", number, process.returncode, pause)
+            log.error(
+                "worker %d ended with code %s; starting it again in %.1f s",
+                number,
+                process.returncode,
+                pause,
+            )
             await asyncio.sleep(pause)
 
 

@@ -1,13 +1,15 @@
 """HTTP requests to whichever of several brokers answers.
 
-All brokers on one database are equal, so any of them can serve any request. We stay with the one that answered last:
-its connections are warm. When it cannot be reached, breaks off, says 503 or has no room we go to the next, and after a
-round without success we wait a little longer each time, until `patience` is used up. Each is asked once in any case: a
-frozen broker may use up all patience by itself.
+All brokers on one database are equal, so any of them can serve any request. We stay with the one
+that answered last: its connections are warm. When it cannot be reached, breaks off, says 503 or has
+no room we go to the next, and after a round without success we wait a little longer each time,
+until `patience` is used up. Each is asked once in any case: a frozen broker may use up all patience
+by itself.
 
-What a second attempt may do is the caller's knowledge: `again=True` says that sending the request twice does no harm (a
-push carries transaction ids, an ack settles what is settled). Without it a request is repeated only when it certainly
-was not acted upon: the connection could not be made, or the broker answered that it did nothing.
+What a second attempt may do is the caller's knowledge: `again=True` says that sending the request
+twice does no harm (a push carries transaction ids, an ack settles what is settled). Without it a
+request is repeated only when it certainly was not acted upon: the connection could not be made, or
+the broker answered that it did nothing.
 """
 
 import asyncio
@@ -66,7 +68,9 @@ class Brokers:
         headers = [("Authorization", f"Bearer {token}")] if token and not callable(token) else []
         self.urls = list(urls)
         self.timeout, self.patience = timeout, patience
-        self._clients = [HttpClient(url, headers=headers, pool_size=pool_size, tls=tls) for url in urls]
+        self._clients = [
+            HttpClient(url, headers=headers, pool_size=pool_size, tls=tls) for url in urls
+        ]
         self._current = 0
         self._loop: asyncio.AbstractEventLoop | None = None  # the one of the first request
         self.closed = False
@@ -82,15 +86,18 @@ class Brokers:
         patience: float | None = None,
         polling: bool = False,
     ) -> HttpAnswer:
-        """The answer of the first broker that gives one; errors of the 4xx kind are raised as what they mean.
+        """The answer of the first broker that gives one; errors of the 4xx kind are raised as what
+        they mean.
 
-        `timeout` limits each attempt, `patience` the time after which no new attempt is made. A `polling` request is
-        meant to take long: its patience begins with the first failure.
+        `timeout` limits each attempt, `patience` the time after which no new attempt is made. A
+        `polling` request is meant to take long: its patience begins with the first failure.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:
-                raise InvalidRequest("this client belongs to another event loop: make one for each loop")
+                raise InvalidRequest(
+                    "this client belongs to another event loop: make one for each loop"
+                )
             self._loop = loop
         clock = loop.time
         patience = self.patience if patience is None else patience
@@ -103,7 +110,12 @@ class Brokers:
             place = self._current
             try:
                 answer = await self._clients[place].request(
-                    method, target, body, self._headers(body), timeout or self.timeout, idempotent=again
+                    method,
+                    target,
+                    body,
+                    self._headers(body),
+                    timeout or self.timeout,
+                    idempotent=again,
                 )
                 if answer.status < 500:
                     return answer
@@ -120,7 +132,9 @@ class Brokers:
             tried += 1
             give_up = min(give_up, clock() + patience)
             wait = backoff.delay() if tried % len(self._clients) == 0 else 0.0
-            if tried >= len(self._clients) and (clock() + wait >= give_up or isinstance(failure, StorageFull)):
+            if tried >= len(self._clients) and (
+                clock() + wait >= give_up or isinstance(failure, StorageFull)
+            ):
                 raise failure
             await asyncio.sleep(wait)
 
@@ -128,7 +142,9 @@ class Brokers:
         headers = _JSON if body else ()
         return (*headers, ("Authorization", f"Bearer {self._token()}")) if self._token else headers
 
-    async def json(self, method: str, target: str, value: Any = None, *, again: bool = True, **limits: Any) -> Any:
+    async def json(
+        self, method: str, target: str, value: Any = None, *, again: bool = True, **limits: Any
+    ) -> Any:
         """Ask with a JSON body, answer with decoded JSON (None when there is no body)."""
         body = b"" if value is None else msgspec.json.encode(value)
         answer = await self.ask(method, target, body, again=again, **limits)

@@ -1,13 +1,16 @@
 """Client-side batching: many small pushes become few requests.
 
-`push` adds to the buffer and returns; it waits only while the buffer is full, which is how a slow broker slows its
-producers down. Payloads are encoded at once: what JSON cannot say is an error there, and later changes do not count.
-One task sends the oldest messages in order, a batch at a time. A batch that could not be delivered, for whatever reason
-that is not a message's own (no broker, no room on its disk, a token that ran out), goes back to the front and is sent
-again, with the transaction ids it had, so order holds and nothing is stored twice. What the broker refuses for good (a
-malformed message) or what its queue has no room for is set aside in `refused` with its reason.
+`push` adds to the buffer and returns; it waits only while the buffer is full, which is how a slow
+broker slows its producers down. Payloads are encoded at once: what JSON cannot say is an error
+there, and later changes do not count. One task sends the oldest messages in order, a batch at a
+time. A batch that could not be delivered, for whatever reason that is not a message's own (no
+broker, no room on its disk, a token that ran out), goes back to the front and is sent again, with
+the transaction ids it had, so order holds and nothing is stored twice. What the broker refuses for
+good (a malformed message) or what its queue has no room for is set aside in `refused` with its
+reason.
 
-`close` sends what is left within a deadline and returns what could not be sent: nothing is dropped in silence.
+`close` sends what is left within a deadline and returns what could not be sent: nothing is dropped
+in silence.
 """
 
 import asyncio
@@ -86,7 +89,9 @@ class PushBuffer:
         return str(item["transactionId"])
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Return when everything pushed so far is stored (or refused); `TimeoutError` after `timeout` seconds."""
+        """Return when everything pushed so far is stored (or refused); `TimeoutError` after
+        `timeout` seconds.
+        """
         wanted = self._accepted
         self._hurried += 1
         self._changed.set()
@@ -94,14 +99,18 @@ class PushBuffer:
             async with asyncio.timeout(timeout):
                 while self.sent + len(self.refused) < wanted:
                     if self._sender.done():
-                        raise InvalidRequest("the buffer is closed, with messages that were not sent")
+                        raise InvalidRequest(
+                            "the buffer is closed, with messages that were not sent"
+                        )
                     self._progress.clear()
                     await self._progress.wait()
         finally:
             self._hurried -= 1
 
     async def close(self, timeout: float | None = None) -> list[Item]:
-        """Send what is left for at most `timeout` seconds; what could not be sent, as items of the HTTP API."""
+        """Send what is left for at most `timeout` seconds; what could not be sent, as items of the
+        HTTP API.
+        """
         self.closed = True
         self._progress.set()
         if not self._sender.done():
@@ -118,13 +127,19 @@ class PushBuffer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         left = await self.close()
         if left and kind is None:
-            raise Unavailable(f"{len(left)} messages could not be sent before the buffer was closed")
+            raise Unavailable(
+                f"{len(left)} messages could not be sent before the buffer was closed"
+            )
 
-    # -- sending ----------------------------------------------------------------------------------------------------
+    # -- sending
+    # ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -166,12 +181,18 @@ class PushBuffer:
             pass
 
     async def _send(self, batch: list[Item]) -> None:
-        """Send the messages; those that are stored or refused leave the list, the others are in it when this raises."""
+        """Send the messages; those that are stored or refused leave the list, the others are in it
+        when this raises.
+        """
         try:
             await self._client.push_items(batch, patience=0.0)
             self.sent += len(batch)
         except QueueFull as error:
-            full = [item for item, result in zip(batch, error.results, strict=False) if result.status == "failed"]
+            full = [
+                item
+                for item, result in zip(batch, error.results, strict=False)
+                if result.status == "failed"
+            ]
             full = full or batch
             self.sent += len(batch) - len(full)
             self._refuse(full, error)

@@ -1,4 +1,5 @@
-"""`penstock.Client`: queues, their consumers and buffers, and what an operator asks, from one object.
+"""`penstock.Client`: queues, their consumers and buffers, and what an operator asks, from one
+object.
 
 async with Client("http://localhost:6632") as client:
     await client.push("orders", {"id": 7}, partition="c-1")
@@ -31,13 +32,14 @@ GIVE_BACK = 1.0  # seconds that are always left for it
 
 
 class Client(QueueClient):
-    """Talks to one broker, or to several on one database; with no URL, to PENSTOCK_URL or the local one.
+    """Talks to one broker, or to several on one database; with no URL, to PENSTOCK_URL or the local
+    one.
 
-    `token` (default: PENSTOCK_TOKEN) is sent to brokers that ask for one; a function is asked before each request.
-    With https://, `ca` is the CA to believe (a PEM file or its text, default: PENSTOCK_CA_FILE, or the system's), or
-    `tls` a context of yours.
-    `timeout` limits one request, `patience` how long a request is tried again while no broker answers.
-    A client belongs to the event loop of its first request.
+    `token` (default: PENSTOCK_TOKEN) is sent to brokers that ask for one; a function is asked
+    before each request. With https://, `ca` is the CA to believe (a PEM file or its text, default:
+    PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours. `timeout` limits one request,
+    `patience` how long a request is tried again while no broker answers. A client belongs to the
+    event loop of its first request.
     """
 
     def __init__(
@@ -59,14 +61,21 @@ class Client(QueueClient):
             urls = [url.strip() for url in urls.split(",") if url.strip()]
         if tls is None and any(url.startswith("https:") for url in urls):
             tls = client_context(ca)
-        super().__init__(Brokers(urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size, tls=tls))
+        super().__init__(
+            Brokers(
+                urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size, tls=tls
+            )
+        )
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer] = []
 
-    # -- consumers and buffers --------------------------------------------------------------------------------------
+    # -- consumers and buffers
+    # --------------------------------------------------------------------------------------
 
     def consumer(self, address: str | Address, **options: Any) -> Callable[[Handler], Consumer]:
-        """Make the function below a consumer of `address`; `run` starts it. The options are those of `Consumer`."""
+        """Make the function below a consumer of `address`; `run` starts it. The options are those
+        of `Consumer`.
+        """
 
         def register(handler: Handler) -> Consumer:
             consumer = Consumer(self, address, handler, **options)
@@ -93,28 +102,38 @@ class Client(QueueClient):
         return buffer
 
     async def close(self, timeout: float = 10.0) -> list[Item]:
-        """Let consumers finish, send what the buffers hold, within `timeout` seconds in all; what could not be sent.
+        """Let consumers finish, send what the buffers hold, within `timeout` seconds in all; what
+        could not be sent.
 
-        Consumers get half of the time at most. Messages that a `take` had fetched and not handed out go back.
+        Consumers get half of the time at most. Messages that a `take` had fetched and not handed
+        out go back.
         """
         if self._brokers.closed:
             return []
         self.stop()
         clock = asyncio.get_running_loop().time
         ends = clock() + timeout
-        running = [asyncio.ensure_future(consumer.ended(asyncio.current_task())) for consumer in self._consumers]
+        running = [
+            asyncio.ensure_future(consumer.ended(asyncio.current_task()))
+            for consumer in self._consumers
+        ]
         if running:
             _, late = await asyncio.wait(running, timeout=timeout / 2)
             for task in late:
                 task.cancel()
         rest = max(0.0, ends - clock())
-        lefts = await asyncio.gather(*(buffer.close(rest) for buffer in self._buffers if not buffer.closed))
+        lefts = await asyncio.gather(
+            *(buffer.close(rest) for buffer in self._buffers if not buffer.closed)
+        )
         left = [item for items in lefts for item in items]
         fetched = [message for messages in self._fetched.values() for message in messages]
         for messages in self._fetched.values():
             messages.clear()  # or their loops would give them back again
         if fetched:
-            await asyncio.wait([asyncio.ensure_future(self.give_back(fetched))], timeout=max(GIVE_BACK, ends - clock()))
+            await asyncio.wait(
+                [asyncio.ensure_future(self.give_back(fetched))],
+                timeout=max(GIVE_BACK, ends - clock()),
+            )
         await self._leases.close()
         await self._brokers.close()
         return left
@@ -123,16 +142,26 @@ class Client(QueueClient):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         left = await self.close()
         if left and kind is None:
-            raise Unavailable(f"{len(left)} messages could not be sent before the client was closed")
+            raise Unavailable(
+                f"{len(left)} messages could not be sent before the client was closed"
+            )
 
-    # -- what an operator asks --------------------------------------------------------------------------------------
+    # -- what an operator asks
+    # --------------------------------------------------------------------------------------
 
-    async def configure(self, queue: str, *, namespace: str = "", task: str = "", **options: Any) -> dict[str, Any]:
-        """Create a queue or replace its options, by their API names (`leaseTime=30`) or as `lease_time=30`."""
+    async def configure(
+        self, queue: str, *, namespace: str = "", task: str = "", **options: Any
+    ) -> dict[str, Any]:
+        """Create a queue or replace its options, by their API names (`leaseTime=30`) or as
+        `lease_time=30`.
+        """
         body = {
             "queue": queue,
             "namespace": namespace,
@@ -150,7 +179,9 @@ class Client(QueueClient):
 
     async def delete_queue(self, queue: str) -> bool:
         """Delete a queue with everything in it; False when there was none."""
-        return bool((await self._object("DELETE", f"/api/v1/resources/queues/{_quoted(queue)}"))["existed"])
+        return bool(
+            (await self._object("DELETE", f"/api/v1/resources/queues/{_quoted(queue)}"))["existed"]
+        )
 
     async def clear(self, queue: str, partition: str | None = None) -> dict[str, Any]:
         """Delete the messages of a queue, or of one partition, and keep the queue."""
@@ -163,7 +194,9 @@ class Client(QueueClient):
 
     async def group(self, group: str) -> dict[str, Any]:
         """A group's queues with the lag of each partition."""
-        return dict(await self._brokers.json("GET", f"/api/v1/consumer-groups/{_quoted(group)}") or {})
+        return dict(
+            await self._brokers.json("GET", f"/api/v1/consumer-groups/{_quoted(group)}") or {}
+        )
 
     async def seek(
         self,
@@ -173,7 +206,9 @@ class Client(QueueClient):
         *,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Move a group to a time, to "end" or to "beginning". A dry run only says what would be delivered again."""
+        """Move a group to a time, to "end" or to "beginning". A dry run only says what would be
+        delivered again.
+        """
         body: dict[str, Any] = {"dryRun": True} if dry_run else {}
         if isinstance(to, datetime):
             body["timestamp"] = to.isoformat()
@@ -192,18 +227,26 @@ class Client(QueueClient):
         return await self._object("DELETE", f"{path}/queues/{_quoted(queue)}" if queue else path)
 
     async def dead_letters(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        """A page of the dead-letter queue: `consumerGroup`, `partition`, `from`, `to`, `limit`, `offset`."""
+        """A page of the dead-letter queue: `consumerGroup`, `partition`, `from`, `to`, `limit`,
+        `offset`.
+        """
         return await self._object("GET", f"/api/v1/dlq{_query(queue, filters)}")
 
     async def requeue(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        """Deliver dead letters again to the groups they failed in: those that match, or the one with `id`."""
-        return await self._object("POST", f"/api/v1/dlq/requeue{_query(queue, filters)}", again=False)
+        """Deliver dead letters again to the groups they failed in: those that match, or the one
+        with `id`.
+        """
+        return await self._object(
+            "POST", f"/api/v1/dlq/requeue{_query(queue, filters)}", again=False
+        )
 
     async def purge(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
         """Delete the dead letters that match."""
         return await self._object("DELETE", f"/api/v1/dlq{_query(queue, filters)}")
 
-    async def _object(self, method: str, target: str, body: Any = None, *, again: bool = True) -> dict[str, Any]:
+    async def _object(
+        self, method: str, target: str, body: Any = None, *, again: bool = True
+    ) -> dict[str, Any]:
         found = await self._brokers.json(method, target, body, again=again) or {}
         if not isinstance(found, dict):
             raise Unavailable("the answer is not a broker's: no object")

@@ -1,12 +1,13 @@
 """One TCP connection to a broker: requests are pipelined, answers resolve them in order.
 
-A `BufferedProtocol`: the kernel writes straight into our memory. Small answers are parsed out of one reused buffer and
-copied; the body of an answer that does not fit into it gets memory of its own, into which the rest is received, so a
-FETCH of a megabyte is copied once. That memory is used again once nobody holds a view of it: fresh pages for every
-answer would cost more than everything else (see `Recycled`).
+A `BufferedProtocol`: the kernel writes straight into our memory. Small answers are parsed out of
+one reused buffer and copied; the body of an answer that does not fit into it gets memory of its
+own, into which the rest is received, so a FETCH of a megabyte is copied once. That memory is used
+again once nobody holds a view of it: fresh pages for every answer would cost more than everything
+else (see `Recycled`).
 
-When the connection ends, every unanswered request fails with `ConnectionLost`: what became of it is unknown to us, and
-only the caller knows whether it may be sent again.
+When the connection ends, every unanswered request fails with `ConnectionLost`: what became of it is
+unknown to us, and only the caller knows whether it may be sent again.
 """
 
 import asyncio
@@ -25,37 +26,48 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.net.tls import explain, first_answer_missing
-from penstock.wire import frames
-from penstock.wire.frames import ANSWER, Bytes, Command
-from penstock.wire.status import PLAIN, TcpStatus, read_message
+from penstock.protocol import frames
+from penstock.protocol.frames import ANSWER, Bytes, Command
+from penstock.protocol.status import PLAIN, TcpStatus, read_message
 
 log = logging.getLogger("penstock.client")
 
 BUFFER = 256 << 10
 Address = tuple[str, int]
-Token = str | Callable[[], str]  # a function is asked whenever a token is needed: for tokens that are renewed
+Token = (
+    str | Callable[[], str]
+)  # a function is asked whenever a token is needed: for tokens that are renewed
 
 
 class ConnectionLost(Unavailable):
     """The connection ended before the answer came; the request may or may not have been done."""
 
 
-_NAMED: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (StorageFull, StorageFailed)}
-MAY_PASS = (Unavailable, StorageFull, StorageFailed)  # worth sending again, until the caller's time is over
+_NAMED: dict[str, type[PenstockError]] = {
+    kind.__name__: kind for kind in (StorageFull, StorageFailed)
+}
+MAY_PASS = (
+    Unavailable,
+    StorageFull,
+    StorageFailed,
+)  # worth sending again, until the caller's time is over
 
 
 def error_of(status: int, text: str) -> PenstockError:
     """The error that an answer stands for."""
     name, message = read_message(text)
     known = status in TcpStatus.__members__.values()
-    return (_NAMED.get(name) or PLAIN.get(TcpStatus(status) if known else TcpStatus.INTERNAL, Unavailable))(message)
+    return (
+        _NAMED.get(name)
+        or PLAIN.get(TcpStatus(status) if known else TcpStatus.INTERNAL, Unavailable)
+    )(message)
 
 
 class Recycled:
     """A few large buffers, each handed out again when the views of it that were given out are gone.
 
-    A bytearray refuses to change its size while a view of it exists: trying is how we know. Whoever keeps a body keeps
-    its buffer, and gets the next one from fresh memory.
+    A bytearray refuses to change its size while a view of it exists: trying is how we know. Whoever
+    keeps a body keeps its buffer, and gets the next one from fresh memory.
     """
 
     MOST = 4
@@ -83,16 +95,22 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._waiting: deque[tuple[asyncio.Future[memoryview], Callable[[memoryview], None] | None]] = deque()
+        self._waiting: deque[
+            tuple[asyncio.Future[memoryview], Callable[[memoryview], None] | None]
+        ] = deque()
         self._buffer = memoryview(bytearray(BUFFER))
         self._filled = 0
         self._recycled = Recycled()
-        self._body: memoryview | None = None  # an answer too large for the buffer, being received into its own memory
+        self._body: memoryview | None = (
+            None  # an answer too large for the buffer, being received into its own memory
+        )
         self._body_filled = 0
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
         self._heard = False  # any answer
-        self.renews = False  # a token that has expired on the way is a reason to connect anew, not an answer
+        self.renews = (
+            False  # a token that has expired on the way is a reason to connect anew, not an answer
+        )
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -126,7 +144,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    # -- what asyncio calls -----------------------------------------------------------------------------------------
+    # -- what asyncio calls
+    # -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -152,7 +171,9 @@ class Connection(asyncio.BufferedProtocol):
             writable.set_result(None)
 
     def get_buffer(self, _: int) -> memoryview:
-        return self._buffer[self._filled :] if self._body is None else self._body[self._body_filled :]
+        return (
+            self._buffer[self._filled :] if self._body is None else self._body[self._body_filled :]
+        )
 
     def buffer_updated(self, received: int) -> None:
         if self._body is not None:
@@ -179,7 +200,11 @@ class Connection(asyncio.BufferedProtocol):
                 body[:have] = buffer[start:end]
                 self._body, self._body_filled, self._body_head = body, have, (command, status)
                 at = end
-                if self._waiting and (started := self._waiting[0][1]) and status == TcpStatus.SUCCESS:
+                if (
+                    self._waiting
+                    and (started := self._waiting[0][1])
+                    and status == TcpStatus.SUCCESS
+                ):
                     started(body[:have])
             break
         if at:
@@ -189,7 +214,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, command: int, status: int, body: memoryview) -> None:
         if not self._waiting:
-            if command == frames.ERROR and self._transport is not None:  # said before it closes: too many connections
+            if (
+                command == frames.ERROR and self._transport is not None
+            ):  # said before it closes: too many connections
                 self._transport.abort()
             return
         self._heard = True
@@ -208,7 +235,9 @@ class Connection(asyncio.BufferedProtocol):
 
 def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
     """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
-    parts: Sequence[str | Address] = addresses.split(",") if isinstance(addresses, str) else addresses
+    parts: Sequence[str | Address] = (
+        addresses.split(",") if isinstance(addresses, str) else addresses
+    )
     found: list[Address] = []
     for part in parts:
         if isinstance(part, tuple):
@@ -219,7 +248,9 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
         if not colon or port.endswith("]"):
             host, port = plain, "12345"
         if not host or not port.isdecimal() or "/" in host:
-            raise InvalidRequest(f"{part!r} is no broker address: write host:port, or tls://host:port")
+            raise InvalidRequest(
+                f"{part!r} is no broker address: write host:port, or tls://host:port"
+            )
         found.append((host.strip("[]"), int(port)))
     if not found:
         raise InvalidRequest("no broker address given")
@@ -228,7 +259,9 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
 
 def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
     """Whether the addresses say `tls://`; all of them, or none."""
-    parts: Sequence[str | Address] = addresses.split(",") if isinstance(addresses, str) else addresses
+    parts: Sequence[str | Address] = (
+        addresses.split(",") if isinstance(addresses, str) else addresses
+    )
     told = {isinstance(part, str) and part.strip().startswith("tls://") for part in parts}
     if len(told) > 1:
         raise InvalidRequest(f"either all addresses begin with tls:// or none: {addresses!r}")
@@ -248,7 +281,12 @@ class Waiting:
 
     def note(self, error: PenstockError, seconds: float) -> None:
         if type(error) is not type(self.error):
-            log.warning("%s waits for the broker, up to %.0f s more: %s", self._who, max(0.0, seconds), error)
+            log.warning(
+                "%s waits for the broker, up to %.0f s more: %s",
+                self._who,
+                max(0.0, seconds),
+                error,
+            )
         self.error = error
 
     def over(self) -> None:
@@ -258,7 +296,9 @@ class Waiting:
 
 
 class Backoff:
-    """Delays that double from `first` to `most` less a random share, so that clients do not return in step."""
+    """Delays that double from `first` to `most` less a random share, so that clients do not return
+    in step.
+    """
 
     def __init__(self, first: float = 0.05, most: float = 2.0) -> None:
         self._first, self._most, self._next = first, most, first
@@ -272,9 +312,11 @@ class Backoff:
 
 
 class Link:
-    """Keeps one connection to the first of several addresses that answers, made when needed and made anew when lost.
+    """Keeps one connection to the first of several addresses that answers, made when needed and
+    made anew when lost.
 
-    With a token (or a function that gives one, asked at each connection) every connection begins with AUTH.
+    With a token (or a function that gives one, asked at each connection) every connection begins
+    with AUTH.
     """
 
     def __init__(
@@ -313,13 +355,20 @@ class Link:
                 try:
                     async with asyncio.timeout(self._connect_timeout):
                         _, connection = await loop.create_connection(
-                            Connection, host, port, ssl=self._tls, server_hostname=host if self._tls else None
+                            Connection,
+                            host,
+                            port,
+                            ssl=self._tls,
+                            server_hostname=host if self._tls else None,
                         )
                         await self._authenticate(connection)
                 except (OSError, TimeoutError, ConnectionLost) as error:
-                    failures.append(f"{host}:{port}: {explain(error, shaking=bool(self._tls)) or 'no answer'}")
+                    failures.append(
+                        f"{host}:{port}: {explain(error, shaking=bool(self._tls)) or 'no answer'}"
+                    )
                     continue
-                # The one that answered goes first next time: reconnecting does not begin with the dead one.
+                # The one that answered goes first next time: reconnecting does not begin with the
+                # dead one.
                 self._addresses.insert(0, self._addresses.pop(position))
                 return connection
             delay = backoff.delay()

@@ -5,13 +5,13 @@
 
     await client.run()
 
-Returning means completed. An exception means failed, with its text: the message is tried again and finally goes to the
-dead-letter queue; `Retry` gives it back without counting, `DeadLetter` puts it aside at once. With `batch` above 1 and
-`each=False` the function gets the whole list and answers for all of it. A function that is not async runs in a thread,
-`concurrency` of them at a time.
+Returning means completed. An exception means failed, with its text: the message is tried again and
+finally goes to the dead-letter queue; `Retry` gives it back without counting, `DeadLetter` puts it
+aside at once. With `batch` above 1 and `each=False` the function gets the whole list and answers
+for all of it. A function that is not async runs in a thread, `concurrency` of them at a time.
 
-Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish; messages that were
-fetched and not begun go back.
+Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish;
+messages that were fetched and not begun go back.
 """
 
 import asyncio
@@ -74,7 +74,9 @@ class Consumer:
         return self._handler(message)
 
     async def run(self) -> None:
-        """Consume until `stop`; raises what no retry can help (a request the broker refuses for good)."""
+        """Consume until `stop`; raises what no retry can help (a request the broker refuses for
+        good).
+        """
         if self._threaded:  # not the loop's own: it has few threads, and others use them
             self._threads = ThreadPoolExecutor(self._concurrency, "penstock-consumer")
         self._workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
@@ -126,7 +128,9 @@ class Consumer:
                     await asyncio.shield(self._client.give_back(messages[begun:]))
 
     async def _fetch(self) -> list[Message]:
-        poll = asyncio.ensure_future(self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options))
+        poll = asyncio.ensure_future(
+            self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options)
+        )
         self._polls.add(poll)
         try:
             return await poll
@@ -181,7 +185,11 @@ class Consumer:
         except AckRefused as refused:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:
-            log.warning("%s: messages could not be acknowledged and will come again: %s", self.address, failure)
+            log.warning(
+                "%s: messages could not be acknowledged and will come again: %s",
+                self.address,
+                failure,
+            )
 
 
 def _called(handler: Handler, argument: Any) -> Any:

@@ -1,9 +1,10 @@
 """Keeps the leases of messages under way alive, however long their handling takes.
 
-One task per client looks after all of them: a lease is extended when a third of its time has passed, as long as one of
-its messages has not been answered, and for at most `KEEP_FOR` seconds, so that a forgotten message comes back. Each
-request has a task and a third of the lease's time: a broker that hangs costs one try of one lease.
-A lease that the broker no longer knows is dropped here; acknowledging its messages will say so.
+One task per client looks after all of them: a lease is extended when a third of its time has
+passed, as long as one of its messages has not been answered, and for at most `KEEP_FOR` seconds, so
+that a forgotten message comes back. Each request has a task and a third of the lease's time: a
+broker that hangs costs one try of one lease. A lease that the broker no longer knows is dropped
+here; acknowledging its messages will say so.
 """
 
 import asyncio
@@ -51,7 +52,9 @@ class LeaseKeeper:
         self.lost = 0
 
     def keep(self, messages: Iterable[Message], lease_time: float) -> None:
-        """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was called for each."""
+        """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was
+        called for each.
+        """
         now = asyncio.get_running_loop().time()
         for message in messages:
             if not message.lease_id:
@@ -120,6 +123,8 @@ class LeaseKeeper:
         """Extend a lease once; False when it is lost."""
         target = f"/api/v1/lease/{quote(lease, safe='')}/extend"
         body = msgspec.json.encode({"seconds": seconds})
-        answer = await self._brokers.ask("POST", target, body, again=True, timeout=limit, patience=limit)
+        answer = await self._brokers.ask(
+            "POST", target, body, again=True, timeout=limit, patience=limit
+        )
         check(answer)
         return all(result.success for result in understood(_extended.decode, answer.body))

@@ -1,4 +1,6 @@
-"""What a user of the queue client holds in hand: addresses, messages, and the answers to push and ack."""
+"""What a user of the queue client holds in hand: addresses, messages, and the answers to push and
+ack.
+"""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ DEFAULT_PARTITION = "Default"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where messages come from or go to: `orders`, `orders/c-1`, `orders@billing`, `orders/c-1@billing`.
+    """Where messages come from or go to: `orders`, `orders/c-1`, `orders@billing`,
+    `orders/c-1@billing`.
 
     A queue whose own name holds a slash or an at sign is addressed by an `Address` made by hand.
     """
@@ -33,7 +36,9 @@ class Address:
         place, at, group = text.partition("@")
         queue, slash, partition = place.partition("/")
         if not queue or (slash and not partition) or (at and not group):
-            raise InvalidRequest(f"not an address: {text!r} (expected queue, queue/partition or queue@group)")
+            raise InvalidRequest(
+                f"not an address: {text!r} (expected queue, queue/partition or queue@group)"
+            )
         return cls(queue, partition or None, group or None)
 
     def __str__(self) -> str:
@@ -47,7 +52,9 @@ class Address:
 
 
 class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
-    """A message as a consumer sees it. `data` is the payload, decoded when first asked for; `raw` its JSON text."""
+    """A message as a consumer sees it. `data` is the payload, decoded when first asked for; `raw`
+    its JSON text.
+    """
 
     id: str
     transaction_id: str
@@ -65,7 +72,9 @@ class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True)
     def data(self) -> Any:
         try:
             return msgspec.json.decode(self.raw)
-        except msgspec.DecodeError:  # valid JSON with a number beyond what msgspec takes, such as 1e999
+        except (
+            msgspec.DecodeError
+        ):  # valid JSON with a number beyond what msgspec takes, such as 1e999
             return json.loads(bytes(self.raw))
 
     def __repr__(self) -> str:
@@ -80,7 +89,9 @@ class Popped(msgspec.Struct, rename="camel"):
 
 
 class Pushed(msgspec.Struct, eq=False):
-    """What became of one message: `queued`, `duplicate` (known by its transaction id), `buffered` or `failed`."""
+    """What became of one message: `queued`, `duplicate` (known by its transaction id), `buffered`
+    or `failed`.
+    """
 
     status: str
     index: int = 0
@@ -111,7 +122,9 @@ class QueueFull(Full):
 
 
 class AckRefused(Conflict):
-    """The broker did not take some acks, for lack of a live lease or of the message; `results` says which."""
+    """The broker did not take some acks, for lack of a live lease or of the message; `results` says
+    which.
+    """
 
     def __init__(self, text: str, results: list[Acked]) -> None:
         super().__init__(text)

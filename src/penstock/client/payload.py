@@ -1,8 +1,8 @@
 """Refuses payloads that JSON would change without a word.
 
-JSON has no NaN, no infinity and no bytes. The encoder writes `null` and base64 text instead, and a consumer cannot see
-that it was something else. So we look at what is pushed: quickly at first, and where that sees more than plain JSON,
-once more to name the place.
+JSON has no NaN, no infinity and no bytes. The encoder writes `null` and base64 text instead, and a
+consumer cannot see that it was something else. So we look at what is pushed: quickly at first, and
+where that sees more than plain JSON, once more to name the place.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,9 @@ def _check(value: Any, path: str) -> None:
         )
     elif type(value) not in _AS_THEY_ARE and not isinstance(value, _AS_TEXT):
         plain = msgspec.to_builtins(value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal))
-        if type(plain) is not type(value):  # a struct or dataclass is a dictionary now, an enum its value
+        if type(plain) is not type(
+            value
+        ):  # a struct or dataclass is a dictionary now, an enum its value
             _check(plain, path)
 
 

@@ -1,19 +1,22 @@
-"""A producer that gathers records into batches, keeps their order, and sends each batch until it is answered.
+"""A producer that gathers records into batches, keeps their order, and sends each batch until it is
+answered.
 
-`send` adds to the open batch and returns at once; it waits only while the buffer is full, which is how a slow broker
-slows its producers down. A batch is closed when it is large enough, when `linger` has passed since its first record, or
-by `flush`. One task sends closed batches in order, several in flight on one connection.
+`send` adds to the open batch and returns at once; it waits only while the buffer is full, which is
+how a slow broker slows its producers down. A batch is closed when it is large enough, when `linger`
+has passed since its first record, or by `flush`. One task sends closed batches in order, several in
+flight on one connection.
 
-Every batch carries the producer's id and a sequence number. After a lost connection or a failure that may pass, all
-unanswered batches are sent again from the oldest on, with the same numbers: the broker answers those it already has
-with their first answer, stores the others, and refuses one that comes before its turn, so each record is stored once
-and in the order it was sent.
+Every batch carries the producer's id and a sequence number. After a lost connection or a failure
+that may pass, all unanswered batches are sent again from the oldest on, with the same numbers: the
+broker answers those it already has with their first answer, stores the others, and refuses one that
+comes before its turn, so each record is stored once and in the order it was sent.
 
-A batch that is refused for good (too large) fails alone, and the ones behind it go on under a new id, since the broker
-waits in vain for the missing number under the old one. When the oldest batch has got no answer within `timeout`, what
-became of it and of those sent behind it is unknown: all of them fail. Whoever awaits one of their records gets the
-error, and `flush` and `close` raise it, so it cannot be lost in silence. What a producer waits for meanwhile (no
-broker, a full disk) is logged once.
+A batch that is refused for good (too large) fails alone, and the ones behind it go on under a new
+id, since the broker waits in vain for the missing number under the old one. When the oldest batch
+has got no answer within `timeout`, what became of it and of those sent behind it is unknown: all of
+them fail. Whoever awaits one of their records gets the error, and `flush` and `close` raise it, so
+it cannot be lost in silence. What a producer waits for meanwhile (no broker, a full disk) is logged
+once.
 """
 
 import asyncio
@@ -25,8 +28,8 @@ from typing import Self
 
 from penstock.client.connection import MAY_PASS, Backoff, Connection, ConnectionLost, Link, Waiting
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
-from penstock.wire import frames
-from penstock.wire.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes
+from penstock.protocol import frames
+from penstock.protocol.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes
 
 RECORD_OVERHEAD = 64  # what one buffered record costs besides its payload, roughly
 MAX_RECORDS = 100_000
@@ -61,7 +64,9 @@ class Delivery:
 
 
 class Producer:
-    """Made by `TopicClient.producer`. Use it as `async with`, or call `close`, so that the last batch is sent."""
+    """Made by `TopicClient.producer`. Use it as `async with`, or call `close`, so that the last
+    batch is sent.
+    """
 
     def __init__(
         self,
@@ -76,7 +81,11 @@ class Producer:
         timeout: float = 120.0,
         idempotent: bool = True,
     ) -> None:
-        if not 1 <= max_batch_records <= MAX_RECORDS or not 1 <= max_batch_bytes <= MAX_FRAME // 2 or in_flight < 1:
+        if (
+            not 1 <= max_batch_records <= MAX_RECORDS
+            or not 1 <= max_batch_bytes <= MAX_FRAME // 2
+            or in_flight < 1
+        ):
             raise InvalidRequest(
                 f"a batch has 1 to {MAX_RECORDS} records and 1 to {MAX_FRAME // 2} bytes, with 1 or more in flight"
             )
@@ -92,7 +101,9 @@ class Producer:
         self._in_flight = in_flight
         self._loop = asyncio.get_running_loop()
         self._open: _Batch | None = None
-        self._queue: deque[_Batch] = deque()  # closed and unanswered, oldest first; the first ones are in flight
+        self._queue: deque[_Batch] = (
+            deque()
+        )  # closed and unanswered, oldest first; the first ones are in flight
         self._buffered = 0  # bytes in `_open` and `_queue`
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -107,12 +118,17 @@ class Producer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
     async def send(self, payload: Bytes) -> Delivery:
-        """Add one record. Waits only while the buffer is full; await the returned delivery for the offset."""
+        """Add one record. Waits only while the buffer is full; await the returned delivery for the
+        offset.
+        """
         if self._buffered >= self._buffer_bytes or self._room:
             await self._wait_for_room()
         return self._add(payload)
@@ -127,7 +143,9 @@ class Producer:
         return delivery
 
     async def flush(self) -> None:
-        """Send what is waiting now and return when it is answered; raises the first failure since the last flush."""
+        """Send what is waiting now and return when it is answered; raises the first failure since
+        the last flush.
+        """
         self._close_batch()
         pending = [batch.first_offset for batch in self._queue]
         if pending:
@@ -159,16 +177,21 @@ class Producer:
                 await asyncio.wait([self._sender])
             else:  # interrupted (cancelled) while batches were unanswered
                 self._sender.cancel()
-                self._fail_all(Unavailable("the producer was closed before this record was answered"))
+                self._fail_all(
+                    Unavailable("the producer was closed before this record was answered")
+                )
 
-    # -- batches ----------------------------------------------------------------------------------------------------
+    # -- batches
+    # ----------------------------------------------------------------------------------------------------
 
     def _add(self, payload: Bytes) -> Delivery:
         if self._closing:
             raise InvalidRequest("the producer is closed")
         size = len(payload)
         if size > MAX_FRAME - 1024:
-            raise TooLarge(f"a payload of {size} bytes is larger than one frame may be ({MAX_FRAME} bytes)")
+            raise TooLarge(
+                f"a payload of {size} bytes is larger than one frame may be ({MAX_FRAME} bytes)"
+            )
         batch = self._open
         if batch is not None and batch.bytes + size > self._max_bytes:
             self._close_batch()
@@ -176,7 +199,9 @@ class Producer:
         if batch is None:
             batch = self._open = _Batch(self._loop.create_future())
             batch.deadline = self._loop.time() + self._timeout
-            self._timer = self._loop.call_later(self._linger, self._close_batch) if self._linger else None
+            self._timer = (
+                self._loop.call_later(self._linger, self._close_batch) if self._linger else None
+            )
         batch.payloads.append(payload)
         batch.bytes += size
         self._buffered += size + RECORD_OVERHEAD
@@ -184,7 +209,8 @@ class Producer:
         if len(batch.payloads) >= self._max_records or batch.bytes >= self._max_bytes:
             self._close_batch()
         elif not self._linger:
-            self._changed.set()  # without linger the sender takes the batch as soon as it gets to run
+            # without linger the sender takes the batch as soon as it gets to run
+            self._changed.set()
         return delivery
 
     def _close_batch(self) -> None:
@@ -226,14 +252,16 @@ class Producer:
         self._settle(batch)
         if not batch.first_offset.done():
             batch.first_offset.set_exception(error)
-            batch.first_offset.exception()  # seen: `flush` raises it, so a delivery nobody awaits is no loss
+            # seen: `flush` raises it, so a delivery nobody awaits is no loss
+            batch.first_offset.exception()
         self._failure = self._failure or error
 
     def _fail_all(self, error: PenstockError) -> None:
         while self._queue:
             self._fail(self._queue[0], error)
 
-    # -- sending ----------------------------------------------------------------------------------------------------
+    # -- sending
+    # ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -252,14 +280,19 @@ class Producer:
                 await self._pump(connection)
                 backoff.reset()
             except MAY_PASS as error:
-                # Nothing unanswered is taken out of the queue: the next round sends it again, oldest first.
+                # Nothing unanswered is taken out of the queue: the next round sends it again,
+                # oldest first.
                 unknown = self.id is None and isinstance(error, ConnectionLost)
                 if unknown or self._loop.time() >= oldest.deadline:
                     self._give_up(error)
                 else:
                     self._waiting.note(error, oldest.deadline - self._loop.time())
-                    await asyncio.sleep(min(backoff.delay(), max(0.0, oldest.deadline - self._loop.time())))
-            except PenstockError as error:  # the broker does not let us in (a wrong token): waiting changes nothing
+                    await asyncio.sleep(
+                        min(backoff.delay(), max(0.0, oldest.deadline - self._loop.time()))
+                    )
+            except (
+                PenstockError
+            ) as error:  # the broker does not let us in (a wrong token): waiting changes nothing
                 self._fail_all(error)
 
     def _give_up(self, error: PenstockError) -> None:
@@ -274,16 +307,23 @@ class Producer:
             self.id = os.urandom(16)
 
     async def _pump(self, connection: Connection) -> None:
-        """Send batches in order and settle their answers in order, until the queue is empty or something fails."""
+        """Send batches in order and settle their answers in order, until the queue is empty or
+        something fails.
+        """
         answers: deque[asyncio.Future[memoryview]] = deque()
-        refused = False  # a batch failed for good: those sent behind it under the same id are refused, too
+        # a batch failed for good: those sent behind it under the same id are refused, too
+        refused = False
         try:
             while self._queue:
                 while not refused and len(answers) < min(self._in_flight, len(self._queue)):
                     batch = self._queue[len(answers)]
                     batch.sent = True
                     producer = (self.id, batch.sequence) if self.id is not None else None
-                    answers.append(connection.request(frames.produce_batch(self.topic, batch.payloads, producer)))
+                    answers.append(
+                        connection.request(
+                            frames.produce_batch(self.topic, batch.payloads, producer)
+                        )
+                    )
                 if not answers:
                     return
                 oldest = self._queue[0]
@@ -291,7 +331,8 @@ class Producer:
                     async with asyncio.timeout_at(oldest.deadline):
                         body = await answers[0]
                 except TimeoutError:
-                    connection.close()  # its answers can no longer be told apart from what we send next
+                    # its answers can no longer be told apart from what we send next
+                    connection.close()
                     late = Unavailable(f"no answer from the broker within {self._timeout:g} s")
                     raise self._waiting.error or late from None
                 except MAY_PASS:
@@ -313,8 +354,8 @@ class Producer:
                 if not self._linger and self._open is not None:
                     self._close_batch()
         finally:
-            # What is still in flight will be sent again: its answers are read (the order on the connection must hold)
-            # and dropped; the broker knows the batches by their numbers.
+            # What is still in flight will be sent again: its answers are read (the order on the
+            # connection must hold) and dropped; the broker knows the batches by their numbers.
             for answer in answers:
                 answer.add_done_callback(_drop)
             if answers and (await asyncio.wait(answers, timeout=self._timeout))[1]:

@@ -1,8 +1,9 @@
 """The client of queues: push, pop, take, ack, transactions, and what an operator asks.
 
-A push carries transaction ids made here, so it can be sent again after a lost answer without being stored twice. What a
-consumer has taken and not answered is kept leased in the background. An empty pop is an empty list. Brokers may be
-restarted at any time: requests go on with the next one that answers.
+A push carries transaction ids made here, so it can be sent again after a lost answer without being
+stored twice. What a consumer has taken and not answered is kept leased in the background. An empty
+pop is an empty list. Brokers may be restarted at any time: requests go on with the next one that
+answers.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from penstock.client.messages import (
 )
 from penstock.client.payload import check_payload
 from penstock.errors import Conflict, InvalidRequest, Unavailable
-from penstock.ids import uuid7
+from penstock.protocol.ids import uuid7
 
 _pushed = msgspec.json.Decoder(list[Pushed])
 _popped = msgspec.json.Decoder(Popped)
@@ -63,9 +64,12 @@ class QueueClient:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
         self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
-        self._fetched: dict[int, list[Message]] = {}  # by the takes under way, and not yet given to their loops
+        self._fetched: dict[
+            int, list[Message]
+        ] = {}  # by the takes under way, and not yet given to their loops
 
-    # -- push -------------------------------------------------------------------------------------------------------
+    # -- push
+    # -------------------------------------------------------------------------------------------------------
 
     async def push(
         self,
@@ -80,9 +84,9 @@ class QueueClient:
     ) -> Pushed:
         """Store one message; returns when it is durable.
 
-        The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. NaN and bytes are refused:
-        JSON would make something else of them. With `buffer_ms` or `buffer_max` the broker answers from its buffer and
-        stores in larger batches a little later (QoS 0).
+        The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. NaN and
+        bytes are refused: JSON would make something else of them. With `buffer_ms` or `buffer_max`
+        the broker answers from its buffer and stores in larger batches a little later (QoS 0).
         """
         item = new_item(address, payload, partition, transaction_id, trace_id)
         (result,) = await self.push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
@@ -97,7 +101,9 @@ class QueueClient:
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
     ) -> list[Pushed]:
-        """Store many messages, in order; in one request, or in several when there are more than a broker takes."""
+        """Store many messages, in order; in one request, or in several when there are more than a
+        broker takes.
+        """
         items = [new_item(address, payload, partition) for payload in payloads]
         results: list[Pushed] = []
         for begin in range(0, len(items), MOST_ITEMS):
@@ -118,7 +124,9 @@ class QueueClient:
         buffer_max: int | None = None,
         patience: float | None = None,
     ) -> list[Pushed]:
-        """Store items as the HTTP API names them; each must have a transactionId, so that a repeat is recognised."""
+        """Store items as the HTTP API names them; each must have a transactionId, so that a repeat
+        is recognised.
+        """
         for item in items:
             check_payload(item.get("payload"))
         body: dict[str, Any] = {"items": items}
@@ -137,7 +145,9 @@ class QueueClient:
         if buffered and answer.body[:1] == b"{":  # QoS 0 answers for all of them at once
             if not understood(_later.decode, answer.body).pushed:
                 raise Unavailable("the broker did not say that it took the messages")
-            return [Pushed("buffered", index, item["transactionId"]) for index, item in enumerate(items)]
+            return [
+                Pushed("buffered", index, item["transactionId"]) for index, item in enumerate(items)
+            ]
         results = understood(_pushed.decode, answer.body)
         if len(results) != len(items):
             raise Unavailable(f"the answer to {len(items)} messages is about {len(results)}")
@@ -147,12 +157,17 @@ class QueueClient:
         return results
 
     def _report_missing(self, address: str, reason: str | None) -> None:
-        """A consumer may start before its producer, so this is no error; a wrong name must not look like no work."""
+        """A consumer may start before its producer, so this is no error; a wrong name must not look
+        like no work.
+        """
         if reason and address not in self._missing and len(self._missing) < MOST_REPORTED:
             self._missing.add(address)
-            log.warning("nothing to take from %s: %s (a queue is made by its first push)", address, reason)
+            log.warning(
+                "nothing to take from %s: %s (a queue is made by its first push)", address, reason
+            )
 
-    # -- pop and ack ------------------------------------------------------------------------------------------------
+    # -- pop and ack
+    # ------------------------------------------------------------------------------------------------
 
     async def pop(
         self,
@@ -171,8 +186,8 @@ class QueueClient:
     ) -> list[Message]:
         """Take up to `batch` messages; an empty list when there are none within `wait` seconds.
 
-        They are leased to the caller, and the lease is kept alive until they are acknowledged (`renew`). Without an
-        address the messages come from any queue of the namespace or task.
+        They are leased to the caller, and the lease is kept alive until they are acknowledged
+        (`renew`). Without an address the messages come from any queue of the namespace or task.
         """
         where = Address.parse(address) if address is not None else None
         if where is None and not (namespace or task):
@@ -197,8 +212,8 @@ class QueueClient:
             if value:
                 query[name] = value
         path = where.pop_path if where is not None else "/api/v1/pop"
-        # A pop whose answer was lost has leased messages to nobody: they come again when the lease ends. Under auto-ack
-        # they would be gone, so such a pop is not repeated.
+        # A pop whose answer was lost has leased messages to nobody: they come again when the lease
+        # ends. Under auto-ack they would be gone, so such a pop is not repeated.
         answer = await self._brokers.ask(
             "GET",
             f"{path}?{urlencode(query)}",
@@ -209,7 +224,9 @@ class QueueClient:
         )
         check(answer)
         if not answer.body:
-            self._report_missing(str(address or namespace or task), answer.headers.get("empty-reason"))
+            self._report_missing(
+                str(address or namespace or task), answer.headers.get("empty-reason")
+            )
             return []
         popped = understood(_popped.decode, answer.body)
         for message in popped.messages:
@@ -234,12 +251,14 @@ class QueueClient:
     ) -> AsyncIterator[Message]:
         """Messages one by one, for ever; `async for message in client.take("orders@billing")`.
 
-        It ends when nothing is there (`wait=False`), when nothing came for `idle` seconds, or after `limit` messages.
-        Acknowledge each message, unless `auto_ack` has the broker count it as done the moment it is handed out: then a
-        message that was fetched and not processed is lost, also when the broker died with it in its hands. Messages
-        fetched and not yet given to the loop when it ends go back at once.
+        It ends when nothing is there (`wait=False`), when nothing came for `idle` seconds, or after
+        `limit` messages. Acknowledge each message, unless `auto_ack` has the broker count it as
+        done the moment it is handed out: then a message that was fetched and not processed is lost,
+        also when the broker died with it in its hands. Messages fetched and not yet given to the
+        loop when it ends go back at once.
 
-        Brokers may be restarted meanwhile; `Unavailable` is raised when none answered for the client's `patience`.
+        Brokers may be restarted meanwhile; `Unavailable` is raised when none answered for the
+        client's `patience`.
         """
         given = 0
         left: list[Message] = []
@@ -280,8 +299,9 @@ class QueueClient:
             try:
                 messages = await self.pop(address, wait=longest, **options)
             except Unavailable as error:
-                # An auto-ack pop that was cut off is not repeated, since it may have taken messages; the next one is
-                # another pop, and what the first one took is lost as `auto_ack` says.
+                # An auto-ack pop that was cut off is not repeated, since it may have taken
+                # messages; the next one is another pop, and what the first one took is lost as
+                # `auto_ack` says.
                 now = clock()
                 failing_since = now if failing_since is None else failing_since
                 if not options["auto_ack"] or now - failing_since >= self._brokers.patience:
@@ -303,12 +323,14 @@ class QueueClient:
     ) -> list[Acked]:
         """Answer one or several messages: True or "completed", False or "failed", "retry", "dlq".
 
-        Raises `AckRefused` when the broker did not take some of them, because the lease was lost: those messages are or
-        will be delivered again.
+        Raises `AckRefused` when the broker did not take some of them, because the lease was lost:
+        those messages are or will be delivered again.
         """
         messages = [message] if isinstance(message, Message) else list(message)
         word = status if isinstance(status, str) else ("completed" if status else "failed")
-        answers = [{"status": word} if error is None else {"status": word, "error": _text(error)}] * len(messages)
+        answers = [
+            {"status": word} if error is None else {"status": word, "error": _text(error)}
+        ] * len(messages)
         return await self.ack_each(list(zip(messages, answers, strict=True)), group=group)
 
     async def ack_each(
@@ -337,11 +359,15 @@ class QueueClient:
             results += answered
         refused = [result for result in results if not result.success]
         if refused:
-            raise AckRefused(f"{len(refused)} of {len(results)} acks refused: {refused[0].error}", results)
+            raise AckRefused(
+                f"{len(refused)} of {len(results)} acks refused: {refused[0].error}", results
+            )
         return results
 
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """Return messages that were not worked on; no attempt is counted. Failing that, their lease ends."""
+        """Return messages that were not worked on; no attempt is counted. Failing that, their lease
+        ends.
+        """
         try:
             await self.ack(messages, "retry")
         except (Conflict, Unavailable):
@@ -352,7 +378,9 @@ class QueueClient:
         return await self._leases.extend(message.lease_id, seconds)
 
     def transaction(self) -> "Transaction":
-        """`async with client.transaction() as tx`: pushes and acks that happen together or not at all."""
+        """`async with client.transaction() as tx`: pushes and acks that happen together or not at
+        all.
+        """
         return Transaction(self._brokers, self._leases)
 
     async def trace(
@@ -373,15 +401,18 @@ class QueueClient:
             "traceNames": list(names) or None,
             "data": data,
         }
-        return str((await self._brokers.json("POST", "/api/v1/traces", body, again=False))["traceId"])
+        return str(
+            (await self._brokers.json("POST", "/api/v1/traces", body, again=False))["traceId"]
+        )
 
 
 class Transaction:
-    """Collects pushes and acks; leaving the `async with` block commits them, an exception in it discards them.
+    """Collects pushes and acks; leaving the `async with` block commits them, an exception in it
+    discards them.
 
-    When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it was not done, the
-    acknowledged messages are delivered again when their lease ends. So they are after a `Conflict`, unless they are
-    answered before.
+    When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it
+    was not done, the acknowledged messages are delivered again when their lease ends. So they are
+    after a `Conflict`, unless they are answered before.
     """
 
     def __init__(self, brokers: Brokers, leases: LeaseKeeper) -> None:
@@ -404,10 +435,21 @@ class Transaction:
         self._operations.append({"type": "push", "items": [item]})
         return self
 
-    def ack(self, message: Message | Sequence[Message], status: bool | str = True, *, error: str | None = None) -> Self:
+    def ack(
+        self,
+        message: Message | Sequence[Message],
+        status: bool | str = True,
+        *,
+        error: str | None = None,
+    ) -> Self:
         word = status if isinstance(status, str) else ("completed" if status else "failed")
         for one in [message] if isinstance(message, Message) else message:
-            operation = {"type": "ack", "status": word, "consumerGroup": one.consumer_group, **ack_item(one)}
+            operation = {
+                "type": "ack",
+                "status": word,
+                "consumerGroup": one.consumer_group,
+                **ack_item(one),
+            }
             if error is not None:
                 operation["error"] = _text(error)
             self._operations.append(operation)
@@ -415,10 +457,14 @@ class Transaction:
         return self
 
     async def commit(self) -> list[dict[str, Any]]:
-        """Send the transaction; `Conflict` when it could not be applied, and then nothing of it was."""
+        """Send the transaction; `Conflict` when it could not be applied, and then nothing of it
+        was.
+        """
         if not self._operations:
             return []
-        leases = list(dict.fromkeys(message.lease_id for message in self._acked if message.lease_id))
+        leases = list(
+            dict.fromkeys(message.lease_id for message in self._acked if message.lease_id)
+        )
         body = {"operations": self._operations, "requiredLeases": leases}
         try:
             answer = await self._brokers.json("POST", "/api/v1/transaction", body, again=False)
@@ -434,7 +480,10 @@ class Transaction:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             await self.commit()
@@ -446,7 +495,9 @@ def _text(error: str) -> str:
 
 
 def _own(result: Pushed) -> Pushed:
-    """The id was made for this push, so a duplicate of it is our own first attempt, whose answer was lost."""
+    """The id was made for this push, so a duplicate of it is our own first attempt, whose answer
+    was lost.
+    """
     if result.status == "duplicate":
         result.status = "queued"
     return result
@@ -466,7 +517,9 @@ def new_item(
             f"{where.queue!r}. For a queue with an @ in its name use Address(queue=...)"
         )
     if partition and where.partition and partition != where.partition:
-        raise InvalidRequest(f"the address names the partition {where.partition!r} and the argument {partition!r}")
+        raise InvalidRequest(
+            f"the address names the partition {where.partition!r} and the argument {partition!r}"
+        )
     item: dict[str, Any] = {
         "queue": where.queue,
         "partition": partition or where.partition or DEFAULT_PARTITION,

@@ -1,13 +1,15 @@
-"""Reading a topic: batch after batch from an offset on, or the ranges a consumer group leases to this member.
+"""Reading a topic: batch after batch from an offset on, or the ranges a consumer group leases to
+this member.
 
-A reader has a connection of its own, since a waiting FETCH holds back the answers behind it. While the caller works on
-one batch the next ones are already being received: the FETCH for what follows goes out as soon as the head of an answer
-has arrived, up to `AHEAD` of them. A lost connection is made anew and reading goes on at the position reached, so
-nothing is skipped or repeated. A topic that was deleted and created anew in between is another topic: `Conflict`, not
-silence.
+A reader has a connection of its own, since a waiting FETCH holds back the answers behind it. While
+the caller works on one batch the next ones are already being received: the FETCH for what follows
+goes out as soon as the head of an answer has arrived, up to `AHEAD` of them. A lost connection is
+made anew and reading goes on at the position reached, so nothing is skipped or repeated. A topic
+that was deleted and created anew in between is another topic: `Conflict`, not silence.
 
-With a group, members lease ranges of offsets and read only those. A range counts as done when the caller asks for
-what comes after it, so records are repeated, never lost, when a member stops in the middle (at least once).
+With a group, members lease ranges of offsets and read only those. A range counts as done when the
+caller asks for what comes after it, so records are repeated, never lost, when a member stops in the
+middle (at least once).
 """
 
 import asyncio
@@ -22,10 +24,9 @@ from types import TracebackType
 from typing import Literal, Self
 
 from penstock.client.connection import MAY_PASS, Backoff, Connection, ConnectionLost, Link, Waiting
-from penstock.client.decode import Batch, Record
 from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, Unavailable
-from penstock.wire import frames
-from penstock.wire.frames import (
+from penstock.protocol import frames
+from penstock.protocol.frames import (
     FETCH_ANSWER,
     LEASE_ANSWER,
     LEASE_REQUEST,
@@ -36,6 +37,7 @@ from penstock.wire.frames import (
     Command,
     Fetched,
 )
+from penstock.protocol.record_batch import Batch, Record
 
 log = logging.getLogger("penstock.client")
 
@@ -65,7 +67,9 @@ class Reader:
             raise InvalidRequest(f"an offset is 0 or more, not {start}")
         self.topic, self.group = topic, group
         self.member = member or f"{os.getpid()}-{os.urandom(4).hex()}"
-        self.position: int | None = None  # the next offset to be handed out; None before the first batch
+        self.position: int | None = (
+            None  # the next offset to be handed out; None before the first batch
+        )
         self.log_end: int | None = None  # as of the last answer
         self.incarnation: bytes | None = None
         self._link = link
@@ -80,7 +84,10 @@ class Reader:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -88,8 +95,12 @@ class Reader:
         """Give leased ranges back and close the connection."""
         self._forget_ahead()
         if self.group is not None:
-            with contextlib.suppress(Unavailable, NotFound):  # the broker takes the leases back when their time is up
-                await self._ask(Command.GROUP_LEAVE, *self._names(), frames.name(self.member), timeout=1.0)
+            with contextlib.suppress(
+                Unavailable, NotFound
+            ):  # the broker takes the leases back when their time is up
+                await self._ask(
+                    Command.GROUP_LEAVE, *self._names(), frames.name(self.member), timeout=1.0
+                )
         self._link.close()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
@@ -103,7 +114,8 @@ class Reader:
         async for batch in source:
             yield batch
 
-    # -- alone ------------------------------------------------------------------------------------------------------
+    # -- alone
+    # ------------------------------------------------------------------------------------------------------
 
     async def _owned(self) -> AsyncIterator[Batch]:
         if self.position is None:
@@ -123,15 +135,19 @@ class Reader:
         if isinstance(start, datetime):
             milliseconds = round(start.timestamp() * 1000)
             return int(
-                Body(await self._ask(Command.OFFSET_AT, frames.name(self.topic), TIMESTAMP.pack(milliseconds))).take(
-                    U64
-                )[0]
+                Body(
+                    await self._ask(
+                        Command.OFFSET_AT, frames.name(self.topic), TIMESTAMP.pack(milliseconds)
+                    )
+                ).take(U64)[0]
             )
         info = frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
         return info.first_offset if start == "earliest" else info.next_offset
 
     async def _next(self, offset: int, wait: bool, limit: int | None = None) -> Batch:
-        """One FETCH answer from `offset` on; empty at the end. Retries what may pass, until `timeout`."""
+        """One FETCH answer from `offset` on; empty at the end. Retries what may pass, until
+        `timeout`.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         backoff = Backoff()
@@ -158,7 +174,9 @@ class Reader:
     async def _earliest_after(self, offset: int) -> int:
         info = frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
         if offset > info.next_offset:
-            raise InvalidOffset(f"offset {offset} of topic {self.topic!r} lies past its end, {info.next_offset}")
+            raise InvalidOffset(
+                f"offset {offset} of topic {self.topic!r} lies past its end, {info.next_offset}"
+            )
         return info.first_offset
 
     async def _fetch(self, offset: int, wait: float, deadline: float, limit: int | None) -> Fetched:
@@ -173,7 +191,9 @@ class Reader:
                 body = await answer
         except TimeoutError:
             connection.close()
-            raise Unavailable(f"no answer from the broker within {wait + self._timeout:g} s") from None
+            raise Unavailable(
+                f"no answer from the broker within {wait + self._timeout:g} s"
+            ) from None
         if not self._ahead:
             self._send_ahead(connection, body, limit)
         return frames.read_fetched(body, frames.LENGTHS)
@@ -185,21 +205,28 @@ class Reader:
             if len(head) >= FETCH_ANSWER.size and len(self._ahead) < AHEAD:
                 self._send_ahead(connection, head, limit)
 
-        frame = frames.fetch(self.topic, offset, self._max_bytes, round(wait * 1000), frames.LENGTHS)
+        frame = frames.fetch(
+            self.topic, offset, self._max_bytes, round(wait * 1000), frames.LENGTHS
+        )
         return connection.request(frame, started)
 
     def _send_ahead(self, connection: Connection, body: memoryview, limit: int | None) -> None:
-        """Ask for what follows this answer, when there is more: it travels while this one is looked at."""
+        """Ask for what follows this answer, when there is more: it travels while this one is looked
+        at.
+        """
         _, _, following, end, _ = FETCH_ANSWER.unpack_from(body)
         if following < (end if limit is None else min(end, limit)) and connection.alive:
-            self._ahead.append((connection, following, self._send(connection, following, 0.0, limit)))
+            self._ahead.append(
+                (connection, following, self._send(connection, following, 0.0, limit))
+            )
 
     def _forget_ahead(self) -> None:
         for _, _, answer in self._ahead:
             answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
         self._ahead.clear()
 
-    # -- in a group -------------------------------------------------------------------------------------------------
+    # -- in a group
+    # -------------------------------------------------------------------------------------------------
 
     async def _leased(self) -> AsyncIterator[Batch]:
         while True:
@@ -223,13 +250,22 @@ class Reader:
                 await self.complete()
             except (Conflict, InvalidRequest) as error:
                 log.warning(
-                    "group %s: offsets %d to %d were lost to another member: %s", self.group, *lease[1:3], error
+                    "group %s: offsets %d to %d were lost to another member: %s",
+                    self.group,
+                    *lease[1:3],
+                    error,
                 )
 
     async def complete(self) -> None:
-        """Count the leased range as done if all of it was handed out; asking for the next batch does it, too."""
+        """Count the leased range as done if all of it was handed out; asking for the next batch
+        does it, too.
+        """
         lease, self._lease = self._lease, None
-        if lease is not None and self.position is not None and lease.start < lease.end <= self.position:
+        if (
+            lease is not None
+            and self.position is not None
+            and lease.start < lease.end <= self.position
+        ):
             await self._ask(Command.GROUP_COMPLETE, *self._names(), lease.id)
 
     async def _renew(self, lease: frames.Lease) -> float:
@@ -240,7 +276,11 @@ class Reader:
         wait = self._wait if self._follow else 0.0
         limits = LEASE_REQUEST.pack(self._max_records, round(wait * 1000))
         body = await self._ask(
-            Command.GROUP_LEASE, *self._names(), frames.name(self.member), limits, timeout=self._timeout + wait
+            Command.GROUP_LEASE,
+            *self._names(),
+            frames.name(self.member),
+            limits,
+            timeout=self._timeout + wait,
         )
         found, start, end, milliseconds = Body(body).take(LEASE_ANSWER)
         return frames.Lease(bytes(found), start, end, milliseconds / 1000)
@@ -248,7 +288,9 @@ class Reader:
     def _names(self) -> tuple[bytes, bytes]:
         return frames.name(self.topic), frames.name(self.group or "")
 
-    async def _ask(self, command: Command, *parts: bytes, timeout: float | None = None) -> memoryview:
+    async def _ask(
+        self, command: Command, *parts: bytes, timeout: float | None = None
+    ) -> memoryview:
         return await ask(self._link, frames.request(command, *parts), timeout or self._timeout)
 
 
@@ -267,7 +309,9 @@ async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
         except TimeoutError:
             if connection is not None:
                 connection.close()
-            raise waiting.error or Unavailable(f"no answer from the broker within {timeout:g} s") from None
+            raise waiting.error or Unavailable(
+                f"no answer from the broker within {timeout:g} s"
+            ) from None
         except MAY_PASS as error:
             delay = backoff.delay()
             if loop.time() + delay > deadline:

@@ -1,7 +1,9 @@
-"""The client for code that is not async: the same calls, run on an event loop in a thread of its own.
+"""The client for code that is not async: the same calls, run on an event loop in a thread of its
+own.
 
-`Portal` is the machinery: one daemon thread with one loop, `call` runs a coroutine there and gives its result back,
-`iterate` turns an async iterator into a plain one. A facade holds a portal and the async object and adds nothing else.
+`Portal` is the machinery: one daemon thread with one loop, `call` runs a coroutine there and gives
+its result back, `iterate` turns an async iterator into a plain one. A facade holds a portal and the
+async object and adds nothing else.
 """
 
 import asyncio
@@ -18,19 +20,19 @@ import uvloop
 
 from penstock.client import topics
 from penstock.client.connection import Address, Token
-from penstock.client.decode import Batch, Record
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader, Start
 from penstock.errors import PenstockError, Unavailable
-from penstock.wire.frames import Bytes, Info
+from penstock.protocol.frames import Bytes, Info
+from penstock.protocol.record_batch import Batch, Record
 
 T = TypeVar("T")
 P = ParamSpec("P")
 CANCEL_PATIENCE = 5.0  # seconds an interrupted call may take to end
 CLOSED = "the client is closed (or was made before a fork: make one in each process)"
-LOOK = (
-    0.25  # seconds; a signal that arrives just before the main thread begins to wait does not wake it: it has to look
-)
+# seconds; a signal that arrives just before the main thread begins to wait does not wake it: it has
+# to look
+LOOK = 0.25
 
 
 class Portal:
@@ -42,8 +44,9 @@ class Portal:
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` to its end in the portal's thread. Ctrl-C here cancels it there, and waits until it has ended:
-        what the caller does next (closing an iterator, say) must not meet it still running."""
+        """Run `function` to its end in the portal's thread. Ctrl-C here cancels it there, and waits
+        until it has ended: what the caller does next (closing an iterator, say) must not meet it
+        still running."""
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -78,7 +81,9 @@ class Portal:
                 except TimeoutError:
                     if outcome.done():  # the call's own
                         return outcome.result()
-                    if not self._thread.is_alive():  # closed, or lost in a fork: nobody will ever answer
+                    if (
+                        not self._thread.is_alive()
+                    ):  # closed, or lost in a fork: nobody will ever answer
                         raise Unavailable(CLOSED) from None
         except BaseException:
             if not outcome.done() and self._thread.is_alive():
@@ -104,7 +109,9 @@ class Portal:
                     return
         finally:
             close = getattr(source, "aclose", None)
-            if close is not None and self._thread.is_alive():  # it may be collected after the portal was closed
+            if (
+                close is not None and self._thread.is_alive()
+            ):  # it may be collected after the portal was closed
                 self.call(close)
 
     def close(self) -> None:
@@ -135,7 +142,10 @@ class Facade:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -219,7 +229,12 @@ class SyncTopicClient(Facade):
         try:
             self._client = self._portal.make(
                 lambda: topics.TopicClient(
-                    addresses, timeout=timeout, connect_timeout=connect_timeout, token=token, ca=ca, tls=tls
+                    addresses,
+                    timeout=timeout,
+                    connect_timeout=connect_timeout,
+                    token=token,
+                    ca=ca,
+                    tls=tls,
                 )
             )
         except BaseException:
@@ -261,7 +276,11 @@ class SyncTopicClient(Facade):
         return self._portal.call(self._client.committed, topic, group)
 
     def producer(self, topic: str, **options: Any) -> SyncProducer:
-        return SyncProducer(self._portal, self._portal.make(lambda: self._client.producer(topic, **options)))
+        return SyncProducer(
+            self._portal, self._portal.make(lambda: self._client.producer(topic, **options))
+        )
 
     def reader(self, topic: str, start: Start = "earliest", **options: Any) -> SyncReader:
-        return SyncReader(self._portal, self._portal.make(lambda: self._client.reader(topic, start, **options)))
+        return SyncReader(
+            self._portal, self._portal.make(lambda: self._client.reader(topic, start, **options))
+        )

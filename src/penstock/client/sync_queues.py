@@ -34,11 +34,16 @@ class SyncPushBuffer(Facade):
         self._portal.call(self._buffer.flush, timeout)
 
     def close(self, timeout: float | None = None) -> list[Item]:
-        """As `PushBuffer.close`: what could not be sent in time. Leaving a `with` block raises instead."""
+        """As `PushBuffer.close`: what could not be sent in time. Leaving a `with` block raises
+        instead.
+        """
         return self._portal.call(self._buffer.close, timeout)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._portal.call(self._buffer.__aexit__, kind, error, trace)
 
@@ -65,16 +70,23 @@ class SyncClient(Facade):
         return left
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         left = self.close()
         if left and kind is None:
-            raise Unavailable(f"{len(left)} messages could not be sent before the client was closed")
+            raise Unavailable(
+                f"{len(left)} messages could not be sent before the client was closed"
+            )
 
     def push(self, address: str | Address, payload: Any, **options: Any) -> Pushed:
         return self._portal.call(self._client.push, address, payload, **options)
 
-    def push_many(self, address: str | Address, payloads: Iterable[Any], **options: Any) -> list[Pushed]:
+    def push_many(
+        self, address: str | Address, payloads: Iterable[Any], **options: Any
+    ) -> list[Pushed]:
         return self._portal.call(self._client.push_many, address, payloads, **options)
 
     def push_items(self, items: Sequence[dict[str, Any]], **options: Any) -> list[Pushed]:
@@ -86,10 +98,14 @@ class SyncClient(Facade):
     def take(self, address: str | Address, **options: Any) -> Iterator[Message]:
         return self._portal.iterate(self._client.take(address, **options))
 
-    def ack(self, message: Message | Sequence[Message], status: bool | str = True, **options: Any) -> list[Acked]:
+    def ack(
+        self, message: Message | Sequence[Message], status: bool | str = True, **options: Any
+    ) -> list[Acked]:
         return self._portal.call(self._client.ack, message, status, **options)
 
-    def ack_each(self, answers: Sequence[tuple[Message, dict[str, Any]]], **options: Any) -> list[Acked]:
+    def ack_each(
+        self, answers: Sequence[tuple[Message, dict[str, Any]]], **options: Any
+    ) -> list[Acked]:
         return self._portal.call(self._client.ack_each, answers, **options)
 
     def give_back(self, messages: Sequence[Message]) -> None:
@@ -103,13 +119,17 @@ class SyncClient(Facade):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """`with client.transaction() as tx`: leaving the block commits, an exception in it discards."""
+        """`with client.transaction() as tx`: leaving the block commits, an exception in it
+        discards.
+        """
         transaction = self._client.transaction()
         yield transaction
         self._portal.call(transaction.commit)
 
     def consumer(self, address: str | Address, **options: Any) -> Callable[[Handler], Consumer]:
-        """As `Client.consumer`: the function below runs in threads of its own, `concurrency` of them at a time."""
+        """As `Client.consumer`: the function below runs in threads of its own, `concurrency` of
+        them at a time.
+        """
         return self._client.consumer(address, **options)
 
     def run(self) -> None:
@@ -123,7 +143,9 @@ class SyncClient(Facade):
         self._portal.call(stop)
 
     def buffer(self, **options: Any) -> SyncPushBuffer:
-        return SyncPushBuffer(self._portal, self._portal.make(lambda: self._client.buffer(**options)))
+        return SyncPushBuffer(
+            self._portal, self._portal.make(lambda: self._client.buffer(**options))
+        )
 
     def configure(self, queue: str, **options: Any) -> dict[str, Any]:
         return self._portal.call(self._client.configure, queue, **options)

@@ -6,8 +6,9 @@
         async for record in client.reader("orders", "earliest", follow=False):
             print(record.offset, record.payload)
 
-Several addresses may be given; the first that answers is used, and the next one when it is lost. Requests that may be
-sent twice are sent again after a lost connection until `timeout`; `produce` carries a producer id, so that includes it.
+Several addresses may be given; the first that answers is used, and the next one when it is lost.
+Requests that may be sent twice are sent again after a lost connection until `timeout`; `produce`
+carries a producer id, so that includes it.
 """
 
 import asyncio
@@ -20,13 +21,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.client.connection import Address, Link, Token, parse_addresses, wants_tls
-from penstock.client.decode import Record
 from penstock.client.producer import Producer
 from penstock.client.reader import Reader, Start, ask
 from penstock.errors import InvalidRequest
 from penstock.net.tls import client_context
-from penstock.wire import frames
-from penstock.wire.frames import BATCH_ANSWER, FETCHED_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Info
+from penstock.protocol import frames
+from penstock.protocol.frames import (
+    BATCH_ANSWER,
+    FETCHED_ANSWER,
+    TIMESTAMP,
+    U64,
+    Body,
+    Bytes,
+    Command,
+    Info,
+)
+from penstock.protocol.record_batch import Record
 
 
 class TopicClient:
@@ -42,8 +52,9 @@ class TopicClient:
         ca: str | Path | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one. With `tls://host:port`, `ca` is the CA to
-        believe (a PEM file or its text, default: PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours."""
+        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one. With
+        `tls://host:port`, `ca` is the CA to believe (a PEM file or its text, default:
+        PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours."""
         self._token = token if token is not None else os.environ.get("PENSTOCK_TOKEN")
         self._addresses = parse_addresses(addresses)
         self._tls = (tls or client_context(ca)) if wants_tls(addresses) else None
@@ -60,7 +71,10 @@ class TopicClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -68,7 +82,8 @@ class TopicClient:
         """Close the shared connection. Producers and readers have their own: close them first."""
         self._link.close()
 
-    # -- topics -----------------------------------------------------------------------------------------------------
+    # -- topics
+    # -----------------------------------------------------------------------------------------------------
 
     async def create(self, topic: str) -> None:
         """Make the topic; fine if it exists."""
@@ -92,23 +107,31 @@ class TopicClient:
     async def offset_at(self, topic: str, at: datetime) -> int:
         """The first record appended at or after `at`; the next offset if there is none."""
         milliseconds = TIMESTAMP.pack(round(at.timestamp() * 1000))
-        return int(Body(await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)).take(U64)[0])
+        return int(
+            Body(await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)).take(U64)[0]
+        )
 
-    # -- records ----------------------------------------------------------------------------------------------------
+    # -- records
+    # ----------------------------------------------------------------------------------------------------
 
     async def produce(self, topic: str, *payloads: Bytes) -> int:
         """Append the payloads as one batch, all or none, stored once; the first one's offset."""
         if not payloads:
             raise InvalidRequest("nothing to produce")
-        # One at a time per topic: a retried batch must not be overtaken by a later one of the same producer.
+        # One at a time per topic: a retried batch must not be overtaken by a later one of the same
+        # producer.
         async with self._order.setdefault(topic, asyncio.Lock()):
             sequence = self._sequences.get(topic, 0)
             self._sequences[topic] = sequence + 1
             pieces = frames.produce_batch(topic, payloads, (self._producer_id, sequence))
-            return int(Body(await ask(self._link, b"".join(pieces), self._timeout)).take(BATCH_ANSWER)[0])
+            return int(
+                Body(await ask(self._link, b"".join(pieces), self._timeout)).take(BATCH_ANSWER)[0]
+            )
 
     async def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
-        """Up to `max_records` records from `start` on; empty at the end, or when there is no such topic."""
+        """Up to `max_records` records from `start` on; empty at the end, or when there is no such
+        topic.
+        """
         body = await ask(self._link, frames.consume(topic, start, max_records), self._timeout)
         return [Record(*found) for found in frames.read_consumed(body)]
 
@@ -117,14 +140,19 @@ class TopicClient:
         return Producer(self._new_link(), topic, **options)
 
     def reader(self, topic: str, start: Start = "earliest", **options: Any) -> Reader:
-        """A reader with a connection of its own, from an offset, a time, "earliest" or "latest", or of a `group`."""
+        """A reader with a connection of its own, from an offset, a time, "earliest" or "latest", or
+        of a `group`.
+        """
         return Reader(self._new_link(), topic, start, **options)
 
-    # -- groups -----------------------------------------------------------------------------------------------------
+    # -- groups
+    # -----------------------------------------------------------------------------------------------------
 
     async def commit(self, topic: str, group: str, offset: int) -> None:
         """Set the group's position: everything before `offset` counts as read."""
-        await self._ask(Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset))
+        await self._ask(
+            Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)
+        )
 
     async def committed(self, topic: str, group: str) -> tuple[int, int]:
         """The group's committed offset and its lag in records."""

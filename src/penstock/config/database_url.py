@@ -1,7 +1,9 @@
-"""Where the broker's database is: configured, or the embedded one of a broker that runs on this machine.
+"""Where the broker's database is: configured, or the embedded one of a broker that runs on this
+machine.
 
-The broker, the command line and pipelines all need this, so it is down here, beside the configuration it is read from.
-Nobody is told it over the network: whoever may read the data directory can read it there.
+The broker, the command line and pipelines all need this, so it is down here, beside the
+configuration it is read from. Nobody is told it over the network: whoever may read the data
+directory can read it there.
 """
 
 from pathlib import Path
@@ -15,14 +17,17 @@ EMBEDDED = "postgres"  # its directory in the private directory
 
 
 def url_of(settings: Database) -> str:
-    """The configured URL, or one made from host, port, name, user and password; empty when none is configured."""
+    """The configured URL, or one made from host, port, name, user and password; empty when none is
+    configured.
+    """
     if settings.url or not settings.host:
         return settings.url
     account = quote(settings.user, safe="")
     if settings.password:
         account += ":" + quote(settings.password, safe="")
     hosts = ",".join(
-        host if ":" in host else f"{host}:{settings.port}" for host in map(str.strip, settings.host.split(","))
+        host if ":" in host else f"{host}:{settings.port}"
+        for host in map(str.strip, settings.host.split(","))
     )
     return f"postgresql://{account}@{hosts}/{quote(settings.name, safe='')}"
 
@@ -42,7 +47,9 @@ def listening_directory(cluster: Path) -> Path | None:
 
 
 def url_here(config: Config) -> str:
-    """The URL of the database of the broker with this configuration, for those who run on its machine."""
+    """The URL of the database of the broker with this configuration, for those who run on its
+    machine.
+    """
     if url := url_of(config.database):
         return url
     directory = config.data_directory.absolute()
@@ -61,7 +68,9 @@ def url_here(config: Config) -> str:
 
 
 def database_here() -> tuple[str, str]:
-    """URL and schema, for a program that has no configuration: those of a broker that would be started here."""
+    """URL and schema, for a program that has no configuration: those of a broker that would be
+    started here.
+    """
     try:
         config = load(default_file()).config
     except ConfigError as error:

@@ -1,7 +1,8 @@
 """Builds the `Config` from its layers: defaults < YAML < environment < flags.
 
-Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and every value that was
-given is converted by its field's type. All mistakes of a load are collected, so that one start shows them all.
+Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and
+every value that was given is converted by its field's type. All mistakes of a load are collected,
+so that one start shows them all.
 """
 
 import difflib
@@ -18,7 +19,13 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from penstock.config.schema import Config
-from penstock.config.values import format_duration, format_size, parse_duration, parse_share, parse_size
+from penstock.config.values import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 from penstock.errors import ConfigError
 
 # Read by the command line, the client and the tests.
@@ -68,7 +75,9 @@ def load(
         given |= _from_yaml(file, problems)
     from_environment, warnings = _from_environment(os.environ if environ is None else environ)
     given |= from_environment
-    given |= {name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None}
+    given |= {
+        name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None
+    }
     given = {name: value for name, value in given.items() if _known(name, value, problems)}
 
     config = _build(Config, "", given, problems)
@@ -91,7 +100,9 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always")
+            raise ConfigError(
+                f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always"
+            )
         found[name.strip()] = value
     return found
 
@@ -116,15 +127,21 @@ def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
         yield name, _display(value, annotation), loaded.origins.get(name, "default")
 
 
-def build(kind: type[Section], tree: Mapping[str, Any], origin: str, base: Section | None = None) -> Section:
-    """A section of its own (one route's, say) from a mapping; what is not given comes from `base` or the defaults."""
+def build(
+    kind: type[Section], tree: Mapping[str, Any], origin: str, base: Section | None = None
+) -> Section:
+    """A section of its own (one route's, say) from a mapping; what is not given comes from `base`
+    or the defaults.
+    """
     problems: list[str] = []
     found: dict[str, Given] = {}
     known = [name for name, _, _ in leaves(kind)]
     _flatten(dict(tree), "", origin, found, set(known), problems)
     for name in [name for name in found if name not in known]:
         given = found.pop(name)
-        problems.append(f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}")
+        problems.append(
+            f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}"
+        )
     made: Section = _build(kind, "", found, problems, base)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -132,13 +149,21 @@ def build(kind: type[Section], tree: Mapping[str, Any], origin: str, base: Secti
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, in which no key may be given twice: of two routes with one name, neither would be missed."""
+    """Plain YAML, in which no key may be given twice: of two routes with one name, neither would be
+    missed.
+    """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        given = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        given = [
+            self.construct_object(key, deep=True)
+            for key, _ in node.value
+            if key.tag != "tag:yaml.org,2002:merge"
+        ]
         for at, name in enumerate(given):
             if name in given[:at]:
-                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{name!r} is given twice", node.start_mark
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -152,14 +177,21 @@ def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: expected a mapping of keys at the top, got {type(tree).__name__}")
+        raise ConfigError(
+            f"{file}: expected a mapping of keys at the top, got {type(tree).__name__}"
+        )
     found: dict[str, Given] = {}
     _flatten(tree, "", str(file), found, {name for name, _, _ in leaves()}, problems)
     return found
 
 
 def _flatten(
-    tree: dict[Any, Any], prefix: str, origin: str, found: dict[str, Given], known: set[str], problems: list[str]
+    tree: dict[Any, Any],
+    prefix: str,
+    origin: str,
+    found: dict[str, Given],
+    known: set[str],
+    problems: list[str],
 ) -> None:
     for word, value in tree.items():
         name = f"{prefix}{word}"
@@ -195,7 +227,9 @@ def _known(name: str, given: Given, problems: list[str]) -> bool:
     known = [leaf for leaf, _, _ in leaves()]
     if name in known:
         return True
-    problems.append(f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}")
+    problems.append(
+        f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}"
+    )
     return False
 
 
@@ -206,7 +240,9 @@ def _suggest(word: str, known: Any) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _build(kind: type, prefix: str, given: dict[str, Given], problems: list[str], base: Any = None) -> Any:
+def _build(
+    kind: type, prefix: str, given: dict[str, Given], problems: list[str], base: Any = None
+) -> Any:
     hints = get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for item in fields(kind):
@@ -245,7 +281,10 @@ def _convert(value: Any, annotation: Any) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise _Wrong("a mapping of names to values")
-        return {str(name): str(inner) if get_args(annotation)[1] is str else inner for name, inner in value.items()}
+        return {
+            str(name): str(inner) if get_args(annotation)[1] is str else inner
+            for name, inner in value.items()
+        }
     return _convert_plain(value, annotation)
 
 
@@ -281,8 +320,12 @@ def _postgres_url(url: str) -> str:
         raise _Wrong(f"postgresql://user:password@host:5432/database, {given}")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
     query = parse_qs(urlsplit(f"//x?{rest.partition('?')[2]}").query)
-    if not all(map(_is_port, [*_ports(authority), *query.get("port", [""])[-1].split(",")])):  # a password may be in it
-        raise _Wrong("a port from 1 to 65535 after host: (in a password / : @ are written %2F %3A %40)")
+    if not all(
+        map(_is_port, [*_ports(authority), *query.get("port", [""])[-1].split(",")])
+    ):  # a password may be in it
+        raise _Wrong(
+            "a port from 1 to 65535 after host: (in a password / : @ are written %2F %3A %40)"
+        )
     return url
 
 

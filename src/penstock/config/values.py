@@ -44,7 +44,9 @@ def parse_share(text: str | int | float) -> float:
     """A part of a whole, 0 to 1: `0.1`, or `10%`."""
     if isinstance(text, bool):
         raise ValueError(text)
-    number, percent = (text.strip(), text.strip().endswith("%")) if isinstance(text, str) else (text, False)
+    number, percent = (
+        (text.strip(), text.strip().endswith("%")) if isinstance(text, str) else (text, False)
+    )
     share = float(str(number).removesuffix("%")) / (100 if percent else 1)
     if not 0 <= share <= 1:  # also false for what is no number
         raise ValueError(text)

@@ -53,10 +53,14 @@ class BrowsePool:
             limit, patience = self._settings.browse_timeout, self._settings.acquire_timeout
             async with self._pool.acquire(timeout=patience) as connection:
                 # The server's own limit comes first, unless the server hangs.
-                rows: list[Any] = await connection.fetch(sql, *args, timeout=limit + patience if limit else None)
+                rows: list[Any] = await connection.fetch(
+                    sql, *args, timeout=limit + patience if limit else None
+                )
                 return rows
         except asyncpg.QueryCanceledError as error:
-            raise Busy(f"reading this took longer than {limit:g} s (database.browse_timeout); ask for less") from error
+            raise Busy(
+                f"reading this took longer than {limit:g} s (database.browse_timeout); ask for less"
+            ) from error
         finally:
             self._turns.release()
 

@@ -38,7 +38,9 @@ class Connector:
         self._open: set[asyncpg.Connection] = set()
         self._kept: dict[Host, asyncpg.Connection] = {}  # for surveys
 
-    async def connect(self, _: None = None, *, statement_timeout: float | None = None, **driver: Any) -> Any:
+    async def connect(
+        self, _: None = None, *, statement_timeout: float | None = None, **driver: Any
+    ) -> Any:
         """A connection to the server in use; `statement_timeout` instead of the configured one.
 
         asyncpg's pool calls it with a URL, which is None here, and with options of the driver.
@@ -75,8 +77,8 @@ class Connector:
     async def survey(self) -> list[Sighting]:
         """Ask all hosts at once, in the order of the URL.
 
-        Over when all have answered or failed; a little after the first that takes writes, the others are
-        left out.
+        Over when all have answered or failed; a little after the first that takes writes, the
+        others are left out.
         """
         loop = asyncio.get_running_loop()
         asked = [asyncio.create_task(self._look(host)) for host in self.hosts]
@@ -85,7 +87,9 @@ class Connector:
         try:
             while waiting:
                 timeout = None if deadline is None else max(0.0, deadline - loop.time())
-                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not done:
                     break
                 servers = [task.result().server for task in done]
@@ -158,8 +162,8 @@ class Connector:
             "application_name": "penstock",
             "timezone": "UTC",
             "jit": "off",
-            # Every hot statement has its index; statistics of a table that grows by the second must not
-            # talk the planner into reading all of it.
+            # Every hot statement has its index; statistics of a table that grows by the second must
+            # not talk the planner into reading all of it.
             "enable_seqscan": "off",
             "enable_bitmapscan": "off",
             "max_parallel_workers_per_gather": "0",

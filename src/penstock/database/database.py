@@ -2,21 +2,27 @@
 
 Everything that wants the database asks here, so that "down" is decided once and acted on at once:
 
-- A connection error or an acquire that takes too long makes us *suspect* the server. One probe (shared by all who
-  suspect at that moment) decides: it succeeds, and the error was that connection's alone (somebody ran
-  `pg_terminate_backend`), or it does not, and the database is down.
-- A probe asks all hosts of the URL who they are, chooses one (see `hosts`) and *commits* there. A server that answers
-  but cannot commit, because its synchronous standby hangs, is of no use to a queue.
-- A server that is frozen rather than gone closes nothing, and a commit that waits looks like any other call. When a
-  call is in flight for longer than half of `acquire_timeout`, a watchdog probes; if that fails, all calls are cut off.
-- A server that takes no writes (a standby, `default_transaction_read_only`) counts as down. One whose disk is full does
-  answer; its calls fail with `Busy`, and nobody concludes anything from it.
-- While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with growing pauses (0.1 s to
-  1 s). The first probe that succeeds migrates the schema if that is still to be done, and notifies those who asked.
-- All connections are on one server (see `connector`). Where several hosts are configured they are surveyed every
-  second; when another one was promoted, everything is cut off as if the database had gone down, and opened there.
+- A connection error or an acquire that takes too long makes us *suspect* the server. One probe
+  (shared by all who suspect at that moment) decides: it succeeds, and the error was that
+  connection's alone (somebody ran `pg_terminate_backend`), or it does not, and the database is
+  down.
+- A probe asks all hosts of the URL who they are, chooses one (see `hosts`) and *commits* there. A
+  server that answers but cannot commit, because its synchronous standby hangs, is of no use to a
+  queue.
+- A server that is frozen rather than gone closes nothing, and a commit that waits looks like any
+  other call. When a call is in flight for longer than half of `acquire_timeout`, a watchdog probes;
+  if that fails, all calls are cut off.
+- A server that takes no writes (a standby, `default_transaction_read_only`) counts as down. One
+  whose disk is full does answer; its calls fail with `Busy`, and nobody concludes anything from it.
+- While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with
+  growing pauses (0.1 s to 1 s). The first probe that succeeds migrates the schema if that is still
+  to be done, and notifies those who asked.
+- All connections are on one server (see `connector`). Where several hosts are configured they are
+  surveyed every second; when another one was promoted, everything is cut off as if the database had
+  gone down, and opened there.
 
-A call cut off in the middle may have been committed. Callers treat `Unavailable` as "unknown", never as "not done".
+A call cut off in the middle may have been committed. Callers treat `Unavailable` as "unknown",
+never as "not done".
 """
 
 import asyncio
@@ -37,7 +43,14 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.failure import explain
 from penstock.database.hosts import Server, choose
 from penstock.database.migrate import migrate
-from penstock.errors import Busy, ConfigError, ConnectionLost, InvalidRequest, PenstockError, Unavailable
+from penstock.errors import (
+    Busy,
+    ConfigError,
+    ConnectionLost,
+    InvalidRequest,
+    PenstockError,
+    Unavailable,
+)
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -55,7 +68,10 @@ GONE = (  # what a call meets when its connection or the server behind it is los
     asyncpg.TooManyConnectionsError,
     asyncpg.ReadOnlySQLTransactionError,  # the server we are on became a standby
 )
-NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)  # its disk is full or fails; it may still answer reads
+NO_ROOM = (
+    asyncpg.DiskFullError,
+    asyncpg.PostgresSystemError,
+)  # its disk is full or fails; it may still answer reads
 UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
 PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_INTERVAL = 0.25
@@ -63,7 +79,10 @@ SURVEY_SECONDS = 1.0
 # Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
 COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
 LISTEN_CHECK = 15.0
-UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)  # rolled back as a whole: safe to run again
+UNDONE = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)  # rolled back as a whole: safe to run again
 TRIES = 6  # how often that is done
 READS = 4  # how often a read is tried when its connection is lost
 KEPT = 8  # connections kept at hand between calls
@@ -76,14 +95,22 @@ class CannotCommit(PenstockError):
 class Database:
     """A pool on the configured PostgreSQL, or on the embedded one when none is configured."""
 
-    def __init__(self, settings: schema.Database, private_directory: Path, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: schema.Database, private_directory: Path, metrics: Metrics
+    ) -> None:
         self.settings = settings
         self.url = url_of(settings)
-        self.embedded = None if self.url else EmbeddedPostgres(private_directory / EMBEDDED, home=private_directory)
+        self.embedded = (
+            None
+            if self.url
+            else EmbeddedPostgres(private_directory / EMBEDDED, home=private_directory)
+        )
         if self.embedded:
             self.url = self.embedded.url
         self.healthy = False
-        self.problem = ""  # why the database is down; while it is up, what is wrong with its other hosts
+        self.problem = (
+            ""  # why the database is down; while it is up, what is wrong with its other hosts
+        )
         self._connector = Connector(settings, self.url)
         self._pool: asyncpg.Pool | None = None
         self._browsing = BrowsePool(settings, self._connector.connect)
@@ -96,16 +123,27 @@ class Database:
         self._recovered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._down_since: float | None = None
-        metrics.gauge("penstock_database_up", "1 while PostgreSQL answers", read=lambda: int(self.healthy), merge="max")
-        metrics.gauge("penstock_database_pool_size", "Open connections", read=lambda: self.pool_size)
-        metrics.gauge("penstock_database_in_flight", "Calls being executed", read=lambda: len(self._in_flight))
+        metrics.gauge(
+            "penstock_database_up",
+            "1 while PostgreSQL answers",
+            read=lambda: int(self.healthy),
+            merge="max",
+        )
+        metrics.gauge(
+            "penstock_database_pool_size", "Open connections", read=lambda: self.pool_size
+        )
+        metrics.gauge(
+            "penstock_database_in_flight", "Calls being executed", read=lambda: len(self._in_flight)
+        )
         metrics.gauge(
             "penstock_database_warnings",
             "1 while a host that is not in use takes writes too, or is of another cluster",
             read=lambda: int(self.healthy and bool(self.problem)),
             merge="max",
         )
-        self._outages = metrics.counter("penstock_database_outages_total", "Times PostgreSQL was found down")
+        self._outages = metrics.counter(
+            "penstock_database_outages_total", "Times PostgreSQL was found down"
+        )
 
     @property
     def pool_size(self) -> int:
@@ -122,15 +160,23 @@ class Database:
         return self._pool.get_idle_size() + len(self._kept) if self._pool else 0
 
     async def start(self) -> None:
-        """Start the embedded server if it is ours, then connect. A server that is down is not an error here."""
+        """Start the embedded server if it is ours, then connect. A server that is down is not an
+        error here.
+        """
         if self.embedded:
             began = time.monotonic()
             done = await asyncio.to_thread(self.embedded.start)
             log.info(
-                "embedded PostgreSQL %s in %.1f s (process %s)", done, time.monotonic() - began, self.embedded.pid()
+                "embedded PostgreSQL %s in %.1f s (process %s)",
+                done,
+                time.monotonic() - began,
+                self.embedded.pid(),
             )
         self._pool = await asyncpg.create_pool(
-            min_size=0, max_size=self.settings.pool_size, reset=keep_session, connect=self._connector.connect
+            min_size=0,
+            max_size=self.settings.pool_size,
+            reset=keep_session,
+            connect=self._connector.connect,
         )
         await self._browsing.start()
         if not await self._probe():
@@ -166,8 +212,12 @@ class Database:
         """Return when the database is up; at once if it is."""
         await self._recovered.wait()
 
-    async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
-        """Run one statement and return its rows; again when it lost a deadlock, for then nothing of it was done."""
+    async def fetch(
+        self, sql: str, *args: Any, timeout: float | None = None
+    ) -> list[asyncpg.Record]:
+        """Run one statement and return its rows; again when it lost a deadlock, for then nothing of
+        it was done.
+        """
         for turn in range(TRIES):
             try:
                 async with self.connection() as connection:
@@ -180,8 +230,8 @@ class Database:
     async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run `work(connection)` in a transaction, again from the start when it lost a deadlock.
 
-        `work` must use that connection only. Asking for a second one while this one holds locks can wait for ever: the
-        database sees no deadlock when half of it is in here.
+        `work` must use that connection only. Asking for a second one while this one holds locks can
+        wait for ever: the database sees no deadlock when half of it is in here.
         """
         for turn in range(TRIES):
             try:
@@ -192,9 +242,11 @@ class Database:
         raise Busy("the database is too busy")
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """`fetch` for what may run twice: when only its connection was lost, it is asked again on another.
+        """`fetch` for what may run twice: when only its connection was lost, it is asked again on
+        another.
 
-        A value that PostgreSQL cannot take (a NUL in a name, a year it has no room for) is the asker's mistake.
+        A value that PostgreSQL cannot take (a NUL in a name, a year it has no room for) is the
+        asker's mistake.
         """
         for turn in range(READS):
             try:
@@ -226,7 +278,9 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
-        """An asyncpg connection from the pool. Session state must not be changed on it (SET LOCAL is fine)."""
+        """An asyncpg connection from the pool. Session state must not be changed on it (SET LOCAL
+        is fine).
+        """
         if not self.healthy or self._pool is None:
             raise Unavailable("the database is down")
         proxy = await self._acquire() if self._queueing or not self._kept else self._kept.pop()
@@ -251,12 +305,16 @@ class Database:
         finally:
             self._in_flight.pop(connection, None)
             if whole and self.healthy and not self._queueing and len(self._kept) < KEPT:
-                self._kept.append(proxy)  # handing it to the pool and back costs more than a small call
+                self._kept.append(
+                    proxy
+                )  # handing it to the pool and back costs more than a small call
             else:
                 await self._release(proxy)
 
     async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
-        """Call back with each payload notified on `channel`, for ever; with None after every (re)connect."""
+        """Call back with each payload notified on `channel`, for ever; with None after every
+        (re)connect.
+        """
         self._keep(self._listen(channel, callback))
 
     async def probe(self) -> bool:
@@ -289,7 +347,9 @@ class Database:
             pass  # the connection is lost either way; the pool opens another when it needs one
 
     async def _suspect(self, error: BaseException) -> Unavailable:
-        if not self.healthy:  # decided already: this call was cut off, and asking again would take its time
+        if (
+            not self.healthy
+        ):  # decided already: this call was cut off, and asking again would take its time
             return Unavailable("the database is down")
         if await self.probe():
             return ConnectionLost(f"a database connection was lost ({type(error).__name__})")
@@ -297,7 +357,9 @@ class Database:
         return Unavailable("the database is down")
 
     async def _probe(self) -> bool:
-        """Ask all hosts, choose one and commit there; whether that is the server in use, ready for calls."""
+        """Ask all hosts, choose one and commit there; whether that is the server in use, ready for
+        calls.
+        """
         choice = choose(await self._connector.survey(), self._connector.server)
         if choice.server is None:
             self._report(choice.reason)
@@ -331,8 +393,9 @@ class Database:
         try:
             await connection.execute(COMMIT, timeout=limit)
         except TimeoutError:
-            # asyncpg asks the server to end the wait, which it only does for a session that is closed in peace. Left
-            # behind, the session of every probe would wait there, until the server has no room for more.
+            # asyncpg asks the server to end the wait, which it only does for a session that is
+            # closed in peace. Left behind, the session of every probe would wait there, until the
+            # server has no room for more.
             try:
                 await connection.close(timeout=limit)
             except UNREACHABLE:
@@ -359,7 +422,9 @@ class Database:
         self.healthy = True
         self._recovered.set()
         if self._down_since is not None:
-            log.info("PostgreSQL recovery detected after %.1f s", time.monotonic() - self._down_since)
+            log.info(
+                "PostgreSQL recovery detected after %.1f s", time.monotonic() - self._down_since
+            )
             self._down_since = None
         for callback in self._callbacks:
             callback(True)
@@ -371,7 +436,10 @@ class Database:
         self._recovered.clear()
         self._down_since = time.monotonic()
         self._outages.add()
-        log.warning("Database connection failed: PostgreSQL is down; %d calls in flight", len(self._in_flight))
+        log.warning(
+            "Database connection failed: PostgreSQL is down; %d calls in flight",
+            len(self._in_flight),
+        )
         self._connector.cut()
         for callback in self._callbacks:
             callback(False)
@@ -402,13 +470,21 @@ class Database:
             now = time.monotonic()
             oldest = min(self._in_flight.values(), default=now)
             # Half, so that a push waits for little more than one limit until it is buffered.
-            if self.healthy and now - oldest > self.settings.acquire_timeout / 2 and now >= next_probe:
-                next_probe = now + self.settings.acquire_timeout  # a long statement is no reason to commit all the time
+            if (
+                self.healthy
+                and now - oldest > self.settings.acquire_timeout / 2
+                and now >= next_probe
+            ):
+                next_probe = (
+                    now + self.settings.acquire_timeout
+                )  # a long statement is no reason to commit all the time
                 if not await self.probe():
                     self._went_down()
 
     async def _survey(self) -> None:
-        """Find out, without a call that fails, that another host was promoted or that ours takes no writes."""
+        """Find out, without a call that fails, that another host was promoted or that ours takes no
+        writes.
+        """
         while True:
             await asyncio.sleep(SURVEY_SECONDS)
             if not self.healthy:

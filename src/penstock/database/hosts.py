@@ -1,4 +1,5 @@
-"""The PostgreSQL servers of the configured URL: who they are, and which one of them the broker works on.
+"""The PostgreSQL servers of the configured URL: who they are, and which one of them the broker
+works on.
 
 A URL may name several hosts, a primary and its standbys. All of them are asked at once, each with
 its own limit, so that one that hangs does not keep the others waiting. What a server says of
@@ -185,6 +186,10 @@ def _why_none(
         )
     return "; ".join(
         f"{sighting.host.name}: "
-        + ("takes no writes (a standby, or set to read only)" if sighting.server else sighting.error)
+        + (
+            "takes no writes (a standby, or set to read only)"
+            if sighting.server
+            else sighting.error
+        )
         for sighting in sightings
     )

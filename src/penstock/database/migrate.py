@@ -1,8 +1,10 @@
-"""Brings the schema to this version: numbered migrations once, then the functions whose text changed.
+"""Brings the schema to this version: numbered migrations once, then the functions whose text
+changed.
 
-Everything happens in one transaction under an advisory lock, so that several brokers can start at once and a failed
-migration leaves nothing behind. Functions and views are code, not state: their files (`queues/sql/*.sql`) are applied
-again whenever their content differs from what was applied last, in the order of their names.
+Everything happens in one transaction under an advisory lock, so that several brokers can start at
+once and a failed migration leaves nothing behind. Functions and views are code, not state: their
+files (`queues/sql/*.sql`) are applied again whenever their content differs from what was applied
+last, in the order of their names.
 """
 
 import hashlib
@@ -35,7 +37,9 @@ async def migrate(connection: Any, schema: str) -> None:
         migrations = await _apply_migrations(connection, applied)
         functions = await _apply_functions(connection, applied)
     if migrations or functions:
-        log.info("brought the schema up to date: %d migrations, %d functions", migrations, functions)
+        log.info(
+            "brought the schema up to date: %d migrations, %d functions", migrations, functions
+        )
 
 
 async def _apply_migrations(connection: Any, applied: dict[str, str]) -> int:
@@ -45,13 +49,17 @@ async def _apply_migrations(connection: Any, applied: dict[str, str]) -> int:
             await _apply(connection, name, text)
             count += 1
         elif applied[name] != _digest(text):
-            raise ConfigError(f"migration {name} was changed after it was applied; add a new one instead")
+            raise ConfigError(
+                f"migration {name} was changed after it was applied; add a new one instead"
+            )
     return count
 
 
 async def _apply_functions(connection: Any, applied: dict[str, str]) -> int:
     changed = [
-        (name, text) for name, text in _sql_files("penstock.queues", "sql") if applied.get(name) != _digest(text)
+        (name, text)
+        for name, text in _sql_files("penstock.queues", "sql")
+        if applied.get(name) != _digest(text)
     ]
     for name, text in changed:
         await _apply(connection, name, text)
@@ -69,8 +77,14 @@ async def _apply(connection: Any, name: str, text: str) -> None:
 
 
 def _sql_files(package: str, directory: str) -> list[tuple[str, str]]:
-    found = [entry for entry in files(package).joinpath(directory).iterdir() if entry.name.endswith(".sql")]
-    return sorted((f"{directory}/{entry.name}", entry.read_text(encoding="utf-8")) for entry in found)
+    found = [
+        entry
+        for entry in files(package).joinpath(directory).iterdir()
+        if entry.name.endswith(".sql")
+    ]
+    return sorted(
+        (f"{directory}/{entry.name}", entry.read_text(encoding="utf-8")) for entry in found
+    )
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,9 @@
-"""The backlog of a send queue: the blocks on disk that nobody took yet, and what was read ahead of them.
+"""The backlog of a send queue: the blocks on disk that nobody took yet, and what was read ahead of
+them.
 
-It knows ranges of sequence numbers, not blocks, so a backlog of millions costs nothing in memory. Blocks are read
-ahead from its old end (`fifo`), from its new end (`newest_first`), or both (`mixed`). Invariant, by sequence number:
-front < ranges < back.
+It knows ranges of sequence numbers, not blocks, so a backlog of millions costs nothing in memory.
+Blocks are read ahead from its old end (`fifo`), from its new end (`newest_first`), or both
+(`mixed`). Invariant, by sequence number: front < ranges < back.
 """
 
 from collections import deque
@@ -76,7 +77,9 @@ class Backlog:
             self._ranges.append([block.sequence, block.sequence + 1])
 
     def unread_back(self) -> None:
-        """What was read ahead from the new end is older than what joins it now, and must not be taken first."""
+        """What was read ahead from the new end is older than what joins it now, and must not be
+        taken first.
+        """
         for block in self._back:
             self.add(block)
         self._back.clear()
@@ -136,7 +139,9 @@ class Backlog:
         return self._back.popleft() if self._back and not self._ranges else None
 
     async def drop(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop from the oldest range without reading more than its two ends; how many blocks and records went."""
+        """Drop from the oldest range without reading more than its two ends; how many blocks and
+        records went.
+        """
         store = self._need_store()
         async with store.reading:
             if not self._ranges:
@@ -146,7 +151,9 @@ class Backlog:
             before, through = await store.in_pool(
                 lambda: (store.records_in_front_of(start), store.records_before(stop))
             )
-            store.book(Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start))
+            store.book(
+                Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start)
+            )
             store.flush_soon()
             span[0] = stop
             if span[0] >= span[1]:
@@ -154,7 +161,9 @@ class Backlog:
             return stop - start, max(0, through - before)
 
     async def scrub(self) -> int:
-        """Read every block there is, right after opening, and book what is damaged; how many blocks that were."""
+        """Read every block there is, right after opening, and book what is damaged; how many blocks
+        that were.
+        """
         store, lost = self._need_store(), 0
         async with store.reading:
             for start, stop in list(self._ranges):

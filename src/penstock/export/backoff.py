@@ -1,9 +1,10 @@
-"""How long to wait after a failure: exponential with full jitter, and never less than the destination asked for.
+"""How long to wait after a failure: exponential with full jitter, and never less than the
+destination asked for.
 
-The n-th failure in a row waits a random time between 0 and retry_interval * multiplier^(n-1), capped at
-max_retry_delay: full jitter spreads a crowd of senders best when a destination comes back. With backoff off, every
-failure waits retry_interval. It holds back the whole route, not one batch: a destination that fails one batch for
-reasons of health fails the next one too.
+The n-th failure in a row waits a random time between 0 and retry_interval * multiplier^(n-1),
+capped at max_retry_delay: full jitter spreads a crowd of senders best when a destination comes
+back. With backoff off, every failure waits retry_interval. It holds back the whole route, not one
+batch: a destination that fails one batch for reasons of health fails the next one too.
 """
 
 import asyncio
@@ -23,7 +24,12 @@ class Backoff:
         random: Callable[[], float],
         clock: Clock,
     ) -> None:
-        self._enabled, self._base, self._multiplier, self._longest = enabled, base, multiplier, longest
+        self._enabled, self._base, self._multiplier, self._longest = (
+            enabled,
+            base,
+            multiplier,
+            longest,
+        )
         self._random, self._clock = random, clock
         self.failures = 0
         self._until = 0.0

@@ -1,7 +1,7 @@
 """A block: one batch of records as it lies in a send queue, in memory and on disk.
 
-On disk a block is framed as in the seed (an 8-byte head: length, bit 63 = snappy), and what the seed lacks stands
-inside it, in front of the body. All numbers are little-endian.
+On disk a block is framed as in the seed (an 8-byte head: length, bit 63 = snappy), and what the
+seed lacks stands inside it, in front of the body. All numbers are little-endian.
 
     offset size
     0      8    bits 0-61: length of everything after this field; bit 63: the body is snappy; bit 62: 0
@@ -19,9 +19,10 @@ inside it, in front of the body. All numbers are little-endian.
     60     4    length of the body when decompressed
     64          body
 
-`before` is what keeps the accounting exact when blocks between two good ones are destroyed: their records can be
-counted although nobody can read them any more. The place in the checksum makes a block valid where it was written and
-nowhere else: a record that is itself a piece of a chunk file is never taken for one of our blocks.
+`before` is what keeps the accounting exact when blocks between two good ones are destroyed: their
+records can be counted although nobody can read them any more. The place in the checksum makes a
+block valid where it was written and nowhere else: a record that is itself a piece of a chunk file
+is never taken for one of our blocks.
 """
 
 import struct
@@ -45,10 +46,11 @@ SNAPPY = 1
 
 
 class Block(msgspec.Struct, gc=False):
-    """`offset` is the place in the queue's endless byte stream; -1 while the block is in memory only.
+    """`offset` is the place in the queue's endless byte stream; -1 while the block is in memory
+    only.
 
-    A struct made in C, and none the garbage collector looks at: a queue holds many, and they refer to nothing but bytes
-    and numbers.
+    A struct made in C, and none the garbage collector looks at: a queue holds many, and they refer
+    to nothing but bytes and numbers.
     """
 
     body: bytes
@@ -62,7 +64,9 @@ class Block(msgspec.Struct, gc=False):
     before: int = 0
     attempts: int = 0
     offset: int = -1
-    todo: list[tuple[int, int]] | None = None  # ranges of records still to be sent, last one first; None = all as one
+    todo: list[tuple[int, int]] | None = (
+        None  # ranges of records still to be sent, last one first; None = all as one
+    )
     dead: int = 0  # records of this block already in the dead letters
 
     @property
@@ -112,20 +116,36 @@ def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -
     length = block_length(data, at)
     _, _, checksum = HEAD.unpack_from(data, at)
     view = memoryview(data)
-    if len(data) - at < length or crc32c.crc32c(view[at + HEAD.size : at + length], offset & _PLACE) != checksum:
+    if (
+        len(data) - at < length
+        or crc32c.crc32c(view[at + HEAD.size : at + length], offset & _PLACE) != checksum
+    ):
         raise Damaged("the checksum does not match")
-    encoding, compression, _, sequence, enqueued, before, position, records, attempts, raw = FIELDS.unpack_from(
-        data, at + HEAD.size
+    encoding, compression, _, sequence, enqueued, before, position, records, attempts, raw = (
+        FIELDS.unpack_from(data, at + HEAD.size)
     )
     body = data[at + HEADER_SIZE : at + length] if with_body else b""
-    return Block(body, records, encoding, compression, raw, position, sequence, enqueued, before, attempts, offset)
+    return Block(
+        body,
+        records,
+        encoding,
+        compression,
+        raw,
+        position,
+        sequence,
+        enqueued,
+        before,
+        attempts,
+        offset,
+    )
 
 
 def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
-    """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not made.
+    """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not
+    made.
 
-    `at` in `data` is `place` in the stream. Returns where it ended, and sequence number and start of the last block it
-    passed (-1, -1 when there was none).
+    `at` in `data` is `place` in the stream. Returns where it ended, and sequence number and start
+    of the last block it passed (-1, -1 when there was none).
     """
     view, size, shift = memoryview(data), len(data), place - at
     checksum_of, unpack = crc32c.crc32c, _SCAN.unpack_from

@@ -1,11 +1,13 @@
-"""The circuit breaker: stops sending to a destination that is down, and finds out by single probes when it is back.
+"""The circuit breaker: stops sending to a destination that is down, and finds out by single probes
+when it is back.
 
 closed --(threshold failures in a row)--> open --(reset_timeout)--> half open --(probe succeeds)--> closed
                                             ^------------------(probe fails)---------'
 
-Only the destination's health counts: network errors, time-outs, 5xx, 429. Bad data is an answer, and an answer is
-health. A worker asks for a `Permit` before it takes anything from the queue; in half open there is exactly one. A
-permit is a context manager: whatever happens to its holder, the probe slot comes back.
+Only the destination's health counts: network errors, time-outs, 5xx, 429. Bad data is an answer,
+and an answer is health. A worker asks for a `Permit` before it takes anything from the queue; in
+half open there is exactly one. A permit is a context manager: whatever happens to its holder, the
+probe slot comes back.
 """
 
 import asyncio
@@ -21,7 +23,9 @@ CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
 
 
 class Permit:
-    """Leave to send one batch. Say `success` or `failure`; leaving without either says nothing about health."""
+    """Leave to send one batch. Say `success` or `failure`; leaving without either says nothing
+    about health.
+    """
 
     __slots__ = ("_breaker", "_open", "_probe")
 
@@ -46,7 +50,12 @@ class Permit:
     def __enter__(self) -> "Permit":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.release()
 
 
@@ -86,7 +95,9 @@ class Breaker:
         return Permit(self, probe=False)
 
     async def not_open(self) -> None:
-        """Wait while nothing may be taken from the queue (preparers, who do not send, need no permit)."""
+        """Wait while nothing may be taken from the queue (preparers, who do not send, need no
+        permit).
+        """
         while self.state == OPEN:
             wait = self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
             if wait <= 0:
@@ -124,7 +135,13 @@ class Breaker:
     def _enter(self, state: str) -> None:
         if state != self.state:
             level = logging.WARNING if state == OPEN else logging.INFO
-            log.log(level, "route %s: circuit breaker %s after %d failures", self._name, state, self.failures)
+            log.log(
+                level,
+                "route %s: circuit breaker %s after %d failures",
+                self._name,
+                state,
+                self.failures,
+            )
         self.state = state
         self._tell()
 

@@ -1,9 +1,10 @@
 """One chunk file of a send queue, and the reading of such files.
 
-The reader opens its own handles and names every position, so it never shares one with the writer, and it never looks
-behind `readable`, where the writer may be at work. It reads blocks whole (`walk`), one by its place (`block_at`), or
-passes over them without making them (`pass_over`), which is how a start finds its way through millions of blocks.
-What is no block is stepped over, byte by byte if need be, and told to whoever asked.
+The reader opens its own handles and names every position, so it never shares one with the writer,
+and it never looks behind `readable`, where the writer may be at work. It reads blocks whole
+(`walk`), one by its place (`block_at`), or passes over them without making them (`pass_over`),
+which is how a start finds its way through millions of blocks. What is no block is stepped over,
+byte by byte if need be, and told to whoever asked.
 """
 
 from bisect import bisect_right
@@ -12,8 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import Damaged
-from penstock.export.block import HEADER_SIZE, MAGIC, NO_SEQUENCE, Block, block_length, decode_block, pass_blocks
-from penstock.storage.fs import File, Fs
+from penstock.export.block import (
+    HEADER_SIZE,
+    MAGIC,
+    NO_SEQUENCE,
+    Block,
+    block_length,
+    decode_block,
+    pass_blocks,
+)
+from penstock.log.fs import File, Fs
 
 WINDOW = 1 << 20
 SPARSE = 256 << 10  # bytes between two entries of a chunk's index, at least
@@ -71,7 +80,9 @@ class ChunkReader:
     def _end(self, chunk: Chunk) -> int:
         return min(chunk.end, self.readable)
 
-    def walk(self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True) -> Iterator[Block]:
+    def walk(
+        self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True
+    ) -> Iterator[Block]:
         """Blocks from `place` to the chunk's end; `bad` collects the byte ranges that hold none."""
         end = self._end(chunk)
         data, data_at = b"", place  # `data` is the stream from `data_at`
@@ -109,10 +120,11 @@ class ChunkReader:
             return None
 
     def pass_over(self, chunk: Chunk, place: int, below: int = NO_SEQUENCE) -> tuple[int, int]:
-        """Pass whole blocks from `place` on, up to the first that is damaged or not below the sequence number `below`.
+        """Pass whole blocks from `place` on, up to the first that is damaged or not below the
+        sequence number `below`.
 
-        Returns where it stopped and where the last block it passed begins (-1: it passed none). Marks places on its
-        way in the chunk's index.
+        Returns where it stopped and where the last block it passed begins (-1: it passed none).
+        Marks places on its way in the chunk's index.
         """
         end, last = self._end(chunk), -1
         while place < end:
@@ -135,7 +147,9 @@ class ChunkReader:
         return place, last
 
     def seek(self, chunk: Chunk, sequence: int) -> int:
-        """Where the first block not below `sequence` begins, or the chunk's end; passes over damage."""
+        """Where the first block not below `sequence` begins, or the chunk's end; passes over
+        damage.
+        """
         end = self._end(chunk)
         place, _ = self.pass_over(chunk, chunk.near(sequence), sequence)
         while place < end and self.block_at(chunk, place) is None:

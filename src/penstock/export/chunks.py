@@ -1,17 +1,21 @@
 """The disk half of a send queue: an endless byte stream of blocks, cut into chunk files.
 
-A chunk is named by the place of its first byte in the stream, in 16 hex digits. The writer appends to the last chunk
-through its own handle; readers have theirs (see `chunkfile`). A chunk goes when all its blocks are settled.
+A chunk is named by the place of its first byte in the stream, in 16 hex digits. The writer appends
+to the last chunk through its own handle; readers have theirs (see `chunkfile`). A chunk goes when
+all its blocks are settled.
 
-A start reads little, however long the queue is. After a clean stop the metadata hold a table of the chunks: if it fits
-the files, nothing is read at all. Otherwise the first block of each chunk tells where the chunk begins, and only the
-last one is gone through, from where the metadata say it was good, to find its end.
+A start reads little, however long the queue is. After a clean stop the metadata hold a table of the
+chunks: if it fits the files, nothing is read at all. Otherwise the first block of each chunk tells
+where the chunk begins, and only the last one is gone through, from where the metadata say it was
+good, to find its end.
 
-What is written but not yet synced is also kept in memory (unless the policy is never to sync): when an fsync fails
-those pages may be gone although a retry would succeed, so the chunk is closed for good at its last synced byte and the
-rest is written again into a new chunk, at the same places of the stream.
+What is written but not yet synced is also kept in memory (unless the policy is never to sync): when
+an fsync fails those pages may be gone although a retry would succeed, so the chunk is closed for
+good at its last synced byte and the rest is written again into a new chunk, at the same places of
+the stream.
 
-The calls here block and are made from a pool: one writer at a time, one reader at a time, beside each other.
+The calls here block and are made from a pool: one writer at a time, one reader at a time, beside
+each other.
 """
 
 import logging
@@ -23,7 +27,7 @@ from pathlib import Path
 from penstock.errors import StorageFailed, StorageFull
 from penstock.export.block import HEADER_SIZE, NO_POSITION, Block, decode_block, encode_header
 from penstock.export.chunkfile import WINDOW, Chunk, ChunkReader, is_chunk_name
-from penstock.storage.fs import Bytes, File, Fs
+from penstock.log.fs import Bytes, File, Fs
 
 log = logging.getLogger("penstock.export")
 QUARANTINE = 64 << 20
@@ -79,7 +83,9 @@ class Chunks:
     # Writing
 
     def append(self, blocks: list[Block], at_least: int = 0) -> None:
-        """Write the blocks, all or none, and set their offsets. `at_least`: where an empty stream goes on."""
+        """Write the blocks, all or none, and set their offsets. `at_least`: where an empty stream
+        goes on.
+        """
         chunks_before = len(self.chunks)
         last = self.chunks[-1] if self.chunks else None
         state = (last.size, last.stop) if last else None
@@ -111,7 +117,11 @@ class Chunks:
         chunk = self.chunks[-1] if self.chunks else None
         for block in blocks:
             size = HEADER_SIZE + len(block.body)
-            if chunk is None or self._broken or (chunk.size and chunk.size + size > self._chunk_size):
+            if (
+                chunk is None
+                or self._broken
+                or (chunk.size and chunk.size + size > self._chunk_size)
+            ):
                 self._write(parts)
                 parts, waiting = [], 0
                 chunk = self._rotate(block.sequence, at_least)
@@ -173,8 +183,8 @@ class Chunks:
         return chunk
 
     def sync(self) -> None:
-        """Make all that was appended durable. After a failed fsync it is written again elsewhere; raises if that
-        fails too, and tries again at the next call."""
+        """Make all that was appended durable. After a failed fsync it is written again elsewhere;
+        raises if that fails too, and tries again at the next call."""
         if not self.chunks:
             return
         if self._file is not None and not self._broken:
@@ -189,14 +199,18 @@ class Chunks:
             except (StorageFull, StorageFailed) as error:
                 self._on_event("fsync_failed")
                 log.error(
-                    "chunk %s could not be synced, its tail is written anew: %s", self.chunks[-1].path.name, error
+                    "chunk %s could not be synced, its tail is written anew: %s",
+                    self.chunks[-1].path.name,
+                    error,
                 )
                 self._broken = True
         if self._keep_unsynced and self._unsynced:
             self._write_anew()
 
     def _write_anew(self) -> None:
-        """Put the unsynced tail of the last chunk into a chunk of its own, at the same places of the stream."""
+        """Put the unsynced tail of the last chunk into a chunk of its own, at the same places of
+        the stream.
+        """
         old, parts = self.chunks[-1], self._unsynced
         start = old.start + self._synced
         path = self._directory / (f"{start:016x}" if self._synced else f"{start:016x}.again")
@@ -238,8 +252,11 @@ class Chunks:
 
     # Reading
 
-    def read(self, sequence: int, stop: int, max_bytes: int = WINDOW, max_blocks: int = 256) -> Reading:
-        """Whole blocks from `sequence` (or the first one there is after it) to below `stop`, from one chunk.
+    def read(
+        self, sequence: int, stop: int, max_bytes: int = WINDOW, max_blocks: int = 256
+    ) -> Reading:
+        """Whole blocks from `sequence` (or the first one there is after it) to below `stop`, from
+        one chunk.
 
         `next_sequence` tells how far the reading got: what is missing below it is not on disk.
         """
@@ -265,7 +282,9 @@ class Chunks:
         return found
 
     def peek(self, sequence: int) -> Block | None:
-        """The block `sequence`, without moving to behind it: the next read starts here and need not look for it."""
+        """The block `sequence`, without moving to behind it: the next read starts here and need not
+        look for it.
+        """
         chunk = self._chunk_of(sequence)
         if chunk is None:
             return None
@@ -303,7 +322,9 @@ class Chunks:
         return self._reader.seek(chunk, sequence)
 
     def quarantine(self, start: int, end: int) -> None:
-        """Keep a copy of damaged bytes (at most QUARANTINE of them) where a person can look at them."""
+        """Keep a copy of damaged bytes (at most QUARANTINE of them) where a person can look at
+        them.
+        """
         chunk = next(chunk for chunk in self.chunks if chunk.start <= start < chunk.end)
         data = self._reader.read_at(chunk, start, min(end - start, QUARANTINE))
         directory = self._directory / "quarantine"
@@ -311,7 +332,13 @@ class Chunks:
             self._fs.make_dir(directory)
             self._fs.replace(directory / f"{start:016x}-{end - start}", data, sync=False)
         except (StorageFull, StorageFailed) as error:
-            log.warning("no copy of the damaged bytes %d to %d of %s: %s", start, end, chunk.path.name, error)
+            log.warning(
+                "no copy of the damaged bytes %d to %d of %s: %s",
+                start,
+                end,
+                chunk.path.name,
+                error,
+            )
 
     # Opening and removing
 
@@ -322,10 +349,11 @@ class Chunks:
         through: int,
         table: Sequence[Sequence[int]] | None = None,
     ) -> tuple[int, int, int, int]:
-        """Find the chunks, cut a torn tail. The hints come from the metadata and are not trusted further than they fit.
+        """Find the chunks, cut a torn tail. The hints come from the metadata and are not trusted
+        further than they fit.
 
-        `table` is what `table` gave at a clean stop. Returns the next sequence number, the records accepted, the last
-        source position on disk (or -1), bytes cut.
+        `table` is what `table` gave at a clean stop. Returns the next sequence number, the records
+        accepted, the last source position on disk (or -1), bytes cut.
         """
         names = [name for name in self._fs.list_dir(self._directory) if is_chunk_name(name)]
         for name in names:
@@ -334,7 +362,9 @@ class Chunks:
         for chunk, following in zip(self.chunks, self.chunks[1:], strict=False):
             chunk.size = min(chunk.size, following.start - chunk.start)
         position, cut = -1, 0
-        if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [(e[0], e[1]) for e in table]:
+        if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [
+            (e[0], e[1]) for e in table
+        ]:
             for chunk, entry in zip(self.chunks, table, strict=True):
                 chunk.base, chunk.stop = entry[2], entry[3]
         else:
@@ -343,7 +373,9 @@ class Chunks:
                     self._reader.walk(chunk, chunk.start, []), None
                 )
                 chunk.base = first.sequence if first else 0
-            next_sequence, through, position, cut = self._find_end(writer_offset, next_sequence, through)
+            next_sequence, through, position, cut = self._find_end(
+                writer_offset, next_sequence, through
+            )
         self._synced = self.chunks[-1].size if self.chunks else 0
         self._reader.readable = self.end
         return next_sequence, through, position, cut
@@ -352,14 +384,20 @@ class Chunks:
         """What the next start need not look for, if nothing changes until then."""
         return [(chunk.start, chunk.size, chunk.base, chunk.stop) for chunk in self.chunks]
 
-    def _find_end(self, writer_offset: int, next_sequence: int, through: int) -> tuple[int, int, int, int]:
+    def _find_end(
+        self, writer_offset: int, next_sequence: int, through: int
+    ) -> tuple[int, int, int, int]:
         position, cut = -1, 0
         while self.chunks:
-            next_sequence, through, position, torn = self._open_last(writer_offset, next_sequence, through)
+            next_sequence, through, position, torn = self._open_last(
+                writer_offset, next_sequence, through
+            )
             cut += torn
             if self.chunks[-1].size:
                 break
-            self._remove_quietly(self.chunks.pop())  # no whole block in it: the one before it was the last
+            self._remove_quietly(
+                self.chunks.pop()
+            )  # no whole block in it: the one before it was the last
         upper = next_sequence
         for chunk in reversed(self.chunks):
             chunk.stop = upper if chunk.stop == 0 else chunk.stop
@@ -367,7 +405,9 @@ class Chunks:
             upper = chunk.base
         return next_sequence, through, position, cut
 
-    def _open_last(self, writer_offset: int, next_sequence: int, through: int) -> tuple[int, int, int, int]:
+    def _open_last(
+        self, writer_offset: int, next_sequence: int, through: int
+    ) -> tuple[int, int, int, int]:
         chunk = self.chunks[-1]
         position, cut = -1, 0
         trusted = chunk.start < writer_offset <= chunk.end and chunk.base > 0
@@ -384,7 +424,9 @@ class Chunks:
             next_sequence, through = block.sequence + 1, block.through
             end = block.offset + block.size
         if trusted and end == place and bad:
-            return self._open_last(0, next_sequence, through)  # the hint points into the middle of a block
+            return self._open_last(
+                0, next_sequence, through
+            )  # the hint points into the middle of a block
         if end < chunk.end:
             cut = chunk.end - end
             log.warning("chunk %s: a torn tail of %d bytes is cut off", chunk.path.name, cut)
@@ -405,10 +447,16 @@ class Chunks:
             return -1
         chunk = self.chunks[-1]
         found = self.read(max(chunk.base, chunk.stop - 1), chunk.stop)
-        return found.blocks[-1].position if found.blocks and found.blocks[-1].position != NO_POSITION else -1
+        return (
+            found.blocks[-1].position
+            if found.blocks and found.blocks[-1].position != NO_POSITION
+            else -1
+        )
 
     def remove(self, chunk: Chunk) -> None:
-        """Delete the chunk; the caller knows that all its blocks are settled, durably. The last one only alone."""
+        """Delete the chunk; the caller knows that all its blocks are settled, durably. The last one
+        only alone.
+        """
         self._reader.close_if(chunk)
         if len(self.chunks) == 1:
             self._close_writer()

@@ -1,7 +1,8 @@
 """Time as export sees it: one object, so that tests can simulate an hour's outage in a second.
 
-Delays and ages are measured on the monotonic clock; enqueue times must survive a restart, so they are wall time, read
-once at the start and carried on by the monotonic clock (`steady`): a wall clock that jumps while we run changes no age.
+Delays and ages are measured on the monotonic clock; enqueue times must survive a restart, so they
+are wall time, read once at the start and carried on by the monotonic clock (`steady`): a wall clock
+that jumps while we run changes no age.
 """
 
 import asyncio

@@ -1,13 +1,15 @@
-"""The dead letters of a route: records no retry will help, with the reason, in a file a person can read.
+"""The dead letters of a route: records no retry will help, with the reason, in a file a person can
+read.
 
     deadletters.ndjson    one line per record: <8 hexadecimal digits: CRC32C of the rest> <JSON object>\\n
         {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record", "encoding"}
     `record` is the text of the record, or its base64 when it is no UTF-8 (encoding: "utf-8" or "base64").
 
-A record goes in before its block is settled, and is synced, so a crash in between finds it again; the same record is
-not written twice, because (sequence, index) of the lines in the file is remembered. A torn last line is cut at opening.
-Replaying moves the file aside, pushes its records as new ones, and removes it when they are accepted; lines that are
-damaged cannot be replayed and go to `quarantine/`.
+A record goes in before its block is settled, and is synced, so a crash in between finds it again;
+the same record is not written twice, because (sequence, index) of the lines in the file is
+remembered. A torn last line is cut at opening. Replaying moves the file aside, pushes its records
+as new ones, and removes it when they are accepted; lines that are damaged cannot be replayed and go
+to `quarantine/`.
 """
 
 import base64
@@ -21,7 +23,7 @@ from pathlib import Path
 import crc32c
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.storage.fs import File, Fs
+from penstock.log.fs import File, Fs
 
 log = logging.getLogger("penstock.export")
 NAME = "deadletters.ndjson"
@@ -57,7 +59,9 @@ def parse_line(line: bytes) -> DeadLetter | None:
             return None
         fields = json.loads(text)
         record = fields.pop("record")
-        fields["record"] = base64.b64decode(record) if fields.pop("encoding") == "base64" else record.encode()
+        fields["record"] = (
+            base64.b64decode(record) if fields.pop("encoding") == "base64" else record.encode()
+        )
         return DeadLetter(**fields)
     except (ValueError, TypeError, KeyError):
         return None
@@ -70,7 +74,9 @@ def read_letters(data: bytes) -> Iterator[DeadLetter | None]:
 
 
 class DeadLetters:
-    """Blocking; called from the pool, from several threads at once: the lock is held by whoever works on the files."""
+    """Blocking; called from the pool, from several threads at once: the lock is held by whoever
+    works on the files.
+    """
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs, self._directory = fs, directory
@@ -90,12 +96,16 @@ class DeadLetters:
             letters = list(read_letters(data[: len(data) - torn]))
             damaged = letters.count(None)
             if damaged or torn:
-                log.warning("%s: %d damaged lines, %d torn bytes cut", self._directory / NAME, damaged, torn)
+                log.warning(
+                    "%s: %d damaged lines, %d torn bytes cut", self._directory / NAME, damaged, torn
+                )
             if torn:
                 file = self._fs.open(self._directory / NAME)
                 file.truncate(len(data) - torn)
                 file.close()
-            self._known = {(letter.sequence, letter.index) for letter in letters if letter is not None}
+            self._known = {
+                (letter.sequence, letter.index) for letter in letters if letter is not None
+            }
             self._count()
 
     def _count(self) -> None:
@@ -107,9 +117,13 @@ class DeadLetters:
         return self._fs.read(path) if self._fs.exists(path) else b""
 
     def add(self, letters: list[DeadLetter]) -> None:
-        """Durable when it returns. Raises StorageFull or StorageFailed and has added nothing that counts."""
+        """Durable when it returns. Raises StorageFull or StorageFailed and has added nothing that
+        counts.
+        """
         with self._lock:
-            new = [letter for letter in letters if (letter.sequence, letter.index) not in self._known]
+            new = [
+                letter for letter in letters if (letter.sequence, letter.index) not in self._known
+            ]
             if not new:
                 return
             if self._directory is None:
@@ -129,7 +143,9 @@ class DeadLetters:
             self._file.sync()
         except (StorageFull, StorageFailed):
             self._file.close()
-            self._file = None  # a file whose sync failed takes no more: it is opened again next time
+            self._file = (
+                None  # a file whose sync failed takes no more: it is opened again next time
+            )
             raise
 
     def letters(self) -> list[DeadLetter]:
@@ -146,7 +162,9 @@ class DeadLetters:
         return [parse_line(line) for line in lines[offset:stop]]
 
     def begin_replay(self) -> list[DeadLetter]:
-        """Move the letters aside and return them; `end_replay` when they are accepted elsewhere. One at a time."""
+        """Move the letters aside and return them; `end_replay` when they are accepted elsewhere.
+        One at a time.
+        """
         with self._lock:
             if self._directory is None:
                 self._replaying = len(self._kept)
@@ -181,7 +199,12 @@ class DeadLetters:
             self._fs.make_dir(place)
             name = f"{NAME}.{crc32c.crc32c(b''.join(damaged)):08x}"
             self._fs.replace(place / name, b"".join(damaged))
-            log.error("%s: %d damaged lines cannot be replayed and are in %s", place.parent / NAME, len(damaged), name)
+            log.error(
+                "%s: %d damaged lines cannot be replayed and are in %s",
+                place.parent / NAME,
+                len(damaged),
+                name,
+            )
 
     def close(self) -> None:
         with self._lock:

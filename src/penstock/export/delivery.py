@@ -1,12 +1,14 @@
-"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, settled or given back.
+"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, settled
+or given back.
 
-A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in the middle, always
-the same way, and each part has its own key (`<route>-<sequence>-<tag>-<first>-<last>`), so that after a crash the same
-parts are sent under the same keys. What is still to be sent is kept on the block: a retry does not repeat what went
-through.
+A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in
+the middle, always the same way, and each part has its own key
+(`<route>-<sequence>-<tag>-<first>-<last>`), so that after a crash the same parts are sent under the
+same keys. What is still to be sent is kept on the block: a retry does not repeat what went through.
 
-The tag is the queue's life and the checksum of the stored body. Sequence numbers begin anew with a new queue, and after
-power loss a number may go to other records; a destination that remembers keys would take those for known and drop them.
+The tag is the queue's life and the checksum of the stored body. Sequence numbers begin anew with a
+new queue, and after power loss a number may go to other records; a destination that remembers keys
+would take those for known and drop them.
 """
 
 import asyncio
@@ -50,7 +52,13 @@ class Delivery:
     ) -> None:
         self._route, self._queue, self._destination = route, queue, destination
         self._dead_letters, self._backoff, self._settings = dead_letters, backoff, settings
-        self._limit, self._pool, self._clock, self._metrics, self._pause = limit, pool, clock, metrics, pause
+        self._limit, self._pool, self._clock, self._metrics, self._pause = (
+            limit,
+            pool,
+            clock,
+            metrics,
+            pause,
+        )
         self.life = 0  # of the queue, 32 bits; the route knows it
         self.inflight = 0
         self.latency = 0.0  # moving average, seconds
@@ -59,7 +67,9 @@ class Delivery:
 
     async def prepare(self, block: Block) -> Prepared:
         """The whole block as a batch and what the destination makes of it."""
-        batch = Batch(self.key_of(block), block.body, block.records, block.encoding, block.compression)
+        batch = Batch(
+            self.key_of(block), block.body, block.records, block.encoding, block.compression
+        )
         return batch, await self._prepared(batch)
 
     def key_of(self, block: Block) -> str:
@@ -67,27 +77,38 @@ class Delivery:
         return f"{self._route}-{block.sequence}-{self.life:08x}{crc32c.crc32c(block.body):08x}"
 
     async def try_prepare(self, block: Block) -> Prepared | None:
-        """The same, or None when it fails: whoever sends it meets the error again and knows what to do about it."""
+        """The same, or None when it fails: whoever sends it meets the error again and knows what to
+        do about it.
+        """
         try:
             return await self.prepare(block)
         except Exception as error:  # noqa: BLE001 a destination's own fault
-            log.warning("route %s: batch %d cannot be prepared: %r", self._route, block.sequence, error)
+            log.warning(
+                "route %s: batch %d cannot be prepared: %r", self._route, block.sequence, error
+            )
             return None
 
     async def _prepared(self, batch: Batch) -> Any:
         if self._destination.is_cheap(batch):
             return self._destination.prepare(batch)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._destination.prepare, batch)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._destination.prepare, batch
+        )
 
     async def deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> bool:
-        """Send the block and settle it, or give it back; False when the destination refused for a reason that is not
-        the block's. Never raises for what a destination or a disk does."""
+        """Send the block and settle it, or give it back; False when the destination refused for a
+        reason that is not the block's. Never raises for what a destination or a disk does."""
         retried = block.attempts > 0
         if retried:
             self._metrics.add("queue_retry_total")
         try:
             if self._settings.max_age and self._age(block) > self._settings.max_age:
-                await self._bury(block, self._remaining(block), "expired", f"older than {self._settings.max_age:g} s")
+                await self._bury(
+                    block,
+                    self._remaining(block),
+                    "expired",
+                    f"older than {self._settings.max_age:g} s",
+                )
             else:
                 await self._send_all(block, prepared)
             self._queue.ack(block, block.dead)
@@ -112,8 +133,12 @@ class Delivery:
         except asyncio.CancelledError:
             self._queue.give_back(block, attempted=False)
             raise
-        except Exception as error:  # a fault in a destination's own code must not stop the route in silence
-            log.exception("route %s: sending batch %d failed unexpectedly", self._route, block.sequence)
+        except (
+            Exception
+        ) as error:  # a fault in a destination's own code must not stop the route in silence
+            log.exception(
+                "route %s: sending batch %d failed unexpectedly", self._route, block.sequence
+            )
             await self._failed(block, permit, Retry("internal", repr(error)))
         return True
 
@@ -126,7 +151,12 @@ class Delivery:
         limit = self._settings.max_attempts
         if limit and block.attempts + 1 >= limit:
             try:
-                await self._bury(block, self._remaining(block), "attempts", f"{limit} attempts, the last: {error}")
+                await self._bury(
+                    block,
+                    self._remaining(block),
+                    "attempts",
+                    f"{limit} attempts, the last: {error}",
+                )
             except (StorageFull, StorageFailed) as failure:
                 log.error("route %s: a dead letter cannot be written: %s", self._route, failure)
             else:
@@ -159,7 +189,9 @@ class Delivery:
         while block.todo:
             start, stop = block.todo[-1]
             key = f"{self.key_of(block)}-{start}-{stop - 1}"
-            batch = await asyncio.get_running_loop().run_in_executor(self._pool, whole.part, start, stop, key)
+            batch = await asyncio.get_running_loop().run_in_executor(
+                self._pool, whole.part, start, stop, key
+            )
             try:
                 await self._send(batch, await self._prepared(batch))
                 block.todo.pop()
@@ -194,7 +226,9 @@ class Delivery:
         self._metrics.add("export_batches_total")
         self._metrics.add("export_bytes_total", len(batch.body))
 
-    async def _bury(self, block: Block, ranges: list[tuple[int, int]], reason: str, detail: str) -> None:
+    async def _bury(
+        self, block: Block, ranges: list[tuple[int, int]], reason: str, detail: str
+    ) -> None:
         """Put records into the dead letters, durably; they count as dead when the block is settled."""
         loop = asyncio.get_running_loop()
         batch = Batch("", block.body, block.records, block.encoding, block.compression)
@@ -202,7 +236,14 @@ class Delivery:
         now = self._clock.wall()
         letters = [
             DeadLetter(
-                block.sequence, index, reason, detail, block.attempts + 1, block.enqueued / 1e6, now, records[index]
+                block.sequence,
+                index,
+                reason,
+                detail,
+                block.attempts + 1,
+                block.enqueued / 1e6,
+                now,
+                records[index],
             )
             for start, stop in ranges
             for index in range(start, stop)
@@ -210,8 +251,14 @@ class Delivery:
         await loop.run_in_executor(self._pool, self._dead_letters.add, letters)
         block.dead += len(letters)
         if len(letters) == 1:
-            log.warning("route %s: a record of batch %d is dead: %s", self._route, block.sequence, detail)
+            log.warning(
+                "route %s: a record of batch %d is dead: %s", self._route, block.sequence, detail
+            )
         else:
             log.warning(
-                "route %s: %d records of batch %d are dead: %s", self._route, len(letters), block.sequence, detail
+                "route %s: %d records of batch %d are dead: %s",
+                self._route,
+                len(letters),
+                block.sequence,
+                detail,
             )

@@ -1,19 +1,22 @@
 """FastQueue: a persistent queue of blocks in two layers, from which blocks are leased, not popped.
 
-Layers. New blocks go to memory; disk chunks hold what does not fit, and everything that must survive. With
-`write_through` (fsync `always` and `interval`, and every route that reads a topic or queue) a block is written to a
-chunk before anyone can take it, and memory is a cache of the newest ones: a killed process loses nothing and hands out
-the same sequence numbers again. Without it (fsync `never`) memory is written out when it is full, when its oldest block
-is `stale_flush` old, and at a stop; a kill loses what is in memory.
+Layers. New blocks go to memory; disk chunks hold what does not fit, and everything that must
+survive. With `write_through` (fsync `always` and `interval`, and every route that reads a topic or
+queue) a block is written to a chunk before anyone can take it, and memory is a cache of the newest
+ones: a killed process loses nothing and hands out the same sequence numbers again. Without it
+(fsync `never`) memory is written out when it is full, when its oldest block is `stale_flush` old,
+and at a stop; a kill loses what is in memory.
 
-Leases. `take` leases a block; `ack` settles it; `give_back` returns it to its place in front of everything younger, its
-attempt counted. Leases are this process's: if it dies, its unsettled blocks are simply still there at the next start.
+Leases. `take` leases a block; `ack` settles it; `give_back` returns it to its place in front of
+everything younger, its attempt counted. Leases are this process's: if it dies, its unsettled blocks
+are simply still there at the next start.
 
-Invariants, by sequence number: backlog (on disk) < blocks in memory. A leased or returned block is in neither. Blocks
-that are in memory only are all younger than those on disk, so a spill takes every one of them.
+Invariants, by sequence number: backlog (on disk) < blocks in memory. A leased or returned block is
+in neither. Blocks that are in memory only are all younger than those on disk, so a spill takes
+every one of them.
 
-How blocks get in is the `Writer`'s affair; what must survive, and the order in which it reaches the disk, the
-`Store`'s; `Backlog` and `MemoryLayer` hold what waits.
+How blocks get in is the `Writer`'s affair; what must survive, and the order in which it reaches the
+disk, the `Store`'s; `Backlog` and `MemoryLayer` hold what waits.
 """
 
 import heapq
@@ -30,7 +33,7 @@ from penstock.export.memory import MemoryLayer
 from penstock.export.state import State
 from penstock.export.store import Store
 from penstock.export.writer import Options, Writer
-from penstock.storage.fs import Fs
+from penstock.log.fs import Fs
 
 
 def ignore_event(_name: str, _amount: int) -> None:
@@ -167,7 +170,8 @@ class FastQueue:
     async def take(self) -> Block | None:
         """Lease the next block in drain order; None when there is none to be had.
 
-        What was settled before is in the page cache first: a kill then repeats what was leased, and nothing else.
+        What was settled before is in the page cache first: a kill then repeats what was leased, and
+        nothing else.
         """
         if self.store is not None:
             self.store.flush()
@@ -202,10 +206,15 @@ class FastQueue:
 
     def ack(self, block: Block, dead: int = 0) -> None:
         """The leased block is done: delivered, but for `dead` records that are in the dead letters."""
-        self._settle(block, Entry(Kind.DELIVERED, 0, block.sequence, block.through, block.records - dead, dead))
+        self._settle(
+            block,
+            Entry(Kind.DELIVERED, 0, block.sequence, block.through, block.records - dead, dead),
+        )
 
     def drop(self, block: Block, reason: int) -> None:
-        self._settle(block, Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1))
+        self._settle(
+            block, Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
+        )
 
     def _settle(self, block: Block, entry: Entry) -> None:
         self._leased.pop(block.sequence, None)
@@ -227,9 +236,13 @@ class FastQueue:
         self._book(Entry(Kind.REFUSED, reason, a=records))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source that cannot be had as dropped, and that it was read up to `position`."""
+        """Book records of the source that cannot be had as dropped, and that it was read up to
+        `position`.
+        """
         if self.store is not None:
-            await self.store.sync()  # or power loss might keep the position and forget blocks in front of it
+            await (
+                self.store.sync()
+            )  # or power loss might keep the position and forget blocks in front of it
         self.refuse(records, reason)
         self._book(Entry(Kind.POSITION, value=position))
 
@@ -270,13 +283,17 @@ class FastQueue:
         return heapq.heappop(self._returned)[1]
 
     def oldest_chunk_blocks(self) -> int:
-        """Blocks to drop so that a chunk can go: the oldest in which nobody holds a lease; 0 when there is none."""
+        """Blocks to drop so that a chunk can go: the oldest in which nobody holds a lease; 0 when
+        there is none.
+        """
         if self.store is None:
             return 0
         chunks = self.store.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
             if not any(chunk.base <= sequence < chunk.stop for sequence in self._leased):
-                unsettled = sum(stop - start for start, stop in self.state.settled.gaps(1, chunk.stop))
+                unsettled = sum(
+                    stop - start for start, stop in self.state.settled.gaps(1, chunk.stop)
+                )
                 return unsettled - sum(sequence < chunk.stop for sequence in self._leased)
         return 0
 
@@ -286,7 +303,9 @@ class FastQueue:
         self._writer.make_room()
 
     async def scrub(self) -> int:
-        """Read every block there is, right after opening, and book what is damaged; how many blocks that were."""
+        """Read every block there is, right after opening, and book what is damaged; how many blocks
+        that were.
+        """
         if self.store is None:
             return 0
         lost = await self._backlog.scrub()
@@ -296,8 +315,8 @@ class FastQueue:
     # Upkeep
 
     async def tick(self) -> None:
-        """Call about once a second: stale flush, fsync, journal, chunks, metadata. The disk may refuse: what failed is
-        tried again at the next call."""
+        """Call about once a second: stale flush, fsync, journal, chunks, metadata. The disk may
+        refuse: what failed is tried again at the next call."""
         store = self.store
         if store is None or self._writer.closed:
             return
@@ -310,7 +329,9 @@ class FastQueue:
             ):
                 self._writer.spill_soon()
                 await self._writer.idle()
-            await store.tick(reader_offset=self._reader_offset(store), count=self._count, size=self.bytes)
+            await store.tick(
+                reader_offset=self._reader_offset(store), count=self._count, size=self.bytes
+            )
             if not self._memory.unwritten:
                 store.failing = None
         except STORAGE_ERRORS as error:
@@ -328,7 +349,9 @@ class FastQueue:
         return store.chunks.cursor_of(low)
 
     async def write_out(self) -> int:
-        """Have everything that is in memory in the chunks, as far as the disk takes it; where the stream ends."""
+        """Have everything that is in memory in the chunks, as far as the disk takes it; where the
+        stream ends.
+        """
         if self.store is None:
             return 0
         self.store.flush()
@@ -336,7 +359,9 @@ class FastQueue:
         return self.store.chunks.end
 
     async def close(self) -> None:
-        """Write out what is in memory, sync, leave metadata that spares the next start a scan, let the lock go."""
+        """Write out what is in memory, sync, leave metadata that spares the next start a scan, let
+        the lock go.
+        """
         if self._writer.closed:
             return
         await self._writer.idle()
@@ -346,10 +371,15 @@ class FastQueue:
             return
         if not await self._writer.spill():
             count = sum(block.records for block in self._memory.unwritten.values())
-            why, store_failing = f"{count} records in memory could not be written out", store.failing
+            why, store_failing = (
+                f"{count} records in memory could not be written out",
+                store.failing,
+            )
             store.abandon()
             raise StorageFailed(f"{why}: {store_failing}")
-        await store.close(reader_offset=self._reader_offset(store), count=self._count, size=self.bytes)
+        await store.close(
+            reader_offset=self._reader_offset(store), count=self._count, size=self.bytes
+        )
 
     def abandon(self) -> None:
         """Let go of everything without writing: what a kill would leave behind."""

@@ -1,9 +1,11 @@
-"""The gate in front of a route's workers: open, closed by hand, or closed because the destination refused.
+"""The gate in front of a route's workers: open, closed by hand, or closed because the destination
+refused.
 
-A destination that refuses for a reason no retry helps (credentials, address) closes the gate. Often the reason goes
-away without anybody coming back to the route: a deployment ends, a token is renewed over there. So while it is closed
-by a refusal one worker is let through now and then, with one batch, after `first` seconds and then ever more rarely, up
-to every `longest`. If the destination says anything but no, the route goes on. What a person closed, a person opens.
+A destination that refuses for a reason no retry helps (credentials, address) closes the gate. Often
+the reason goes away without anybody coming back to the route: a deployment ends, a token is renewed
+over there. So while it is closed by a refusal one worker is let through now and then, with one
+batch, after `first` seconds and then ever more rarely, up to every `longest`. If the destination
+says anything but no, the route goes on. What a person closed, a person opens.
 """
 
 import asyncio
@@ -46,8 +48,8 @@ class Gate:
             self._knocking, self.next_knock = None, None
 
     async def wait(self, after_you: Callable[[], bool] = lambda: False) -> bool:
-        """Until one may pass; True when it is closed and this is the one that tries. `after_you`: whether to leave that
-        to others."""
+        """Until one may pass; True when it is closed and this is the one that tries. `after_you`:
+        whether to leave that to others."""
         while self.closed:
             if self._one and not after_you():
                 self._one = False

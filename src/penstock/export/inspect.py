@@ -1,9 +1,11 @@
-"""Looking into a send queue's directory from outside, and putting it in order. Nothing here needs a running broker.
+"""Looking into a send queue's directory from outside, and putting it in order. Nothing here needs a
+running broker.
 
-`examine` only reads and takes no lock: on a live queue it shows a moment. The broker that runs the queue names the
-`end` of what is written; from outside a block may be seen half written at the very end. `repair` owns the directory
-while it runs: it reads every block there is, sets damaged places aside, books their records as dropped, shortens the
-journal and leaves metadata that spares the next start a scan.
+`examine` only reads and takes no lock: on a live queue it shows a moment. The broker that runs the
+queue names the `end` of what is written; from outside a block may be seen half written at the very
+end. `repair` owns the directory while it runs: it reads every block there is, sets damaged places
+aside, books their records as dropped, shortens the journal and leaves metadata that spares the next
+start a scan.
 """
 
 import json
@@ -25,13 +27,15 @@ from penstock.export.payload import decompress, split
 from penstock.export.state import State, replay
 from penstock.export.store import LOG, META
 from penstock.export.writer import Options
-from penstock.storage.fs import DISK, Fs
+from penstock.log.fs import DISK, Fs
 
 ATTEMPTS = 5  # at a queue that changes while it is read
 
 
 def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> dict[str, Any]:
-    """Every chunk read whole and checked, the journal, the books, the dead letters, and what is wrong with them."""
+    """Every chunk read whole and checked, the journal, the books, the dead letters, and what is
+    wrong with them.
+    """
     for _ in range(ATTEMPTS):
         try:
             return _examine(directory, fs, end)
@@ -49,7 +53,12 @@ def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
     chunks, waiting, records = [], 0, 0
     for chunk, reader in _chunks(directory, fs, end):
         bad: list[tuple[int, int]] = []
-        shown: dict[str, Any] = {"name": chunk.path.name, "bytes": chunk.size, "blocks": 0, "waiting": 0}
+        shown: dict[str, Any] = {
+            "name": chunk.path.name,
+            "bytes": chunk.size,
+            "blocks": 0,
+            "waiting": 0,
+        }
         for block in reader.walk(chunk, chunk.start, bad, with_body=False):
             shown.setdefault("first", block.sequence)
             shown["last"] = block.sequence
@@ -60,7 +69,10 @@ def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
                 records += block.records
         waiting += shown["waiting"]
         shown["damaged"] = [{"at": start - chunk.start, "bytes": end - start} for start, end in bad]
-        problems += [f"{chunk.path.name}: {end - start} damaged bytes at {start - chunk.start}" for start, end in bad]
+        problems += [
+            f"{chunk.path.name}: {end - start} damaged bytes at {start - chunk.start}"
+            for start, end in bad
+        ]
         chunks.append(shown)
         reader.close()
     letters = list(read_letters(_read(fs, directory / DEAD_LETTERS)))
@@ -83,7 +95,9 @@ def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
     }
 
 
-def waiting_records(directory: Path, fs: Fs = DISK, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+def waiting_records(
+    directory: Path, fs: Fs = DISK, end: int | None = None
+) -> Iterator[tuple[int, int, bytes]]:
     """(sequence, index, record) of what waits to be delivered, oldest first."""
     state, _ = replay(Journal(fs, directory / LOG).load())
     for chunk, reader in _chunks(directory, fs, end):
@@ -94,7 +108,9 @@ def waiting_records(directory: Path, fs: Fs = DISK, end: int | None = None) -> I
                         yield block.sequence, index, record
 
 
-def first_records(records: Iterable[tuple[int, int, bytes]], limit: int, size: int) -> list[tuple[int, int, bytes]]:
+def first_records(
+    records: Iterable[tuple[int, int, bytes]], limit: int, size: int
+) -> list[tuple[int, int, bytes]]:
     """Of waiting records the first `limit`, or as many as have `size` bytes together; at least one."""
     found: list[tuple[int, int, bytes]] = []
     try:

@@ -1,9 +1,10 @@
 """What happened to the blocks of a send queue: the append-only file `fastqueue.log`.
 
-Chunks say what was accepted, the journal says what became of it. It is fixed-size entries, so damage to one costs that
-one entry; it begins with a snapshot of everything before it, so it can be cut short at any time by writing the
-snapshot anew (`restart`). An entry is in the page cache before the settlement counts (SIGKILL loses none), and synced
-before the chunk it speaks of is deleted. What a power failure takes from it is delivered once more, never lost.
+Chunks say what was accepted, the journal says what became of it. It is fixed-size entries, so
+damage to one costs that one entry; it begins with a snapshot of everything before it, so it can be
+cut short at any time by writing the snapshot anew (`restart`). An entry is in the page cache before
+the settlement counts (SIGKILL loses none), and synced before the chunk it speaks of is deleted.
+What a power failure takes from it is delivered once more, never lost.
 
     offset size (little-endian)
     0      4    CRC32C of bytes 4 to 31
@@ -36,7 +37,7 @@ from pathlib import Path
 import crc32c
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.storage.fs import File, Fs
+from penstock.log.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")
 SIZE = ENTRY.size + 4  # 32
@@ -84,9 +85,10 @@ def decode(data: bytes) -> Iterator[Entry | None]:
 class Journal:
     """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them.
 
-    A restart has two steps, so that no settlement is ever only in memory: `prepare_restart` (slow, in a pool) writes
-    and syncs the snapshot beside the journal while entries go on into the old file; `commit_restart` (fast, where
-    entries are added) puts the entries since the snapshot behind it and renames it into place.
+    A restart has two steps, so that no settlement is ever only in memory: `prepare_restart` (slow,
+    in a pool) writes and syncs the snapshot beside the journal while entries go on into the old
+    file; `commit_restart` (fast, where entries are added) puts the entries since the snapshot
+    behind it and renames it into place.
     """
 
     def __init__(self, fs: Fs, path: Path) -> None:
@@ -145,7 +147,9 @@ class Journal:
             try:
                 self._file.sync()
             except STORAGE_ERRORS:
-                self.dirty = self.broken = True  # its unsynced pages may be gone: only a restart helps
+                self.dirty = self.broken = (
+                    True  # its unsynced pages may be gone: only a restart helps
+                )
                 raise
 
     def begin_restart(self) -> None:

@@ -1,9 +1,9 @@
 """Exports: all routes of a process, those of the configuration and those made over the API.
 
-A route made over the API is kept in its own directory (`route.json`), and is there again after a restart. A route of
-the configuration cannot be deleted over the API: it would come back. A route that cannot start (a disk that cannot be
-written, a lock held by another process) is reported and tried again until it can; it does not keep the others, or the
-broker, from running.
+A route made over the API is kept in its own directory (`route.json`), and is there again after a
+restart. A route of the configuration cannot be deleted over the API: it would come back. A route
+that cannot start (a disk that cannot be written, a lock held by another process) is reported and
+tried again until it can; it does not keep the others, or the broker, from running.
 """
 
 import asyncio
@@ -16,16 +16,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.config import Config
-from penstock.errors import ConfigError, Conflict, InvalidRequest, NotFound, PenstockError, StorageFailed
+from penstock.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    StorageFailed,
+)
 from penstock.export.clock import Clock
 from penstock.export.inspect import examine, first_records, waiting_records
-from penstock.export.ports import QueuePort, TopicsPort
+from penstock.export.protocols import QueuePort, TopicsPort
 from penstock.export.routes import STATE, Route, Surroundings
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.telemetry import ExportMetrics
+from penstock.log.fs import DISK, Fs
+from penstock.log.lock import DirectoryLock
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, Fs
-from penstock.storage.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 T = TypeVar("T")
@@ -47,10 +54,14 @@ class Exports:
     ) -> None:
         self._settings = config.exporter.queue
         self.directory = self._settings.path or config.private_directory / "routes"
-        self._certificates = config.exporter.certificates or config.private_directory / "certificates"
+        self._certificates = (
+            config.exporter.certificates or config.private_directory / "certificates"
+        )
         self._shutdown = config.shutdown_timeout
         limit = self._settings.global_send_limit or SENDS_PER_CORE * (os.cpu_count() or 1)
-        self._around = Surroundings(fs, pool, clock or Clock(), asyncio.Semaphore(limit), topics, queues)
+        self._around = Surroundings(
+            fs, pool, clock or Clock(), asyncio.Semaphore(limit), topics, queues
+        )
         self._routes: dict[str, Route] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
         self._metrics = ExportMetrics(metrics, lambda: list(self._routes.values()))
@@ -85,7 +96,9 @@ class Exports:
             spec: RouteSpec = self._configured[name]
         else:
             spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
-        return Route(spec, self.directory / name, self._around, self._metrics.of(name), definition=definition)
+        return Route(
+            spec, self.directory / name, self._around, self._metrics.of(name), definition=definition
+        )
 
     async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
         try:
@@ -149,7 +162,8 @@ class Exports:
     def status(self) -> list[dict[str, Any]]:
         found = [self._routes[name].status() for name in sorted(self._routes)]
         return found + [
-            {"name": name, "state": "failed", "lastError": why} for name, why in sorted(self.failed.items())
+            {"name": name, "state": "failed", "lastError": why}
+            for name, why in sorted(self.failed.items())
         ]
 
     async def inspect(self, name: str) -> dict[str, Any]:
@@ -158,9 +172,15 @@ class Exports:
         del found["directory"]  # of no use elsewhere, and nobody's business
         return found
 
-    async def waiting_records(self, name: str, limit: int, size: int) -> list[tuple[int, int, bytes]]:
-        """(sequence, index, record) of what waits to be delivered, oldest first; about `size` bytes at most."""
-        return await self._look_into(name, lambda *queue: first_records(waiting_records(*queue), limit, size))
+    async def waiting_records(
+        self, name: str, limit: int, size: int
+    ) -> list[tuple[int, int, bytes]]:
+        """(sequence, index, record) of what waits to be delivered, oldest first; about `size` bytes
+        at most.
+        """
+        return await self._look_into(
+            name, lambda *queue: first_records(waiting_records(*queue), limit, size)
+        )
 
     async def _look_into(self, name: str, look: Callable[[Path, Fs, int | None], T]) -> T:
         """In a thread of its own: it may take minutes, and the pool is for those who send."""
@@ -168,7 +188,9 @@ class Exports:
         if name not in self.failed:
             queue = self.get(name).queue
             if queue.fast.store is None:
-                raise Conflict(f"route {name} keeps its queue in memory: there are no files to look into")
+                raise Conflict(
+                    f"route {name} keeps its queue in memory: there are no files to look into"
+                )
             end = await queue.fast.write_out()
         async with self._inspecting:
             return await asyncio.to_thread(look, self.directory / name, self._around.fs, end)
@@ -188,7 +210,9 @@ class Exports:
             except OSError as error:
                 raise StorageFailed(f"route {name} cannot be made: {error}") from error
             try:
-                await route.save()  # or it would be gone after a restart, and what was pushed to it with it
+                await (
+                    route.save()
+                )  # or it would be gone after a restart, and what was pushed to it with it
             except PenstockError:
                 await route.stop()
                 raise
@@ -196,12 +220,16 @@ class Exports:
             return route
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """Stop the route and remove its directory. What is queued or dead-lettered is lost, so that takes `force`."""
+        """Stop the route and remove its directory. What is queued or dead-lettered is lost, so that
+        takes `force`.
+        """
         async with self._changing:
             if name in self._configured:
                 raise Conflict(f"route {name} is part of the configuration: remove it there")
             if name in self.failed and force:
-                with DirectoryLock(self.directory / name, "send queue"):  # not from under another process
+                with DirectoryLock(
+                    self.directory / name, "send queue"
+                ):  # not from under another process
                     await self._in_pool(self._around.fs.remove_tree, self.directory / name)
                 del self.failed[name]
                 return
@@ -224,7 +252,9 @@ def _refuse_loss(route: Route) -> None:
         held = f"route {route.name} still holds {fast.state.queued} records{sending}"
         raise Conflict(f"{held}: drain or purge it, or delete with force")
     if dead:
-        raise Conflict(f"route {route.name} still holds {dead} dead letters: replay them, or delete with force")
+        raise Conflict(
+            f"route {route.name} still holds {dead} dead letters: replay them, or delete with force"
+        )
 
 
 def route_directory(config: Config, name: str) -> Path:

@@ -1,7 +1,8 @@
 """The memory layer of a send queue: the newest blocks, ready to be taken without a read.
 
-A block in it is on disk too (then memory is a cache, and forgetting it costs a read) or in memory only ("unwritten").
-Unwritten blocks stay listed here while somebody holds a lease on them, because a spill writes those too.
+A block in it is on disk too (then memory is a cache, and forgetting it costs a read) or in memory
+only ("unwritten"). Unwritten blocks stay listed here while somebody holds a lease on them, because
+a spill writes those too.
 """
 
 from collections import deque
@@ -28,7 +29,9 @@ class MemoryLayer:
         self._max_bytes = max_bytes
         self._blocks: deque[Block] = deque()  # oldest first
         self.bytes = 0
-        self.unwritten: dict[int, Block] = {}  # unsettled blocks that are in memory only, oldest first
+        self.unwritten: dict[
+            int, Block
+        ] = {}  # unsettled blocks that are in memory only, oldest first
         self.unwritten_bytes = 0
 
     def __len__(self) -> int:
@@ -48,7 +51,9 @@ class MemoryLayer:
         self._blocks.extend(blocks)
         self.bytes += size
         if not written:
-            self.unwritten.update(zip(range(blocks[0].sequence, blocks[-1].sequence + 1), blocks, strict=True))
+            self.unwritten.update(
+                zip(range(blocks[0].sequence, blocks[-1].sequence + 1), blocks, strict=True)
+            )
             self.unwritten_bytes += size
 
     def take(self, *, newest: bool) -> Block:
@@ -66,7 +71,9 @@ class MemoryLayer:
             yield self.take(newest=False)
 
     def written(self, blocks: list[Block], copies: list[Block]) -> list[Block]:
-        """`blocks` are on disk, as `copies`; those of them that nobody took leave memory and are returned."""
+        """`blocks` are on disk, as `copies`; those of them that nobody took leave memory and are
+        returned.
+        """
         for block, stored in zip(blocks, copies, strict=True):
             block.offset = stored.offset
             self.settled(block)

@@ -1,14 +1,15 @@
 """How the records of a batch lie side by side in a block's body, and how the body is compressed.
 
-The encoding is the destination's: what it takes on the wire is what is stored, so that a batch is encoded and
-compressed once and sent as it lies on disk.
+The encoding is the destination's: what it takes on the wire is what is stored, so that a batch is
+encoded and compressed once and sent as it lies on disk.
 
     0 frames   each record as 4-byte little-endian length and bytes: any bytes at all
     1 ndjson   one JSON value per line
     2 json     one JSON array
     3 raw      the body is one record, whatever it is
 
-A record that is no JSON still goes into a JSON body: as a string if it is UTF-8, else as {"$base64": "..."}.
+A record that is no JSON still goes into a JSON body: as a string if it is UTF-8, else as
+{"$base64": "..."}.
 """
 
 import base64
@@ -50,7 +51,12 @@ def join(records: Sequence[bytes], encoding: int) -> bytes:
     if body.count(b"\n") == len(records) and _holds(body, records, _raw_one.decode_lines):
         return body
     records = [as_json(record) for record in records]
-    return _join_lines([msgspec.json.format(record, indent=-1) if b"\n" in record else record for record in records])
+    return _join_lines(
+        [
+            msgspec.json.format(record, indent=-1) if b"\n" in record else record
+            for record in records
+        ]
+    )
 
 
 def _join_lines(records: Sequence[bytes]) -> bytes:
@@ -85,10 +91,14 @@ def as_json(record: bytes) -> bytes:
         return msgspec.json.encode(text)
 
 
-def _holds(body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list[msgspec.Raw]]) -> bool:
-    """Whether the body is valid and its values are exactly the records (`1,2` between commas would pass for two).
+def _holds(
+    body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list[msgspec.Raw]]
+) -> bool:
+    """Whether the body is valid and its values are exactly the records (`1,2` between commas would
+    pass for two).
 
-    Lengths say it all: values as long as the records, one by one, leave no room for anything but what is between."""
+    Lengths say it all: values as long as the records, one by one, leave no room for anything but
+    what is between."""
     try:
         if not body.isascii():
             body.decode()  # the decoder does not look into strings

@@ -1,8 +1,9 @@
-"""The queues of this broker as a route sees them: pop under a lease, ack what was popped, push under a key.
+"""The queues of this broker as a route sees them: pop under a lease, ack what was popped, push
+under a key.
 
-A route takes the same doors as every client. Its pushes go through the buffer, behind older events of their partition
-that wait there, and onto its disk while the database is down or pushes are in maintenance. Its pops find nothing while
-pops are in maintenance.
+A route takes the same doors as every client. Its pushes go through the buffer, behind older events
+of their partition that wait there, and onto its disk while the database is down or pushes are in
+maintenance. Its pops find nothing while pops are in maintenance.
 """
 
 from dataclasses import dataclass, field
@@ -26,20 +27,31 @@ class QueuesAdapter:
     def __init__(self, queues: Queues, buffer: Buffer) -> None:
         self._queues, self._buffer = queues, buffer
 
-    async def pop(self, queue: str, group: str, batch: int, timeout: float, holder: int) -> PoppedMessages:
+    async def pop(
+        self, queue: str, group: str, batch: int, timeout: float, holder: int
+    ) -> PoppedMessages:
         gate = self._buffer.maintenance.pops
         if gate.closed and not await gate.opened(timeout):
             return PoppedMessages(group)
-        request = PopRequest(queue=queue, group=group, batch=batch, wait=True, timeout=timeout, holder=holder)
+        request = PopRequest(
+            queue=queue, group=group, batch=batch, wait=True, timeout=timeout, holder=holder
+        )
         popped = await gate.through(self._queues.pop(request))
         messages = popped.messages if popped is not None else []
         return PoppedMessages(group, messages, [message.payload for message in messages])
 
     async def ack(self, popped: PoppedMessages) -> None:
-        """A message whose lease ran out meanwhile comes again: it is in the send queue already, so it is sent twice."""
+        """A message whose lease ran out meanwhile comes again: it is in the send queue already, so
+        it is sent twice.
+        """
         await self._queues.ack(
             [
-                Ack(message.transaction_id, message.partition_id, message.lease_id, group=popped.group)
+                Ack(
+                    message.transaction_id,
+                    message.partition_id,
+                    message.lease_id,
+                    group=popped.group,
+                )
                 for message in popped.messages
             ]
         )
@@ -59,7 +71,8 @@ class QueuesAdapter:
 
     async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
         items = [
-            Item(queue, payload, partition, transaction_id=f"{key}-{index}") for index, payload in enumerate(payloads)
+            Item(queue, payload, partition, transaction_id=f"{key}-{index}")
+            for index, payload in enumerate(payloads)
         ]
         for pushed in await self._buffer.push(items):
             if pushed.status == "full":

@@ -1,9 +1,9 @@
 """A route: source, send queue, workers and destination of one name, put together and kept running.
 
-Its directory holds the queue, the dead letters, and `route.json`: whether it is paused, by whom and why, whether it
-drains, the incarnations of the topic it reads, the life of its queue (a number made with the queue, part of the keys of
-batches), the number under which it takes leases on a queue, and its definition when it was made over the API rather
-than by the configuration.
+Its directory holds the queue, the dead letters, and `route.json`: whether it is paused, by whom and
+why, whether it drains, the incarnations of the topic it reads, the life of its queue (a number made
+with the queue, part of the keys of batches), the number under which it takes leases on a queue, and
+its definition when it was made over the API rather than by the configuration.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
 from penstock.export.destinations import Destination
 from penstock.export.gate import Gate
-from penstock.export.ports import QueuePort, TopicsPort
+from penstock.export.protocols import QueuePort, TopicsPort
 from penstock.export.sendqueue import Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
 from penstock.export.workers import Workers
-from penstock.storage.fs import Fs
+from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.export")
 STATE = "route.json"
@@ -88,7 +88,9 @@ class Route:
             lambda: metrics.add("circuit_breaker_rejected_total"),
         )
         self.gate = Gate(
-            around.clock, first=settings.circuit_breaker.reset_timeout or 30.0, longest=settings.max_retry_delay
+            around.clock,
+            first=settings.circuit_breaker.reset_timeout or 30.0,
+            longest=settings.max_retry_delay,
         )
         self.gate.on_open = self._went_on
         self.backoff = Backoff(
@@ -112,12 +114,16 @@ class Route:
             metrics,
             self._denied,
         )
-        self.workers = Workers(settings, self.queue, self.delivery, self.gate, self.breaker, self.backoff, around.clock)
+        self.workers = Workers(
+            settings, self.queue, self.delivery, self.gate, self.breaker, self.backoff, around.clock
+        )
         self._source: Source | None = None
         self._reader: asyncio.Task[None] | None = None
         self._incarnations: list[str] = []
         self._life = 0
-        self._holder = 0  # marks our leases on a queue, so that the next process finds those of this one
+        self._holder = (
+            0  # marks our leases on a queue, so that the next process finds those of this one
+        )
         self._watcher: asyncio.Task[None] | None = None
         self._saving = asyncio.Lock()
         self._replaying = asyncio.Lock()
@@ -225,7 +231,9 @@ class Route:
 
     async def push(self, records: list[bytes]) -> Pushed:
         self._refuse_when_closed()
-        blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
+        blocks = await self._in_pool(
+            make_blocks, records, self.destination.encoding, self.spec.batch
+        )
         return await self.queue.push(blocks)
 
     def _refuse_when_closed(self) -> None:
@@ -275,7 +283,9 @@ class Route:
         return letters
 
     async def letters_page(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
-        page: Sequence[DeadLetter | None] = await self._in_pool(self.dead_letters.page, offset, limit)
+        page: Sequence[DeadLetter | None] = await self._in_pool(
+            self.dead_letters.page, offset, limit
+        )
         return page
 
     async def purge(self) -> int:
@@ -288,11 +298,15 @@ class Route:
         async with self._replaying:
             letters: list[DeadLetter] = await self._in_pool(self.dead_letters.begin_replay)
             records = [letter.record for letter in letters]
-            blocks = await self._in_pool(make_blocks, records, self.destination.encoding, self.spec.batch)
+            blocks = await self._in_pool(
+                make_blocks, records, self.destination.encoding, self.spec.batch
+            )
             for block in blocks:
                 pushed = await self.queue.push([block])
                 if pushed.dropped:
-                    raise Conflict(f"the send queue of route {self.name} is full; the dead letters stay where they are")
+                    raise Conflict(
+                        f"the send queue of route {self.name} is full; the dead letters stay where they are"
+                    )
             await self._in_pool(self.dead_letters.end_replay)
             return len(letters)
 
@@ -385,7 +399,11 @@ class Route:
 
     def status(self) -> dict[str, Any]:
         source = self.spec.source
-        shown = {"topic": source.topic} if source.topic else {"queue": source.queue, "group": source.group or self.name}
+        shown = (
+            {"topic": source.topic}
+            if source.topic
+            else {"queue": source.queue, "group": source.group or self.name}
+        )
         return {
             "name": self.name,
             "state": self.state,
@@ -430,7 +448,9 @@ class Route:
             "queue_backoff_seconds": self.backoff.remaining,
             "route_paused": float(self.paused is not None),
             "export_dead_letters": self.dead_letters.count,
-            "circuit_breaker_state": {state: float(state == self.breaker.state) for state in BREAKER_STATES},
+            "circuit_breaker_state": {
+                state: float(state == self.breaker.state) for state in BREAKER_STATES
+            },
         }
 
     async def _in_pool(self, call: Any, *arguments: Any) -> Any:

@@ -1,17 +1,17 @@
 """The send queue of one route: limits, what happens at them, and waiting, around a FastQueue.
 
-Capacity is real: batches that are not settled, and bytes that are in files or in memory only, headers, journal and
-consumed parts of chunks included. Before the disk itself is full there is a reserve, so that settlements can still be
-written down. At a limit the policy decides:
+Capacity is real: batches that are not settled, and bytes that are in files or in memory only,
+headers, journal and consumed parts of chunks included. Before the disk itself is full there is a
+reserve, so that settlements can still be written down. At a limit the policy decides:
 
     drop_oldest  the oldest batches nobody holds are dropped and counted; with bytes short, a whole chunk at a time,
                  because only a whole chunk frees any
     drop_newest  the push is dropped, counted, and the caller told
     block        the push waits up to block_timeout for room, then raises Full; nothing is accepted
 
-A disk that refuses (ENOSPC, EIO) raises StorageFull or StorageFailed to the caller of a write-through queue; a queue
-with fsync `never` goes on in memory up to the failover limits, then raises too. Nothing accepted is lost by it, and
-the next tick tries the disk again.
+A disk that refuses (ENOSPC, EIO) raises StorageFull or StorageFailed to the caller of a
+write-through queue; a queue with fsync `never` goes on in memory up to the failover limits, then
+raises too. Nothing accepted is lost by it, and the next tick tries the disk again.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from penstock.export.payload import COMPRESSIONS
 from penstock.export.sizing import Sizes, adapt, memory_limit, memory_used, sizes
 from penstock.export.telemetry import RouteMetrics
 from penstock.export.writer import Options
-from penstock.storage.fs import Fs
+from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.export")
 READ_AGAIN = 1.0  # seconds until a disk that could not be read is tried again
@@ -143,7 +143,9 @@ class SendQueue:
     # Pushing
 
     async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
-        """Take the blocks in. `wait`: however long it takes (sources wait; their data is safe where it is)."""
+        """Take the blocks in. `wait`: however long it takes (sources wait; their data is safe where
+        it is).
+        """
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.sizes.max_bytes or count > self.settings.max_size:
             raise TooLarge(
@@ -191,8 +193,12 @@ class SendQueue:
             return False
 
     async def room(self, size: int) -> None:
-        """Wait until about `size` bytes would be taken: for sources whose leases run while a push waits."""
-        while not self._stopping and not (self._fits(1, size) and self._free_bytes - size >= self._reserve):
+        """Wait until about `size` bytes would be taken: for sources whose leases run while a push
+        waits.
+        """
+        while not self._stopping and not (
+            self._fits(1, size) and self._free_bytes - size >= self._reserve
+        ):
             self._room.clear()
             await self._clock.wait(self._room, 1.0)
             self._look_at_disk()
@@ -208,7 +214,9 @@ class SendQueue:
         )
 
     async def _drop_for(self, count: int, size: int, reason: int) -> bool:
-        """Drop old blocks until the new ones fit, or nothing more can be dropped (False: nothing was)."""
+        """Drop old blocks until the new ones fit, or nothing more can be dropped (False: nothing
+        was).
+        """
         over = self.fast.count + self._arriving + count - self.settings.max_size
         dropped, records = await self.fast.drop_oldest(over, reason) if over > 0 else (0, 0)
         freed = 0
@@ -224,7 +232,9 @@ class SendQueue:
         return bool(dropped or freed)
 
     def _check_disk(self, size: int) -> None:
-        """Refuse before the disk is full: the reserve is for writing down what happens to what we have."""
+        """Refuse before the disk is full: the reserve is for writing down what happens to what we
+        have.
+        """
         store = self.fast.store
         if store is None:
             return
@@ -255,7 +265,11 @@ class SendQueue:
         while not self._stopping:
             if self.fast.waiting:
                 now = self._clock.monotonic()
-                if self.settings.catchup_rate <= 0 or not self.fast.backlog or now >= self._next_backlog_take:
+                if (
+                    self.settings.catchup_rate <= 0
+                    or not self.fast.backlog
+                    or now >= self._next_backlog_take
+                ):
                     return True
                 await self._clock.sleep(self._next_backlog_take - now)
                 continue
@@ -270,7 +284,9 @@ class SendQueue:
         return False
 
     async def take(self) -> Block | None:
-        """Lease the next block; None when there is none (another worker was faster) or the queue is stopping."""
+        """Lease the next block; None when there is none (another worker was faster) or the queue is
+        stopping.
+        """
         if self._stopping:
             return None
         if self.settings.catchup_rate > 0 and self.fast.backlog:
@@ -319,7 +335,9 @@ class SendQueue:
         self._count_refused(records, reason)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source that cannot be had as dropped, and that it was read up to `position`."""
+        """Book records of the source that cannot be had as dropped, and that it was read up to
+        `position`.
+        """
         await self.fast.pass_over(records, reason, position)
         self._count_refused(records, reason)
 
@@ -330,8 +348,9 @@ class SendQueue:
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
         """Drop everything that was accepted before this; the number of records.
 
-        `waiting` are leased blocks that nobody is sending. What is being sent has `timeout` seconds to end: delivered
-        it counts as delivered, otherwise it is dropped, also when it ends later than that.
+        `waiting` are leased blocks that nobody is sending. What is being sent has `timeout` seconds
+        to end: delivered it counts as delivered, otherwise it is dropped, also when it ends later
+        than that.
         """
         self._purged_before = self.fast.state.next_sequence
         before = self._purged
@@ -341,7 +360,10 @@ class SendQueue:
             if self.fast.is_leased(block):
                 self._drop_purged(block)
         deadline = self._clock.monotonic() + timeout
-        while self.fast.leased_before(self._purged_before) and (left := deadline - self._clock.monotonic()) > 0:
+        while (
+            self.fast.leased_before(self._purged_before)
+            and (left := deadline - self._clock.monotonic()) > 0
+        ):
             self._room.clear()
             await self._clock.wait(self._room, left)
         self._room.set()
@@ -350,7 +372,9 @@ class SendQueue:
         return records + self._purged - before
 
     def _drop_purged(self, block: Block) -> None:
-        """A leased block that was purged meanwhile. It counts whole, also when parts of it were sent."""
+        """A leased block that was purged meanwhile. It counts whole, also when parts of it were
+        sent.
+        """
         self._purged += block.records
         self.fast.drop(block, PURGED)
         self._metrics.add("queue_dropped_total", block.records, "purged")
@@ -457,5 +481,7 @@ class SendQueue:
             "queue_records": fast.state.queued,
             "fastqueue_inmemory_blocks": fast.memory_blocks,
             "fastqueue_disk_bytes": fast.disk_bytes,
-            "export_storage_failing": float(fast.store is not None and fast.store.failing is not None),
+            "export_storage_failing": float(
+                fast.store is not None and fast.store.failing is not None
+            ),
         }

@@ -1,9 +1,11 @@
-"""Which sequence numbers are settled (delivered, dropped or dead-lettered): a set of ranges that knows its records.
+"""Which sequence numbers are settled (delivered, dropped or dead-lettered): a set of ranges that
+knows its records.
 
-Workers settle blocks out of order, and newest-first draining settles the far end first, so a single "acknowledged up
-to" is not enough. Each range keeps, beside its first and last sequence number, how many records had been accepted
-before its first and through its last block; ranges that touch are merged. From two neighbours one can tell how many
-records lie between them, even when the blocks themselves are gone.
+Workers settle blocks out of order, and newest-first draining settles the far end first, so a single
+"acknowledged up to" is not enough. Each range keeps, beside its first and last sequence number, how
+many records had been accepted before its first and through its last block; ranges that touch are
+merged. From two neighbours one can tell how many records lie between them, even when the blocks
+themselves are gone.
 """
 
 from bisect import bisect_right
@@ -11,7 +13,9 @@ from collections.abc import Iterator
 
 
 class Settled:
-    """Disjoint ranges [start, end) of sequence numbers, in order; neighbours that touch are one range."""
+    """Disjoint ranges [start, end) of sequence numbers, in order; neighbours that touch are one
+    range.
+    """
 
     __slots__ = ("_before", "_ends", "_starts", "_through")
 

@@ -1,7 +1,8 @@
 """How much memory there is, and how large a send queue may be.
 
-The limit that matters is the smallest one that applies: the cgroup's (version 2 or 1, our own group or one above it),
-or the machine's memory. A container sized by the host's memory would be killed long before it is full.
+The limit that matters is the smallest one that applies: the cgroup's (version 2 or 1, our own group
+or one above it), or the machine's memory. A container sized by the host's memory would be killed
+long before it is full.
 """
 
 import os
@@ -20,7 +21,9 @@ def memory_limit(root: Path = Path("/")) -> int:
 
 
 def memory_used(root: Path = Path("/")) -> int:
-    """Bytes in use against that limit: the tightest cgroup's usage, else this process's resident memory."""
+    """Bytes in use against that limit: the tightest cgroup's usage, else this process's resident
+    memory.
+    """
     groups = sorted((limit, usage) for limit, usage in _cgroups(root))
     if groups and groups[0][0] < _machine_memory(root):
         return groups[0][1]
@@ -47,7 +50,10 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
         if controllers == "":
             top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            top, names = (
+                root / "sys/fs/cgroup/memory",
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            )
         else:
             continue
         here = top / path.lstrip("/")
@@ -76,15 +82,21 @@ class Sizes:
 
 
 def sizes(config: SendQueue, limit: int) -> Sizes:
-    """The sizes a queue works with. `memory_percent` makes max_bytes a share of the memory that counts as ours."""
+    """The sizes a queue works with. `memory_percent` makes max_bytes a share of the memory that
+    counts as ours.
+    """
     ours = limit * config.memory_limit_ratio
     max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
     inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
-    return Sizes(max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE)))
+    return Sizes(
+        max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE))
+    )
 
 
 def adapt(current: int, most: int, used: int, limit: int, target: float) -> int:
-    """How many blocks to keep in memory next: half when memory is short, a quarter more when there is room again."""
+    """How many blocks to keep in memory next: half when memory is short, a quarter more when there
+    is room again.
+    """
     if used > target * limit:
         return max(1, current // 2)
     if used < 0.9 * target * limit:

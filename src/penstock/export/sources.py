@@ -1,20 +1,23 @@
 """Where a route's records come from: readers that fill the send queue.
 
-A topic is read by offset. How far is written into each block itself (`position`), so what is in the queue and how far
-the source was read can never disagree: after a kill the reader goes on exactly behind the last block on disk. A topic
-that was deleted and made anew starts again at 0: the upper 16 bits of a position count incarnations. A topic that is
-not there is waited for, and not made: somebody who deletes a topic means it.
+A topic is read by offset. How far is written into each block itself (`position`), so what is in the
+queue and how far the source was read can never disagree: after a kill the reader goes on exactly
+behind the last block on disk. A topic that was deleted and made anew starts again at 0: the upper
+16 bits of a position count incarnations. A topic that is not there is waited for, and not made:
+somebody who deletes a topic means it.
 
-A damaged place in a topic is read twice, `RETRY_SECONDS` apart, and then passed over: the reader resumes where the
-topic can be read again, and what it passed is dropped{reason="damaged"}. What ages out of a topic before it was read is
-dropped{reason="source_gap"}. Both are booked together with the position behind them, so a kill counts nothing twice.
+A damaged place in a topic is read twice, `RETRY_SECONDS` apart, and then passed over: the reader
+resumes where the topic can be read again, and what it passed is dropped{reason="damaged"}. What
+ages out of a topic before it was read is dropped{reason="source_gap"}. Both are booked together
+with the position behind them, so a kill counts nothing twice.
 
-A queue is read through a consumer group: pop, put into the send queue as durably as the route promises, then ack. A
-crash in between gives the messages out again, and they may then be delivered twice. Nothing is popped before there is
-room for some of it, and while the rest waits for room the lease is renewed, so an outage of the destination or of the
-disk lets no lease run out. Leases are taken under the route's own number
-(`holder`). Between two pops a route holds no lease, so any lease of that number is one of a process that was killed, or
-of an answer that was lost: it is released at the start and after each error, and nobody waits until it expires.
+A queue is read through a consumer group: pop, put into the send queue as durably as the route
+promises, then ack. A crash in between gives the messages out again, and they may then be delivered
+twice. Nothing is popped before there is room for some of it, and while the rest waits for room the
+lease is renewed, so an outage of the destination or of the disk lets no lease run out. Leases are
+taken under the route's own number (`holder`). Between two pops a route holds no lease, so any lease
+of that number is one of a process that was killed, or of an answer that was lost: it is released at
+the start and after each error, and nobody waits until it expires.
 
 Apart from that a reader never drops: when the send queue is full, or the disk is, it waits.
 """
@@ -25,13 +28,22 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from penstock.errors import Damaged, Full, NotFound, PenstockError, StorageFailed, StorageFull, TooLarge, Unavailable
+from penstock.errors import (
+    Damaged,
+    Full,
+    NotFound,
+    PenstockError,
+    StorageFailed,
+    StorageFull,
+    TooLarge,
+    Unavailable,
+)
 from penstock.export.block import Block
 from penstock.export.clock import Clock
 from penstock.export.journal import DAMAGED, NEWEST, SOURCE_GAP
 from penstock.export.memory import records_of
 from penstock.export.payload import RAW, join
-from penstock.export.ports import Popped, QueuePort, TopicPort, TopicsPort
+from penstock.export.protocols import Popped, QueuePort, TopicPort, TopicsPort
 from penstock.export.sendqueue import SendQueue
 from penstock.export.spec import Batching
 
@@ -39,7 +51,8 @@ log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
 AHEAD = 8  # batches read and pushed together when the source is far ahead
 POLL_SECONDS = 30.0
-LINGER_SECONDS = 5.0  # after which a pop of a process that was killed has ended in the database, one way or the other
+# after which a pop of a process that was killed has ended in the database, one way or the other
+LINGER_SECONDS = 5.0
 RELEASES = 2  # pops before which dead leases are released: at once, and when such a pop has ended
 RELEASE_TIMEOUT = 2.0
 RENEW_AFTER = 1.0  # seconds that a push may take before its lease is renewed, and then every
@@ -68,9 +81,14 @@ class Source(Protocol):
 
 
 def make_blocks(
-    records: list[bytes], encoding: int, batch: Batching, position: Callable[[int], int] | None = None
+    records: list[bytes],
+    encoding: int,
+    batch: Batching,
+    position: Callable[[int], int] | None = None,
 ) -> list[Block]:
-    """Records as blocks of at most `batch` size. `position`: where the source goes on behind the n-th record."""
+    """Records as blocks of at most `batch` size. `position`: where the source goes on behind the
+    n-th record.
+    """
     blocks = []
     start, size = 0, 0
     most = 1 if encoding == RAW else batch.records
@@ -86,7 +104,13 @@ def make_blocks(
     return blocks
 
 
-def _block(records: list[bytes], start: int, stop: int, encoding: int, position: Callable[[int], int] | None) -> Block:
+def _block(
+    records: list[bytes],
+    start: int,
+    stop: int,
+    encoding: int,
+    position: Callable[[int], int] | None,
+) -> Block:
     block = Block(join(records[start:stop], encoding), stop - start, encoding)
     if position is not None:
         block.position = position(stop - 1)
@@ -144,7 +168,12 @@ class TopicSource:
                 await self._read_topic(topic)
             except (NotFound, Unavailable, StorageFull, StorageFailed, Damaged) as error:
                 if self.problem != str(error):
-                    log.warning("route %s: topic %s cannot be read, trying again: %s", self._route, self._name, error)
+                    log.warning(
+                        "route %s: topic %s cannot be read, trying again: %s",
+                        self._route,
+                        self._name,
+                        error,
+                    )
                 self.problem = str(error)
                 await self._clock.sleep(RETRY_SECONDS)
 
@@ -165,7 +194,9 @@ class TopicSource:
                 await self._clock.sleep(self._batch.linger)
             if offset < topic.first_offset:
                 why = "aged out before they were exported"
-                offset = await self._pass_over(generation, offset, topic.first_offset, SOURCE_GAP, why)
+                offset = await self._pass_over(
+                    generation, offset, topic.first_offset, SOURCE_GAP, why
+                )
             try:
                 batches = self._read_ahead(topic, offset)
             except Damaged as error:
@@ -176,13 +207,17 @@ class TopicSource:
                 why = f"are damaged and were not exported: {error}"
                 offset = await self._pass_over(generation, offset, stop, DAMAGED, why)
             else:
-                blocks = await asyncio.get_running_loop().run_in_executor(self._pool, self._make, batches, generation)
+                blocks = await asyncio.get_running_loop().run_in_executor(
+                    self._pool, self._make, batches, generation
+                )
                 await push_patiently(self._route, self._queue, blocks, self._clock)
                 offset = batches[-1].next_offset if batches else offset
             self._read = offset
 
     def _read_ahead(self, topic: TopicPort, offset: int) -> list[Any]:
-        """What follows, in a few batches; up to a damaged place, or `Damaged` when it begins with one."""
+        """What follows, in a few batches; up to a damaged place, or `Damaged` when it begins with
+        one.
+        """
         batches: list[Any] = []
         while len(batches) < AHEAD:
             try:
@@ -215,7 +250,9 @@ class TopicSource:
             return topic.next_offset if self._start_was_seen else topic.first_offset
         return int(self._start) if self._start.isdigit() else topic.first_offset
 
-    async def _pass_over(self, generation: int, start: int, stop: int, reason: int, why: str) -> int:
+    async def _pass_over(
+        self, generation: int, start: int, stop: int, reason: int, why: str
+    ) -> int:
         """Book offsets that cannot be read as dropped; where reading resumes."""
         text = f"offsets {start} to {stop - 1} of topic {self._name} {why}"
         await self._queue.pass_over(stop - start, reason, generation << GENERATION_BITS | stop)
@@ -226,7 +263,9 @@ class TopicSource:
 
 
 def _end_of_damage(topic: TopicPort, offset: int) -> int:
-    """Where a topic that is damaged at `offset` can be read again; `offset` itself when nobody knows."""
+    """Where a topic that is damaged at `offset` can be read again; `offset` itself when nobody
+    knows.
+    """
     while offset < topic.next_offset:
         try:
             topic.read(offset, 1, 1)
@@ -256,7 +295,11 @@ async def push_patiently(route: str, queue: SendQueue, blocks: list[Block], cloc
             log.warning("route %s: cannot queue, trying again: %s", route, error)
             await clock.sleep(RETRY_SECONDS)
         except TooLarge as error:
-            log.error("route %s: a batch is larger than the whole send queue and is dropped: %s", route, error)
+            log.error(
+                "route %s: a batch is larger than the whole send queue and is dropped: %s",
+                route,
+                error,
+            )
             queue.refuse(records_of(part), NEWEST)
             blocks = blocks[len(part) :]
         else:
@@ -277,8 +320,20 @@ class QueueSource:
         pool: Executor,
         clock: Clock,
     ) -> None:
-        self._route, self._queues, self._name, self._group, self._holder = route, queues, name, group, holder
-        self._batch, self._encoding, self._queue, self._pool, self._clock = batch, encoding, queue, pool, clock
+        self._route, self._queues, self._name, self._group, self._holder = (
+            route,
+            queues,
+            name,
+            group,
+            holder,
+        )
+        self._batch, self._encoding, self._queue, self._pool, self._clock = (
+            batch,
+            encoding,
+            queue,
+            pool,
+            clock,
+        )
         self._lag: int | None = None
         self.problem: str | None = None
         self.damage: str | None = None
@@ -303,10 +358,14 @@ class QueueSource:
             try:
                 if releases:
                     await self._release()
-                if self._queue.settings.full_behavior == "block":  # a lease must not run out while a push waits
+                if (
+                    self._queue.settings.full_behavior == "block"
+                ):  # a lease must not run out while a push waits
                     await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
                 patience = LINGER_SECONDS if releases else POLL_SECONDS
-                popped = await self._queues.pop(self._name, self._group, self._batch.records, patience, self._holder)
+                popped = await self._queues.pop(
+                    self._name, self._group, self._batch.records, patience, self._holder
+                )
                 releases = max(0, releases - 1)
                 self.problem = None
                 if popped.payloads:
@@ -319,29 +378,45 @@ class QueueSource:
     async def _release(self) -> None:
         released = await self._queues.release(self._name, self._group, self._holder)
         if released:
-            log.warning("route %s: %d unused leases on queue %s are released", self._route, released, self._name)
+            log.warning(
+                "route %s: %d unused leases on queue %s are released",
+                self._route,
+                released,
+                self._name,
+            )
 
     async def _move(self, popped: Popped) -> None:
         """Into the send queue, then acknowledged."""
         loop = asyncio.get_running_loop()
         try:
-            blocks = await loop.run_in_executor(self._pool, make_blocks, popped.payloads, self._encoding, self._batch)
+            blocks = await loop.run_in_executor(
+                self._pool, make_blocks, popped.payloads, self._encoding, self._batch
+            )
             renewing = asyncio.create_task(self._renew(popped))
             try:
                 await push_patiently(self._route, self._queue, blocks, self._clock)
             finally:
                 renewing.cancel()
-        except asyncio.CancelledError:  # drained, stopped or deleted: other consumers of the group need not wait
+        except (
+            asyncio.CancelledError
+        ):  # drained, stopped or deleted: other consumers of the group need not wait
             try:
                 async with asyncio.timeout(RELEASE_TIMEOUT):
                     await self._release()
             except (PenstockError, TimeoutError) as error:
-                log.warning("route %s: a lease on queue %s stays until it expires: %s", self._route, self._name, error)
+                log.warning(
+                    "route %s: a lease on queue %s stays until it expires: %s",
+                    self._route,
+                    self._name,
+                    error,
+                )
             raise
         while True:
             try:
                 await self._queues.ack(popped)
-            except Unavailable as error:  # they are in the send queue: without the ack they would be sent twice
+            except (
+                Unavailable
+            ) as error:  # they are in the send queue: without the ack they would be sent twice
                 self._report(error)
                 await self._clock.sleep(RETRY_SECONDS)
             else:
@@ -361,5 +436,10 @@ class QueueSource:
 
     def _report(self, error: PenstockError) -> None:
         if self.problem != str(error):
-            log.warning("route %s: queue %s cannot be read, trying again: %s", self._route, self._name, error)
+            log.warning(
+                "route %s: queue %s cannot be read, trying again: %s",
+                self._route,
+                self._name,
+                error,
+            )
         self.problem = str(error)

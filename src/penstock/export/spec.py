@@ -7,15 +7,17 @@
         batch: {records: 1000, bytes: 1Mi, linger: 50ms}
         queue: {...}                                  overrides of `exporter.queue` for this route
 
-A route with a source has `full_behavior: block` unless it says otherwise: what does not fit stays safe in the source.
-Its queue stores what its destination takes compressed, unless `queue.compression` says otherwise.
+A route with a source has `full_behavior: block` unless it says otherwise: what does not fit stays
+safe in the source. Its queue stores what its destination takes compressed, unless
+`queue.compression` says otherwise.
 
-What cannot work is refused here, before anything runs, so that a mistake is an answer and not a route that retries for
-ever or buries every record.
+What cannot work is refused here, before anything runs, so that a mistake is an answer and not a
+route that retries for ever or buries every record.
 
-The files that a definition names are read with the broker's rights, and whoever may make routes over the API need not
-have those. So over the API `ca` is the text of a PEM file, or the name of a file in one directory that the operator
-fills (`exporter.certificates`), a PostgreSQL address names no files, and what is wrong with a file is in the log only.
+The files that a definition names are read with the broker's rights, and whoever may make routes
+over the API need not have those. So over the API `ca` is the text of a PEM file, or the name of a
+file in one directory that the operator fills (`exporter.certificates`), a PostgreSQL address names
+no files, and what is wrong with a file is in the log only.
 """
 
 import logging
@@ -36,21 +38,34 @@ from penstock.export.destinations.http import HttpDestination
 from penstock.export.destinations.local import QueueDestination, TopicDestination
 from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import COMPRESSIONS
-from penstock.export.ports import QueuePort, TopicsPort
+from penstock.export.protocols import QueuePort, TopicsPort
 from penstock.net.tls import client_context, is_pem
+from penstock.protocol.names import check_name
 from penstock.queues.catalog import check_group
 from penstock.queues.catalog import check_name as check_queue_name
-from penstock.topics.names import check_name
 
 log = logging.getLogger("penstock.export")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NO_ADDRESS = re.compile(r"[^\x21-\x7e]")
-_ABOVE_0 = ("max_size", "max_bytes", "inmemory_blocks", "meta_sync_interval", "retry_interval", "memory_limit_ratio")
+_ABOVE_0 = (
+    "max_size",
+    "max_bytes",
+    "inmemory_blocks",
+    "meta_sync_interval",
+    "retry_interval",
+    "memory_limit_ratio",
+)
 _IDENTIFIERS = ("table", "column", "topic", "queue", "partition")  # of destinations
 _LONGEST_IDENTIFIER = 63  # bytes; PostgreSQL cuts longer names, and then they are others
-_FILE_PARAMETERS = frozenset(("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "service", "servicefile"))
+_FILE_PARAMETERS = frozenset(
+    ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "service", "servicefile")
+)
 _LONGEST_OFFSET = 14  # digits; positions have 48 bits
-_FOR_ALL = ("path", "enabled", "global_send_limit")  # of `exporter.queue`; one route cannot have its own
+_FOR_ALL = (
+    "path",
+    "enabled",
+    "global_send_limit",
+)  # of `exporter.queue`; one route cannot have its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +103,10 @@ class PostgresTarget:
     table: str = key("", "table")
     column: str = key("payload", "column that takes the record")
     columns: bool = key(False, "records are objects whose keys are columns")
-    strict: bool = key(True, "with columns: a record with a key that is no column is bad; false = the key is left out")
+    strict: bool = key(
+        True,
+        "with columns: a record with a key that is no column is bad; false = the key is left out",
+    )
     once: bool = key(True, "remember batch keys so that nothing is stored twice")
     timeout: Seconds = key(30.0, "longest wait")
     connections: int = key(4, "most connections")
@@ -164,14 +182,24 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     """Check a definition."""
     origin = f"route {name}"
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no route name: letters, digits, '.', '_' and '-' only, at most 100")
+        raise ConfigError(
+            f"{name!r} is no route name: letters, digits, '.', '_' and '-' only, at most 100"
+        )
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"{origin}: expected a mapping with `destination`, got {type(tree).__name__}")
-    tree = {word: value for word, value in tree.items() if not (word == "source" and value in (None, "push", {}))}
+        raise ConfigError(
+            f"{origin}: expected a mapping with `destination`, got {type(tree).__name__}"
+        )
+    tree = {
+        word: value
+        for word, value in tree.items()
+        if not (word == "source" and value in (None, "push", {}))
+    }
     parts = build(_Parts, tree, origin)
     kind = parts.destination.get("type", "")
     if not isinstance(kind, str) or kind not in TARGETS:
-        raise ConfigError(f"{origin}: destination.type must be one of {', '.join(TARGETS)}, not {kind!r}")
+        raise ConfigError(
+            f"{origin}: destination.type must be one of {', '.join(TARGETS)}, not {kind!r}"
+        )
     target: Target = build(TARGETS[kind], parts.destination, f"{origin}, destination")
     if isinstance(target, BrokerTarget) and not target.topic:
         target = replace(target, topic=parts.source.topic)
@@ -182,19 +210,27 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     if not parts.batch.records or not parts.batch.bytes:
         problems.append(f"{origin}: batch.records and batch.bytes must be at least 1")
     problems += [
-        f"{origin}: queue.{word} is set for all routes, in exporter.queue" for word in _FOR_ALL if word in parts.queue
+        f"{origin}: queue.{word} is set for all routes, in exporter.queue"
+        for word in _FOR_ALL
+        if word in parts.queue
     ]
     queue = _queue_settings(parts, target, defaults, origin)
     problems += _queue_problems(queue, origin)
     if queue.type == "memory" and parts.source.topic:
-        problems.append(f"{origin}: a queue of type memory cannot remember how far it read a topic; use disk")
+        problems.append(
+            f"{origin}: a queue of type memory cannot remember how far it read a topic; use disk"
+        )
     if problems:
         raise ConfigError("\n".join(problems))
     return RouteSpec(name, parts.source, parts.batch, target, queue)
 
 
-def parse_remote(name: str, tree: Any, defaults: SendQueue, certificates: Path, *, stored: bool = False) -> RouteSpec:
-    """Check a definition that came over the API. `stored`: it was accepted before, perhaps by an older version."""
+def parse_remote(
+    name: str, tree: Any, defaults: SendQueue, certificates: Path, *, stored: bool = False
+) -> RouteSpec:
+    """Check a definition that came over the API. `stored`: it was accepted before, perhaps by an
+    older version.
+    """
     spec = parse_route(name, tree, defaults)
     target = spec.target
     problems = []
@@ -204,7 +240,9 @@ def parse_remote(name: str, tree: Any, defaults: SendQueue, certificates: Path, 
         elif not stored:
             problems.append(_ca_problem(name))
     if isinstance(target, PostgresTarget) and not stored:
-        named = _FILE_PARAMETERS.intersection(word for word, _ in parse_qsl(urlsplit(target.url).query))
+        named = _FILE_PARAMETERS.intersection(
+            word for word, _ in parse_qsl(urlsplit(target.url).query)
+        )
         if named:
             problems.append(
                 f"route {name}: destination.url names files of the broker ({', '.join(sorted(named))}): "
@@ -233,13 +271,17 @@ def _source_problems(source: Source, tree: Mapping[str, Any], origin: str) -> li
     elif "source" in tree and not source.topic and not source.queue:
         problems.append(f"{origin}: source names neither a topic nor a queue")
     if source.start not in ("earliest", "latest") and not source.start.isdecimal():
-        problems.append(f"{origin}: source.start is earliest, latest or an offset, not {source.start[:40]!r}")
+        problems.append(
+            f"{origin}: source.start is earliest, latest or an offset, not {source.start[:40]!r}"
+        )
     elif len(source.start) > _LONGEST_OFFSET:
         problems.append(f"{origin}: source.start is larger than any offset")
     if source.topic:
         problems += _name_problems(check_name, f"{origin}: source.topic", source.topic)
     if source.queue:
-        problems += _name_problems(check_queue_name, f"{origin}: source.queue", "queue", source.queue)
+        problems += _name_problems(
+            check_queue_name, f"{origin}: source.queue", "queue", source.queue
+        )
         problems += _name_problems(check_group, f"{origin}: source.group", source.group)
     return problems
 
@@ -258,7 +300,9 @@ def _identifier_problems(target: Target, origin: str) -> list[str]:
     names = {word: getattr(target, word) for word in _IDENTIFIERS if hasattr(target, word)}
     for word, name in names.items():
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-            problems.append(f"{origin}: destination.{word} holds a control character: {name[:80]!r}")
+            problems.append(
+                f"{origin}: destination.{word} holds a control character: {name[:80]!r}"
+            )
     if problems:
         return problems
     if isinstance(target, PostgresTarget):
@@ -268,8 +312,12 @@ def _identifier_problems(target: Target, origin: str) -> list[str]:
             if not 0 < len(part.encode()) <= _LONGEST_IDENTIFIER
         ]
     if isinstance(target, QueueTarget):
-        problems += _name_problems(check_queue_name, f"{origin}: destination.queue", "queue", target.queue)
-        problems += _name_problems(check_queue_name, f"{origin}: destination.partition", "partition", target.partition)
+        problems += _name_problems(
+            check_queue_name, f"{origin}: destination.queue", "queue", target.queue
+        )
+        problems += _name_problems(
+            check_queue_name, f"{origin}: destination.partition", "partition", target.partition
+        )
     return problems
 
 
@@ -281,11 +329,15 @@ def _target_problems(target: Target, origin: str) -> list[str]:
     ]
     if problems:
         return problems
-    schemes = ("postgres", "postgresql") if isinstance(target, PostgresTarget) else ("http", "https")
+    schemes = (
+        ("postgres", "postgresql") if isinstance(target, PostgresTarget) else ("http", "https")
+    )
     if isinstance(target, HttpTarget | BrokerTarget | PostgresTarget):
         problems += _url_problems(target.url, schemes, f"{origin}: destination.url")
         if target.timeout <= 0 or getattr(target, "connections", 1) < 1:
-            problems.append(f"{origin}: destination.timeout and destination.connections must be above 0")
+            problems.append(
+                f"{origin}: destination.timeout and destination.connections must be above 0"
+            )
     if isinstance(target, BrokerTarget | TopicTarget):
         problems += _name_problems(check_name, f"{origin}: destination.topic", target.topic)
     return problems + _identifier_problems(target, origin)
@@ -322,25 +374,37 @@ def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: 
 def _queue_problems(queue: SendQueue, origin: str) -> list[str]:
     problems = []
     if not queue.always_queue:
-        problems.append(f"{origin}: always_queue: false is not offered: everything goes through the queue")
-    problems += [f"{origin}: {word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0]
+        problems.append(
+            f"{origin}: always_queue: false is not offered: everything goes through the queue"
+        )
+    problems += [
+        f"{origin}: {word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0
+    ]
     if queue.backoff.multiplier < 1:
         problems.append(f"{origin}: backoff.multiplier must be at least 1")
     if queue.catchup_rate < 0:
         problems.append(f"{origin}: catchup_rate must not be negative")
     breaker, workers = queue.circuit_breaker, queue.adaptive_workers
     if breaker.enabled and (breaker.threshold < 1 or breaker.reset_timeout <= 0):
-        problems.append(f"{origin}: circuit_breaker.threshold and reset_timeout must be above 0; enabled: false is off")
+        problems.append(
+            f"{origin}: circuit_breaker.threshold and reset_timeout must be above 0; enabled: false is off"
+        )
     if workers.enabled and workers.max_workers and workers.max_workers < workers.min_workers:
         problems.append(f"{origin}: adaptive_workers.max_workers is below min_workers")
     return problems
 
 
-def make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None) -> Destination:
+def make_destination(
+    spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None
+) -> Destination:
     _check_ca(spec)
     try:
         return _make_destination(spec, topics, queues)
-    except (InvalidRequest, OSError, ValueError) as error:  # a header that is none, a certificate that is not there
+    except (
+        InvalidRequest,
+        OSError,
+        ValueError,
+    ) as error:  # a header that is none, a certificate that is not there
         raise ConfigError(f"route {spec.name}: its destination cannot be made: {error}") from error
 
 
@@ -356,7 +420,9 @@ def _check_ca(spec: RouteSpec) -> None:
         raise ConfigError(_ca_problem(spec.name)) from None
 
 
-def _make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None) -> Destination:
+def _make_destination(
+    spec: RouteSpec, topics: TopicsPort | None, queues: QueuePort | None
+) -> Destination:
     target = spec.target
     if isinstance(target, HttpTarget):
         return HttpDestination(
@@ -381,7 +447,9 @@ def _make_destination(spec: RouteSpec, topics: TopicsPort | None, queues: QueueP
             connections=target.connections,
         )
     if isinstance(target, BrokerTarget):
-        return BrokerDestination(target.url, target.topic, token=target.token, timeout=target.timeout, ca=target.ca)
+        return BrokerDestination(
+            target.url, target.topic, token=target.token, timeout=target.timeout, ca=target.ca
+        )
     if isinstance(target, TopicTarget):
         if topics is None:
             raise ConfigError(f"route {spec.name}: this process has no topics")

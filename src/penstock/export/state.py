@@ -1,9 +1,11 @@
-"""The books of a send queue: what was accepted and what became of it, in records. Pure bookkeeping, no disk.
+"""The books of a send queue: what was accepted and what became of it, in records. Pure bookkeeping,
+no disk.
 
     accepted = delivered + dead-lettered + dropped{reason} + queued
 
-holds by construction: `queued` is the difference. Everything here is changed by journal entries only, live and at
-recovery alike, so a restart arrives at the same numbers. An entry may be applied twice without harm.
+holds by construction: `queued` is the difference. Everything here is changed by journal entries
+only, live and at recovery alike, so a restart arrives at the same numbers. An entry may be applied
+twice without harm.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +13,12 @@ from dataclasses import dataclass, field
 from penstock.export.journal import REASONS, Entry, Kind
 from penstock.export.settled import Settled
 
-_DELIVERED, _DEAD, _REFUSED, _DROPPED = 0, 1, 2, 16  # numbers of the counters in a snapshot; a drop's is 16 + reason
+_DELIVERED, _DEAD, _REFUSED, _DROPPED = (
+    0,
+    1,
+    2,
+    16,
+)  # numbers of the counters in a snapshot; a drop's is 16 + reason
 
 
 @dataclass(slots=True)
@@ -73,7 +80,11 @@ class State:
             return False
         self.advance(sequence + blocks, through)
         if self.attempts:
-            for each in range(sequence, sequence + blocks) if blocks < len(self.attempts) else list(self.attempts):
+            for each in (
+                range(sequence, sequence + blocks)
+                if blocks < len(self.attempts)
+                else list(self.attempts)
+            ):
                 if sequence <= each < sequence + blocks:
                     self.attempts.pop(each, None)
         return True
@@ -95,11 +106,17 @@ class State:
             Entry(Kind.COUNTER, _DEAD, value=self.dead),
             Entry(Kind.COUNTER, _REFUSED, value=self.refused),
         ]
-        entries += [Entry(Kind.COUNTER, _DROPPED + reason, value=n) for reason, n in enumerate(self.dropped) if n]
+        entries += [
+            Entry(Kind.COUNTER, _DROPPED + reason, value=n)
+            for reason, n in enumerate(self.dropped)
+            if n
+        ]
         for start, end, before, through in self.settled.spans():
             entries.append(Entry(Kind.SPAN_START, sequence=start, value=before))
             entries.append(Entry(Kind.SPAN_END, sequence=end, value=through))
-        entries += [Entry(Kind.ATTEMPT, sequence=sequence, a=n) for sequence, n in self.attempts.items()]
+        entries += [
+            Entry(Kind.ATTEMPT, sequence=sequence, a=n) for sequence, n in self.attempts.items()
+        ]
         if self.position >= 0:
             entries.append(Entry(Kind.POSITION, value=self.position))
         entries.append(Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered))

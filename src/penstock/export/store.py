@@ -1,13 +1,15 @@
-"""The part of a send queue that survives: chunks (what was accepted), journal (what became of it), metadata (a hint).
+"""The part of a send queue that survives: chunks (what was accepted), journal (what became of it),
+metadata (a hint).
 
-`fastqueue.meta` is JSON with the seed's fields and ours: `next_sequence`, `records`, `position`, and after a clean stop
-`clean`, `chunks` (start, size, first and next sequence number of each) and `checksum` (CRC32C of all the rest). It
-spares the next start a scan; every hint in it is checked before it is believed, and the file may be missing, old or
-garbage: then the chunks are read. Data is always written before metadata that speaks of it.
+`fastqueue.meta` is JSON with the seed's fields and ours: `next_sequence`, `records`, `position`,
+and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of each) and
+`checksum` (CRC32C of all the rest). It spares the next start a scan; every hint in it is checked
+before it is believed, and the file may be missing, old or garbage: then the chunks are read. Data
+is always written before metadata that speaks of it.
 
-Blocks are numbered without gaps. A number that is neither settled nor found on disk was lost (a kill before memory was
-written out, damage): it is booked as dropped, with its exact number of records, because every block and every settled
-range knows how many records came before it.
+Blocks are numbered without gaps. A number that is neither settled nor found on disk was lost (a
+kill before memory was written out, damage): it is booked as dropped, with its exact number of
+records, because every block and every settled range knows how many records came before it.
 """
 
 import asyncio
@@ -29,8 +31,8 @@ from penstock.export.journal import CRASH, DAMAGED, REASONS, STORAGE_ERRORS, Ent
 from penstock.export.memory import bytes_of
 from penstock.export.payload import NONE, compress
 from penstock.export.state import State, replay
-from penstock.storage.fs import Fs
-from penstock.storage.lock import DirectoryLock
+from penstock.log.fs import Fs
+from penstock.log.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 JOURNAL_LIMIT = 1 << 20
@@ -44,7 +46,9 @@ EMPTY_CHUNK = 1 << 20  # a fully settled last chunk smaller than this is kept an
 
 
 class Store:
-    """Blocking calls run in the pool under `writing` or `reading`; booking happens on the event loop."""
+    """Blocking calls run in the pool under `writing` or `reading`; booking happens on the event
+    loop.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,10 @@ class Store:
             on_event=lambda name: on_event(name, 1),
         )
         self._stream_end = 0  # where the stream goes on, also when all chunks are gone
-        self._stop, self._through = 1, 0  # the next sequence number on disk, and the records before it
+        self._stop, self._through = (
+            1,
+            0,
+        )  # the next sequence number on disk, and the records before it
         self._flush_scheduled = False
         self._dirty = False  # the metadata is behind
 
@@ -100,11 +107,18 @@ class Store:
         self.state, damaged = replay(self._journal.load())
         state = self.state
         if damaged:
-            log.warning("%s: %d damaged journal entries; their blocks are delivered again", self.directory, damaged)
+            log.warning(
+                "%s: %d damaged journal entries; their blocks are delivered again",
+                self.directory,
+                damaged,
+            )
             self.on_event("quarantined", damaged)
         meta = self._load_meta()
         stop, through, position, cut = self.chunks.open(
-            meta["writer_offset"], meta["next_sequence"], meta["records"], meta["chunks"] if meta["clean"] else None
+            meta["writer_offset"],
+            meta["next_sequence"],
+            meta["records"],
+            meta["chunks"] if meta["clean"] else None,
         )
         if cut:
             self.on_event("torn_bytes", cut)
@@ -117,7 +131,9 @@ class Store:
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else state.next_sequence
         last = chunks[-1].stop if chunks else state.next_sequence
-        for start, end in state.settled.gaps(1, first) + state.settled.gaps(last, state.next_sequence):
+        for start, end in state.settled.gaps(1, first) + state.settled.gaps(
+            last, state.next_sequence
+        ):
             self._lose(start, end, self.records_before(start), self.records_in_front_of(end), CRASH)
         self._stop, self._through = state.next_sequence, state.numbered
         self.chunks.hint(meta["reader_offset"])
@@ -130,21 +146,40 @@ class Store:
 
     def _load_meta(self) -> dict[str, Any]:
         """The hints; all zero when the file is missing, damaged or of another version."""
-        names = ("reader_offset", "writer_offset", "next_sequence", "records", "entry_count", "total_bytes")
-        known: dict[str, Any] = dict.fromkeys(names, 0) | {"clean": False, "position": -1, "chunks": []}
+        names = (
+            "reader_offset",
+            "writer_offset",
+            "next_sequence",
+            "records",
+            "entry_count",
+            "total_bytes",
+        )
+        known: dict[str, Any] = dict.fromkeys(names, 0) | {
+            "clean": False,
+            "position": -1,
+            "chunks": [],
+        }
         try:
             found = json.loads(self._fs.read(self.directory / META))
             if isinstance(found, dict) and found.get("version") == 2:
-                known |= {name: found[name] for name in known if type(found.get(name)) is type(known[name])}
+                known |= {
+                    name: found[name]
+                    for name in known
+                    if type(found.get(name)) is type(known[name])
+                }
                 known["clean"] = known["clean"] and found.pop("checksum", None) == checksum(found)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            log.warning("%s: %s is not usable, the chunks are scanned: %s", self.directory, META, error)
+            log.warning(
+                "%s: %s is not usable, the chunks are scanned: %s", self.directory, META, error
+            )
         return known
 
     def records_before(self, sequence: int) -> int:
-        """Records accepted through the block in front of `sequence`, which is settled, on disk or the beginning."""
+        """Records accepted through the block in front of `sequence`, which is settled, on disk or
+        the beginning.
+        """
         if sequence <= 1:
             return 0
         edge = self.state.settled.edge_before(sequence)
@@ -176,8 +211,8 @@ class Store:
             self.chunks.sync()
 
     async def compress(self, blocks: list[Block]) -> None:
-        """Compress blocks that nobody else sees yet, in several threads when it is worth it. What is not worth a trip
-        to the pool is left to `append`."""
+        """Compress blocks that nobody else sees yet, in several threads when it is worth it. What
+        is not worth a trip to the pool is left to `append`."""
         if self._compression == NONE:
             return
         blocks = [block for block in blocks if not block.raw_length]
@@ -186,7 +221,9 @@ class Store:
             return
         threads = COMPRESSORS if size > PARALLEL else 1
         shares = [blocks[at::threads] for at in range(threads)]
-        await asyncio.gather(*(self.in_pool(compress_blocks, share, self._compression) for share in shares if share))
+        await asyncio.gather(
+            *(self.in_pool(compress_blocks, share, self._compression) for share in shares if share)
+        )
 
     def appended(self, last: Block) -> None:
         """Back on the event loop: everything up to `last` is in the chunks."""
@@ -203,7 +240,11 @@ class Store:
             self.chunks.quarantine(bad_start, bad_end)
             self.on_event("quarantined", 1)
         expected, lost = start, 0
-        before = self.records_before(start) if not reading.blocks or reading.blocks[0].sequence != start else 0
+        before = (
+            self.records_before(start)
+            if not reading.blocks or reading.blocks[0].sequence != start
+            else 0
+        )
         for block in reading.blocks:
             if expected < block.sequence:
                 lost += self._lose(expected, block.sequence, before, block.before, DAMAGED)
@@ -215,7 +256,14 @@ class Store:
 
     def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> int:
         records, why = max(0, through - before), REASONS[reason]
-        log.error("%s: blocks %d to %d (%d records) are lost: %s", self.directory, start, stop - 1, records, why)
+        log.error(
+            "%s: blocks %d to %d (%d records) are lost: %s",
+            self.directory,
+            start,
+            stop - 1,
+            records,
+            why,
+        )
         self.book(Entry(Kind.DROPPED, reason, start, through, records, stop - start))
         self.on_event("lost_blocks", stop - start)
         self.on_event(f"dropped_{why}", records)
@@ -238,7 +286,9 @@ class Store:
 
     def accepted(self) -> None:
         """Write down how many were accepted, for blocks that are in memory only."""
-        self._journal.add(Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered))
+        self._journal.add(
+            Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered)
+        )
         self._dirty = True
         self.flush_soon()
 
@@ -312,30 +362,43 @@ class Store:
         self.on_event("meta_sync", 1)
 
     async def remove_settled_chunks(self, *, whole: bool = False) -> int:
-        """Delete chunks whose blocks are all settled, oldest first; `whole`: the last one too, however small. One that
-        still holds a block keeps only itself: a batch that is sent for minutes must not hold on to all that follow."""
+        """Delete chunks whose blocks are all settled, oldest first; `whole`: the last one too,
+        however small. One that still holds a block keeps only itself: a batch that is sent for
+        minutes must not hold on to all that follow."""
         removed = 0
         while self._removable(whole) is not None:
             async with self.writing, self.reading:
                 chunk = self._removable(whole)
                 if chunk is None:
                     break  # something was appended while we waited
-                if self._sync_wanted:  # or power loss might keep what is said here and forget the blocks it speaks of
+                if (
+                    self._sync_wanted
+                ):  # or power loss might keep what is said here and forget the blocks it speaks of
                     await self.in_pool(self.chunks.sync)
                 if self.state.position >= 0:
                     self._journal.add(Entry(Kind.POSITION, value=self.state.position))
-                self._journal.add(Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered))
+                self._journal.add(
+                    Entry(
+                        Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered
+                    )
+                )
                 self._journal.flush()
                 await self.in_pool(self._remove, chunk)
                 removed += 1
         return removed
 
     def _removable(self, whole: bool) -> Chunk | None:
-        """The oldest chunk that can go. The last one, which is written to, can when it is the only one."""
+        """The oldest chunk that can go. The last one, which is written to, can when it is the only
+        one.
+        """
         chunks = self.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
             if self.state.settled.covers(chunk.base, chunk.stop):
-                return chunk if len(chunks) > 1 or chunk.size >= (1 if whole else EMPTY_CHUNK) else None
+                return (
+                    chunk
+                    if len(chunks) > 1 or chunk.size >= (1 if whole else EMPTY_CHUNK)
+                    else None
+                )
         return None
 
     def _remove(self, chunk: Chunk) -> None:
@@ -344,7 +407,9 @@ class Store:
         self.chunks.remove(chunk)
 
     async def close(self, *, reader_offset: int, count: int, size: int) -> None:
-        """Sync everything and leave metadata that spares the next start a scan. The lock goes in any case."""
+        """Sync everything and leave metadata that spares the next start a scan. The lock goes in
+        any case.
+        """
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
@@ -361,7 +426,9 @@ class Store:
         self._lock.release()
 
     async def in_pool(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Run in the pool. A cancelled caller still waits for the thread: it holds a lock the thread works under."""
+        """Run in the pool. A cancelled caller still waits for the thread: it holds a lock the
+        thread works under.
+        """
         job = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
         try:
             return await asyncio.shield(job)

@@ -1,6 +1,8 @@
-"""The numbers of export: every metric of the seed with our prefix, and a few for what it did not have.
+"""The numbers of export: every metric of the seed with our prefix, and a few for what it did not
+have.
 
-All carry the label `route`. Gauges read the routes when someone asks; counters are added to per batch.
+All carry the label `route`. Gauges read the routes when someone asks; counters are added to per
+batch.
 """
 
 import time
@@ -12,7 +14,9 @@ from penstock.metrics import Metrics
 
 
 class Observed(Protocol):
-    """What a route shows of itself: gauge name (without prefix) to value, or to label values to value."""
+    """What a route shows of itself: gauge name (without prefix) to value, or to label values to
+    value.
+    """
 
     name: str
 
@@ -90,7 +94,10 @@ class ExportMetrics:
         self._routes = routes
         self._looked: dict[str, Mapping[str, float | Mapping[str, float]]] = {}
         self._looked_at = -LOOK
-        self._counters = {name: metrics.counter(f"penstock_{name}", text, "route") for name, text in COUNTERS.items()}
+        self._counters = {
+            name: metrics.counter(f"penstock_{name}", text, "route")
+            for name, text in COUNTERS.items()
+        }
         self._counters |= {
             name: metrics.counter(f"penstock_{name}", text, "route", label)
             for name, (text, label) in LABELLED_COUNTERS.items()
@@ -109,7 +116,10 @@ class ExportMetrics:
         """What the routes show: a scrape reads two dozen gauges and looks once."""
         now = time.monotonic()
         if now - self._looked_at > LOOK:
-            self._looked, self._looked_at = {route.name: route.gauges() for route in self._routes()}, now
+            self._looked, self._looked_at = (
+                {route.name: route.gauges() for route in self._routes()},
+                now,
+            )
         return self._looked
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
@@ -149,7 +159,9 @@ class RouteMetrics:
     def __init__(self, metrics: ExportMetrics, route: str) -> None:
         self._metrics, self._route = metrics, route
         for name in COUNTERS:
-            metrics.add(name, 0, route)  # visible before the first event, so that rates can be taken
+            metrics.add(
+                name, 0, route
+            )  # visible before the first event, so that rates can be taken
         for reason in filter(None, REASONS):
             metrics.add("queue_dropped_total", 0, route, reason)
 

@@ -1,12 +1,14 @@
 """The worker pool of a route: who takes blocks from the queue and when, and how many at a time.
 
-Unified: each worker takes a block, prepares and sends it. Split: preparers take blocks and do the CPU work, senders
-wait on the network, and between them is a bounded channel of prepared batches. Everybody waits first: the gate is open
-(the route is not paused), the backoff is over, the breaker admits. Only then is anything taken, so while a destination
-is down the workers wait on a timer or an event, nothing is leased, and nothing spins.
+Unified: each worker takes a block, prepares and sends it. Split: preparers take blocks and do the
+CPU work, senders wait on the network, and between them is a bounded channel of prepared batches.
+Everybody waits first: the gate is open (the route is not paused), the backoff is over, the breaker
+admits. Only then is anything taken, so while a destination is down the workers wait on a timer or
+an event, nothing is leased, and nothing spins.
 
-Adaptive: once a second the number of workers follows the work there is (Little's law: arrivals times latency, plus what
-it takes to drain the backlog in ten seconds), grows at most twofold, and halves when the destination asks for less.
+Adaptive: once a second the number of workers follows the work there is (Little's law: arrivals
+times latency, plus what it takes to drain the backlog in ten seconds), grows at most twofold, and
+halves when the destination asks for less.
 """
 
 import asyncio
@@ -32,7 +34,14 @@ CORES = os.cpu_count() or 1
 
 
 def next_workers(
-    now: int, least: int, most: int, *, backlog: int, arrivals: float, latency: float, throttled: bool
+    now: int,
+    least: int,
+    most: int,
+    *,
+    backlog: int,
+    arrivals: float,
+    latency: float,
+    throttled: bool,
 ) -> int:
     """How many workers to have next."""
     if throttled:
@@ -54,17 +63,29 @@ class Workers:
         backoff: Backoff,
         clock: Clock,
     ) -> None:
-        self._queue, self._delivery, self._breaker, self._backoff = queue, delivery, breaker, backoff
+        self._queue, self._delivery, self._breaker, self._backoff = (
+            queue,
+            delivery,
+            breaker,
+            backoff,
+        )
         self._gate, self._clock = gate, clock
         self._split = settings.pipeline_split
         self._adaptive = settings.adaptive_workers
-        # Prepared batches; the last word says that it is the one to try with while the gate is closed.
-        self._channel: asyncio.Queue[tuple[Block, Prepared | None, bool]] = asyncio.Queue(self._split.channel_size or 1)
+        # Prepared batches; the last word says that it is the one to try with while the gate is
+        # closed.
+        self._channel: asyncio.Queue[tuple[Block, Prepared | None, bool]] = asyncio.Queue(
+            self._split.channel_size or 1
+        )
         self._holding = 0  # senders with a batch in hand that wait to send it
-        self._prepared: dict[int, Block] = {}  # leased and prepared (split), and nobody is sending them
+        self._prepared: dict[
+            int, Block
+        ] = {}  # leased and prepared (split), and nobody is sending them
         self.preparers = (self._split.preparer_count or CORES) if self._split.enabled else 0
         if self._split.enabled:
-            self.target = (self._split.sender_count or 2 * CORES) * max(1, settings.max_concurrent_sends)
+            self.target = (self._split.sender_count or 2 * CORES) * max(
+                1, settings.max_concurrent_sends
+            )
         else:
             self.target = settings.workers or 2 * CORES
         self._least = max(1, self._adaptive.min_workers)
@@ -103,7 +124,9 @@ class Workers:
                 self._tasks[number] = asyncio.create_task(self._run(number))
 
     def _dismiss(self) -> None:
-        """Send those home who are above the target and have nothing in hand; the others leave when they are done."""
+        """Send those home who are above the target and have nothing in hand; the others leave when
+        they are done.
+        """
         for number, task in list(self._tasks.items()):
             if number >= self.target and task not in self._sending:
                 task.cancel()
@@ -113,7 +136,9 @@ class Workers:
         return list(self._prepared.values())
 
     async def stop(self, deadline: float) -> None:
-        """Let what is being sent finish until `deadline` (monotonic), then return everything to the queue."""
+        """Let what is being sent finish until `deadline` (monotonic), then return everything to the
+        queue.
+        """
         self._stopping = True
         self._queue.stop_taking()
         for helper in self._helpers:
@@ -134,7 +159,9 @@ class Workers:
             self._queue.give_back(block, attempted=False)
 
     async def _may_send(self, after_you: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the route is not paused and not backing off; True when it is paused and this is a try."""
+        """Wait until the route is not paused and not backing off; True when it is paused and this
+        is a try.
+        """
         trying = await self._gate.wait(after_you)
         while self._backoff.remaining > 0:
             await self._backoff.over()
@@ -199,7 +226,9 @@ class Workers:
             if self._queue.fast.is_leased(block):  # and was not purged while it waited
                 await self._deliver(block, permit, trying, prepared)
 
-    async def _deliver(self, block: Block, permit: Permit, trying: bool, prepared: Prepared | None = None) -> None:
+    async def _deliver(
+        self, block: Block, permit: Permit, trying: bool, prepared: Prepared | None = None
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)

@@ -1,8 +1,10 @@
-"""How blocks get into a send queue: numbered, put into memory, written to the chunks, one job after the other.
+"""How blocks get into a send queue: numbered, put into memory, written to the chunks, one job after
+the other.
 
-Write-through: pushes compress side by side, then wait in line; one job writes, and perhaps syncs, everything that came
-in while the last one was at work. Otherwise blocks go to memory at once, and a spill writes all of it out when there is
-too much; pushes that are faster than the disk wait for a spill to end, and the next one begins at once.
+Write-through: pushes compress side by side, then wait in line; one job writes, and perhaps syncs,
+everything that came in while the last one was at work. Otherwise blocks go to memory at once, and a
+spill writes all of it out when there is too much; pushes that are faster than the disk wait for a
+spill to end, and the next one begins at once.
 """
 
 import asyncio
@@ -56,7 +58,12 @@ class Writer:
         on_event: Callable[[str, int], None],
     ) -> None:
         self._options, self._memory, self._backlog, self._store = options, memory, backlog, store
-        self._clock, self._state, self._on_accepted, self._on_event = clock, state, on_accepted, on_event
+        self._clock, self._state, self._on_accepted, self._on_event = (
+            clock,
+            state,
+            on_accepted,
+            on_event,
+        )
         self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._spill_wanted = False
@@ -67,11 +74,19 @@ class Writer:
         """Take the blocks in, as durable as the policy says, or raise and have taken none of them."""
         if self._store is None or not self._options.write_through:
             self._put_in_memory(blocks)
-            if len(self._memory) > 2 * self._memory.limit and self._task is not None and not self._task.done():
-                self._spill_wanted = True  # the disk is slower than the pushes: it goes on at once, they wait for it
+            if (
+                len(self._memory) > 2 * self._memory.limit
+                and self._task is not None
+                and not self._task.done()
+            ):
+                self._spill_wanted = (
+                    True  # the disk is slower than the pushes: it goes on at once, they wait for it
+                )
                 await self._spilled.wait()
             return
-        await self._store.compress(blocks)  # not the writer's work: pushes compress side by side while it writes
+        await self._store.compress(
+            blocks
+        )  # not the writer's work: pushes compress side by side while it writes
         if self.closed:
             raise Unavailable("the send queue is closed")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,7 +101,8 @@ class Writer:
         self._memory.add(blocks, written=False)
         self._accepted(blocks)
         if self._store is not None:
-            self._store.accepted()  # what a kill loses is counted, and its numbers are not used again
+            # what a kill loses is counted, and its numbers are not used again
+            self._store.accepted()
             if self._memory.full:
                 self.spill_soon()
 
@@ -99,7 +115,9 @@ class Writer:
             if block.position != NO_POSITION:
                 position = block.position
             elif position >= 0:
-                block.position = position  # the last block on disk always tells how far the source was read
+                block.position = (
+                    position  # the last block on disk always tells how far the source was read
+                )
 
     def _accepted(self, blocks: list[Block]) -> None:
         self._on_accepted(len(blocks))
@@ -187,7 +205,9 @@ class Writer:
             return await self._spill(self._store)
 
     async def _spill(self, store: Store) -> bool:
-        """Leased blocks too. The blocks themselves stay untouched: a worker may be sending one of them."""
+        """Leased blocks too. The blocks themselves stay untouched: a worker may be sending one of
+        them.
+        """
         if not self._memory.unwritten:
             return True
         blocks = list(self._memory.unwritten.values())
@@ -198,7 +218,9 @@ class Writer:
                 while until < len(blocks) and until - at < SPILL and size < COALESCE:
                     size += blocks[until].size
                     until += 1
-                part = [block for block in blocks[at:until] if block.sequence in self._memory.unwritten]
+                part = [
+                    block for block in blocks[at:until] if block.sequence in self._memory.unwritten
+                ]
                 at = until
                 if part:
                     copies = [replace(block) for block in part]

@@ -1,13 +1,16 @@
-"""An HTTP/1.1 client that is thin enough to send a hundred thousand small requests: httptools over an asyncio Protocol.
+"""An HTTP/1.1 client that is thin enough to send a hundred thousand small requests: httptools over
+an asyncio Protocol.
 
-One `HttpClient` talks to one origin. It keeps up to `pool_size` connections; a request takes one, alone, and puts it
-back once the answer is whole, so there is no pipelining and a slow answer delays nobody else. The most recently used
-connection is taken first: under light load the others grow idle and the server closes them.
+One `HttpClient` talks to one origin. It keeps up to `pool_size` connections; a request takes one,
+alone, and puts it back once the answer is whole, so there is no pipelining and a slow answer delays
+nobody else. The most recently used connection is taken first: under light load the others grow idle
+and the server closes them.
 
-A server may close an idle connection just as we write to it. Such a reset, on a connection that was used before and
-before any byte of an answer, is the one failure that is retried here, once and on a fresh connection, and only for a
-request the caller calls idempotent: everything else may have been acted upon, and only the caller knows what that
-means. What the caller sees is `Unavailable` (cannot connect, reset, answer cut short) or `TimeoutError`.
+A server may close an idle connection just as we write to it. Such a reset, on a connection that was
+used before and before any byte of an answer, is the one failure that is retried here, once and on a
+fresh connection, and only for a request the caller calls idempotent: everything else may have been
+acted upon, and only the caller knows what that means. What the caller sees is `Unavailable` (cannot
+connect, reset, answer cut short) or `TimeoutError`.
 """
 
 import asyncio
@@ -29,7 +32,9 @@ from penstock.net.tls import client_context, explain, first_answer_missing
 Headers = Iterable[tuple[str, str]]
 _UNSAFE_TARGET = re.compile(r"[\x00-\x20\x7f]")
 _UNSAFE_HEADER = re.compile(r"[\r\n\x00]")
-_JOIN_BELOW = 64 << 10  # copying a small body beside its headers is cheaper than a second system call
+_JOIN_BELOW = (
+    64 << 10
+)  # copying a small body beside its headers is cheaper than a second system call
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,9 @@ class CannotConnect(Unavailable):
 
 
 class _Reset(Exception):
-    """The connection broke; `clean` when it had carried requests before and no byte of this answer arrived."""
+    """The connection broke; `clean` when it had carried requests before and no byte of this answer
+    arrived.
+    """
 
     def __init__(self, reason: str, *, clean: bool) -> None:
         super().__init__(reason)
@@ -52,7 +59,9 @@ class _Reset(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection and at most one request on it. Also the callbacks of its httptools parser (`on_*`)."""
+    """One connection and at most one request on it. Also the callbacks of its httptools parser
+    (`on_*`).
+    """
 
     def __init__(self, client: "HttpClient") -> None:
         self._client = client
@@ -119,7 +128,11 @@ class _Connection(asyncio.Protocol):
         elif self._any_byte:
             self._fail(Unavailable("the connection broke in the middle of an answer"))
         else:
-            reason = f"the connection was reset: {error}" if error else "the connection was closed without an answer"
+            reason = (
+                f"the connection was reset: {error}"
+                if error
+                else "the connection was closed without an answer"
+            )
             if not self._served and self._transport is not None:
                 reason += first_answer_missing(self._transport)
             self._fail(_Reset(reason, clean=self._served > 0))
@@ -182,7 +195,9 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one origin over a bounded pool of keep-alive connections. Made and used on one event loop."""
+    """Requests to one origin over a bounded pool of keep-alive connections. Made and used on one
+    event loop.
+    """
 
     def __init__(
         self,
@@ -229,16 +244,24 @@ class HttpClient:
         """Send a request and wait for the whole answer, for at most `timeout` seconds in all."""
         if _UNSAFE_TARGET.search(target) or not method.isalpha():
             raise InvalidRequest(f"not a request line: {method} {target!r}")
-        length = b"" if not body and method in ("GET", "HEAD", "DELETE") else b"Content-Length: %d\r\n" % len(body)
+        length = (
+            b""
+            if not body and method in ("GET", "HEAD", "DELETE")
+            else b"Content-Length: %d\r\n" % len(body)
+        )
         line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
         head = line + self._standard + _render(headers) + length + b"\r\n"
         try:
             async with asyncio.timeout(timeout), self._slots:
                 return await self._exchange(head, body, method == "HEAD", idempotent)
         except TimeoutError:
-            raise TimeoutError(f"no answer from {self._host}:{self._port} within {timeout:g} s") from None
+            raise TimeoutError(
+                f"no answer from {self._host}:{self._port} within {timeout:g} s"
+            ) from None
 
-    async def _exchange(self, head: bytes, body: bytes, no_body: bool, idempotent: bool) -> HttpAnswer:
+    async def _exchange(
+        self, head: bytes, body: bytes, no_body: bool, idempotent: bool
+    ) -> HttpAnswer:
         fresh = False
         while True:
             if self._closed:
@@ -253,7 +276,8 @@ class HttpClient:
                     continue
                 raise Unavailable(f"{self._host}:{self._port}: {reset}") from reset
             except BaseException:
-                connection.abort()  # time-out or cancellation: the answer may still arrive, to nobody
+                # time-out or cancellation: the answer may still arrive, to nobody
+                connection.abort()
                 raise
             finally:
                 self._busy.discard(connection)
@@ -268,7 +292,9 @@ class HttpClient:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._unix_path:
-                    _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(self._unix_path))
+                    _, connection = await loop.create_unix_connection(
+                        lambda: _Connection(self), str(self._unix_path)
+                    )
                     return connection
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self),

@@ -1,8 +1,9 @@
 """TLS as a client: whom we believe, what we show, and errors that say what to do.
 
-Everything that connects (clients, commands, Spark's processes, routes) makes its context here. What is not given comes
-from the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the system's), PENSTOCK_CLIENT_CERT and
-PENSTOCK_CLIENT_KEY (what we show to a broker that asks for a certificate).
+Everything that connects (clients, commands, Spark's processes, routes) makes its context here. What
+is not given comes from the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the
+system's), PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY (what we show to a broker that asks for a
+certificate).
 """
 
 import asyncio
@@ -25,9 +26,13 @@ def is_pem(text: str) -> bool:
 
 
 def client_context(
-    ca: str | Path | None = None, certificate: str | Path | None = None, key: str | Path | None = None
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
 ) -> ssl.SSLContext:
-    """`ca`: a PEM file, or its text; `certificate` and `key`: PEM files, the key may be in the certificate's."""
+    """`ca`: a PEM file, or its text; `certificate` and `key`: PEM files, the key may be in the
+    certificate's.
+    """
     ca = ca or os.environ.get(CA_FILE) or None
     certificate = certificate or os.environ.get(CLIENT_CERT) or None
     key = key or os.environ.get(CLIENT_KEY) or None
@@ -35,7 +40,9 @@ def client_context(
         text = str(ca) if ca is not None and _PEM in str(ca) else None
         context = ssl.create_default_context(cafile=None if text else ca, cadata=text)
     except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
-        raise InvalidRequest(f"cannot read the CA's certificates from {ca}: {_reason(error)}") from None
+        raise InvalidRequest(
+            f"cannot read the CA's certificates from {ca}: {_reason(error)}"
+        ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate is not None:
         try:
@@ -48,18 +55,24 @@ def client_context(
 
 
 def ca_text(ca: str | None) -> str | None:
-    """The text of a CA file (default: PENSTOCK_CA_FILE), for processes on machines that do not have it."""
+    """The text of a CA file (default: PENSTOCK_CA_FILE), for processes on machines that do not have
+    it.
+    """
     ca = ca or os.environ.get(CA_FILE) or None
     if ca is None or _PEM in ca:
         return ca
     try:
         return Path(ca).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read the CA's certificates from {ca}: {_reason(error)}") from None
+        raise InvalidRequest(
+            f"cannot read the CA's certificates from {ca}: {_reason(error)}"
+        ) from None
 
 
 def open_url(request: urllib.request.Request, timeout: float) -> Any:
-    """urllib's `urlopen` that believes whom we believe; its errors are urllib's, with a reason that helps."""
+    """urllib's `urlopen` that believes whom we believe; its errors are urllib's, with a reason that
+    helps.
+    """
     context = client_context() if request.full_url.startswith("https:") else None
     try:
         return urllib.request.urlopen(request, timeout=timeout, context=context)
@@ -72,7 +85,9 @@ def open_url(request: urllib.request.Request, timeout: float) -> Any:
 
 
 def explain(error: BaseException, *, shaking: bool = False) -> str:
-    """What went wrong while connecting, and what to do about it. `shaking`: it may have been during a handshake."""
+    """What went wrong while connecting, and what to do about it. `shaking`: it may have been during
+    a handshake.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message
         if error.verify_code == 10:
@@ -89,7 +104,11 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
         if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_EXPIRED" in reason:
             return f"the broker does not accept our client certificate ({reason.lower().replace('_', ' ')})"
         return f"TLS failed: {reason or error}"
-    if shaking and isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+    if (
+        shaking
+        and isinstance(error, ConnectionError)
+        and not isinstance(error, ConnectionRefusedError)
+    ):
         said = str(error) or "the connection was closed while it was being made"
         return f"{said} (TLS: does the broker want another version, or a client certificate?)"
     return str(error)
@@ -98,7 +117,8 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
 def first_answer_missing(transport: asyncio.BaseTransport) -> str:
     """What may be the reason when a connection over TLS ends before its first answer.
 
-    Under TLS 1.3 a client is done with the handshake before the server has seen its certificate, or that there is none.
+    Under TLS 1.3 a client is done with the handshake before the server has seen its certificate, or
+    that there is none.
     """
     tls = transport.get_extra_info("ssl_object") is not None
     return " (TLS: does the broker ask for a client certificate?)" if tls else ""

@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Importing a module makes it an attribute of its package: now, or it would replace the function `session` later.
+# Importing a module makes it an attribute of its package: now, or it would replace the function
+# `session` later.
 importlib.import_module("penstock.pipeline.session")
 
 
 def register(spark: Any) -> None:
     """Make `format("penstock")` known to a session."""
-    from penstock.pipeline.source import register
+    from penstock.pipeline.sources.register import register
 
     register(spark)
 
 
 def session(name: str = "penstock", master: str = "local[*]", **settings: str) -> "SparkSession":
-    """A Spark session set up for pipelines, with our source registered. Settings use `__` for the dots."""
+    """A Spark session set up for pipelines, with our source registered. Settings use `__` for the
+    dots.
+    """
     from penstock.pipeline.session import build
 
     return build(name, master, {key.replace("__", "."): value for key, value in settings.items()})

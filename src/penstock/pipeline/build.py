@@ -1,5 +1,5 @@
-"""From a pipeline's description to Spark frames and queries. Everything a pipeline file can say is turned into code
-here.
+"""From a pipeline's description to Spark frames and queries. Everything a pipeline file can say is
+turned into code here.
 """
 
 import re
@@ -11,12 +11,14 @@ import msgspec
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.check import UNORDERED, load_function, refuse_twice
 from penstock.pipeline.failure import step_failed
+from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
 from penstock.pipeline.plan import refuse_unrepeatable, refuse_unsupported
 from penstock.pipeline.spec import Pipeline, Place, Sink, Source, Step, source_options, texts
-from penstock.pipeline.typed import dead_letters, typed
 
-NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)  # of a plan as Spark prints it
+NODE = re.compile(
+    r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE
+)  # of a plan as Spark prints it
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(
     "Aggregate|Distinct|Deduplicate|Join|Repartition|Rebalance|GlobalLimit|Window$|Sort$|Intersect|Except"
@@ -25,7 +27,9 @@ GATHERS = re.compile(
 
 
 def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
-    """The frame the sink gets, and those of dead letters by the source they come from. Registers every view."""
+    """The frame the sink gets, and those of dead letters by the source they come from. Registers
+    every view.
+    """
     dead: dict[str, Any] = {}
     frame = None
     for name, source in pipeline.views.items():
@@ -45,7 +49,9 @@ def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
             function: Callable[[Any], Any] = load_function(step)  # type: ignore[assignment]
             frame = _made(step, function, frame)
             if not hasattr(frame, "createOrReplaceTempView"):
-                raise ConfigError(f"step {step.name}: {step.python} gave {type(frame).__name__}, not a DataFrame")
+                raise ConfigError(
+                    f"step {step.name}: {step.python} gave {type(frame).__name__}, not a DataFrame"
+                )
         frame.createOrReplaceTempView(step.name)
     return frame, dead
 
@@ -53,7 +59,9 @@ def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
 def _made(step: Step, make: Callable[[Any], Any], given: Any) -> Any:
     try:
         return make(given)
-    except Exception as error:  # whatever a user's function raises, or Spark finds wrong with the SQL
+    except (
+        Exception
+    ) as error:  # whatever a user's function raises, or Spark finds wrong with the SQL
         raise step_failed(step.name, error) from error
 
 
@@ -67,8 +75,8 @@ def counted(frame: Any) -> tuple[Any, Any]:
 
 
 def verify(spark: Any, pipeline: Pipeline) -> list[str]:
-    """All that a run does before its first batch, without a batch: ConfigError says what Spark, or a sink, refuses.
-    Returns the columns the sink gets."""
+    """All that a run does before its first batch, without a batch: ConfigError says what Spark, or
+    a sink, refuses. Returns the columns the sink gets."""
     frame, dead = frames(spark, pipeline)
     places: list[tuple[Any, Sink | Place]] = [(frame, pipeline.sink)]
     for name, letters in dead.items():
@@ -88,8 +96,8 @@ def verify(spark: Any, pipeline: Pipeline) -> list[str]:
 
 def _verify_sink(pipeline: Pipeline, frame: Any, place: Sink | Place) -> None:
     """By the very code that will write."""
-    from penstock.pipeline.queue_sink import QueueStreamWriter, QueueWriter
-    from penstock.pipeline.topic_sink import TopicStreamWriter, TopicWriter
+    from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
+    from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
 
     sink = place if isinstance(place, Sink) else Sink(topic=place.topic, queue=place.queue)
     kinds = (QueueWriter, QueueStreamWriter) if sink.queue else (TopicWriter, TopicStreamWriter)
@@ -120,7 +128,9 @@ def _read(spark: Any, pipeline: Pipeline, source: Source) -> Any:
 
 
 def as_messages(frame: Any, sink: Sink) -> Any:
-    """What a topic or queue takes: a column payload. Rows without one become JSON of all their columns."""
+    """What a topic or queue takes: a column payload. Rows without one become JSON of all their
+    columns.
+    """
     from pyspark.sql import functions as f
 
     refuse_twice(frame.columns)
@@ -135,7 +145,11 @@ def as_messages(frame: Any, sink: Sink) -> Any:
 
 
 def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
-    options = {"appId": app, **({"token": pipeline.token} if pipeline.token else {}), **sink.options}
+    options = {
+        "appId": app,
+        **({"token": pipeline.token} if pipeline.token else {}),
+        **sink.options,
+    }
     if sink.orderBy:
         options["orderBy"] = ",".join(sink.orderBy)
     if sink.queue:
@@ -143,7 +157,9 @@ def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
     return {**options, "topic": sink.topic, "broker": pipeline.broker}
 
 
-def writer(pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpoint: str | None) -> Any:
+def writer(
+    pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpoint: str | None
+) -> Any:
     """A started stream's or a batch's writer, all set but not yet running."""
     options: dict[str, Any] = {}
     if sink.topic or sink.queue:
@@ -166,15 +182,21 @@ def writer(pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpo
     if isinstance(sink, Sink) and sink.partitionBy:
         found = found.partitionBy(*sink.partitionBy)
     if pipeline.streaming:
-        found = found.queryName(app).option("checkpointLocation", checkpoint).trigger(**_trigger(pipeline.trigger))
+        found = (
+            found.queryName(app)
+            .option("checkpointLocation", checkpoint)
+            .trigger(**_trigger(pipeline.trigger))
+        )
     return found
 
 
 def _updating(frame: Any, options: dict[str, Any]) -> Any:
-    """Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows which batch it
-    belongs to all the same, and one that is run again is recognised."""
+    """Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows
+    which batch it belongs to all the same, and one that is run again is recognised."""
     if not hasattr(frame, "_jdf"):
-        raise ConfigError("sink.mode: update does not work over Spark Connect, which does not tell a sink its batch")
+        raise ConfigError(
+            "sink.mode: update does not work over Spark Connect, which does not tell a sink its batch"
+        )
 
     def append(batch: Any, _number: int) -> None:
         batch.write.format("penstock").mode("append").options(**texts(options)).save()
@@ -183,7 +205,9 @@ def _updating(frame: Any, options: dict[str, Any]) -> Any:
 
 
 def _refuse_unordered(frame: Any, sink: Sink) -> None:
-    """After a shuffle rows come in any order, so a batch run again would give the same numbers to other rows."""
+    """After a shuffle rows come in any order, so a batch run again would give the same numbers to
+    other rows.
+    """
     if sink.orderBy or "transactionId" in frame.columns:
         return
     if not hasattr(frame, "_jdf"):  # Spark Connect
@@ -198,16 +222,19 @@ def _refuse_unordered(frame: Any, sink: Sink) -> None:
 
 
 def shuffles(plan: str) -> bool:
-    """Whether a physical plan moves rows between tasks, or gives them in the order of a hash table. A table that is
-    broadcast to be joined with leaves the other side's rows where they are."""
+    """Whether a physical plan moves rows between tasks, or gives them in the order of a hash table.
+    A table that is broadcast to be joined with leaves the other side's rows where they are."""
     return any(
-        (name.endswith("Exchange") and "BroadcastExchange" not in name + rest) or name.endswith("Aggregate")
+        (name.endswith("Exchange") and "BroadcastExchange" not in name + rest)
+        or name.endswith("Aggregate")
         for name, rest in NODE.findall(plan)
     )
 
 
 def gathers(plan: str) -> bool:
-    """The same of a plan that has its logical form only: a join may then be one that would not shuffle."""
+    """The same of a plan that has its logical form only: a join may then be one that would not
+    shuffle.
+    """
     return any(GATHERS.search(name) for name, _ in NODE.findall(plan))
 
 

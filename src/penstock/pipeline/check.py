@@ -1,10 +1,13 @@
-"""Validation before Spark starts: columns, views, schemas, functions and topics, in a second instead of a JVM's start.
+"""Validation before Spark starts: columns, views, schemas, functions and topics, in a second
+instead of a JVM's start.
 
-It is the lesser of two: where Java is there, `validate` goes on to Spark's own analyzer (`build.verify`), which says
-exactly what a run would. Here nothing is known of types, of functions, and of what streams can do.
+It is the lesser of two: where Java is there, `validate` goes on to Spark's own analyzer
+(`build.verify`), which says exactly what a run would. Here nothing is known of types, of functions,
+and of what streams can do.
 
-SQL is parsed and its columns are resolved by sqlglot in Spark's dialect, against the columns each source is known to
-have. What a Python step makes of its columns cannot be known here, so nothing is said about columns after one.
+SQL is parsed and its columns are resolved by sqlglot in Spark's dialect, against the columns each
+source is known to have. What a Python step makes of its columns cannot be known here, so nothing is
+said about columns after one.
 """
 
 import importlib
@@ -27,8 +30,15 @@ from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.tls import open_url
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.link import TopicLink
-from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options, bearer
-from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.options import (
+    QUEUE_SINK,
+    QUEUE_SOURCE,
+    TOPIC_SINK,
+    TOPIC_SOURCE,
+    Options,
+    bearer,
+)
+from penstock.pipeline.sources.postgres import Postgres
 from penstock.pipeline.spec import Pipeline, Sink, Source, Step, source_options, texts
 
 Columns = dict[str, str]
@@ -46,8 +56,12 @@ META = {
 
 
 def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
-    """Raise ConfigError for what is wrong; otherwise the columns the sink will get, empty when they cannot be known."""
-    views: dict[str, Columns | None] = {name: source_columns(name, source) for name, source in pipeline.views.items()}
+    """Raise ConfigError for what is wrong; otherwise the columns the sink will get, empty when they
+    cannot be known.
+    """
+    views: dict[str, Columns | None] = {
+        name: source_columns(name, source) for name, source in pipeline.views.items()
+    }
     last = views[next(reversed(views))]
     for step in pipeline.steps:
         last = _sql_columns(step, views) if step.sql else None
@@ -74,9 +88,15 @@ def parse_schema(name: str, ddl: str) -> Columns:
         found = error.errors[0] if error.errors else {}
         near = f" near {found['highlight']!r}" if found.get("highlight") else ""
         raise ConfigError(f"source {name}: the schema is not valid{near}: {ddl!r}") from None
-    columns = {column.name: column.kind.sql("spark") for column in (table.expressions if table else []) if column.kind}
+    columns = {
+        column.name: column.kind.sql("spark")
+        for column in (table.expressions if table else [])
+        if column.kind
+    }
     if not columns or len(columns) != len(table.expressions if table else []):
-        raise ConfigError(f"source {name}: every column of the schema has a name and a type: {ddl!r}")
+        raise ConfigError(
+            f"source {name}: every column of the schema has a name and a type: {ddl!r}"
+        )
     return columns
 
 
@@ -94,8 +114,8 @@ def source_columns(name: str, source: Source) -> Columns | None:
 
 def _check_options(pipeline: Pipeline) -> None:
     """By the very code that will read them, on Spark's side; and no name that nothing reads."""
-    from penstock.pipeline.queue_source import QueueOptions
-    from penstock.pipeline.topic_source import TopicOptions, TopicStreamReader
+    from penstock.pipeline.sources.queue import QueueOptions
+    from penstock.pipeline.sources.topic import TopicOptions, TopicStreamReader
 
     for name, source in pipeline.views.items():
         if source.parquet:
@@ -105,9 +125,13 @@ def _check_options(pipeline: Pipeline) -> None:
         columns = source_columns(name, source) or {}
         for column in source.watermark:
             if column not in columns:
-                raise ConfigError(f"source {name}: watermark names {column!r}; there are {', '.join(columns)}")
+                raise ConfigError(
+                    f"source {name}: watermark names {column!r}; there are {', '.join(columns)}"
+                )
             if not columns[column].upper().startswith("TIMESTAMP"):
-                raise ConfigError(f"source {name}: watermark: {column} is {columns[column]}, not TIMESTAMP")
+                raise ConfigError(
+                    f"source {name}: watermark: {column} is {columns[column]}, not TIMESTAMP"
+                )
         options = Options(texts(source_options(pipeline, source)))
         try:
             if source.queue:
@@ -132,13 +156,18 @@ def _check_options(pipeline: Pipeline) -> None:
 
 def parse_sql(sql: str) -> exp.Expr:
     """What Spark calls window(...) is a function; to sqlglot the word begins a clause."""
-    return sqlglot.parse_one(re.sub(r"\b((?:session_)?window)\s*\(", r"_\1(", sql, flags=re.I), dialect="spark")
+    return sqlglot.parse_one(
+        re.sub(r"\b((?:session_)?window)\s*\(", r"_\1(", sql, flags=re.I), dialect="spark"
+    )
 
 
 def aggregates(sql: str) -> bool:
     """Whether rows are brought together, which takes a shuffle."""
     query = parse_sql(sql)
-    return any(not found.find_ancestor(exp.Window) for found in query.find_all(exp.Group, exp.Distinct, exp.AggFunc))
+    return any(
+        not found.find_ancestor(exp.Window)
+        for found in query.find_all(exp.Group, exp.Distinct, exp.AggFunc)
+    )
 
 
 def _check_repeatable(pipeline: Pipeline) -> None:
@@ -161,7 +190,9 @@ def _check_aggregates(pipeline: Pipeline, columns: Columns | None) -> None:
     sink, python = pipeline.sink, any(step.python for step in pipeline.steps)
     if not grouped:
         return
-    marked = python or any(source.watermark for source in pipeline.views.values())  # a function may set one
+    marked = python or any(
+        source.watermark for source in pipeline.views.values()
+    )  # a function may set one
     if pipeline.streaming and sink.mode == "append" and not marked:
         raise ConfigError(
             f"step {grouped[0]} aggregates a stream, which never ends: give the source a watermark, such as "
@@ -209,16 +240,24 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
                 columns[WINDOWS[made]] = "STRUCT<start: TIMESTAMP, end: TIMESTAMP>"  # type: ignore[index]
         resolved = qualify(query, schema=schema, dialect="spark", quote_identifiers=False)
     except OptimizeError as error:
-        options = "; ".join(f"{table} has {', '.join(views[table] or ())}" for table in sorted(used))
+        options = "; ".join(
+            f"{table} has {', '.join(views[table] or ())}" for table in sorted(used)
+        )
         raise ConfigError(f"{where}: {str(error).partition('.')[0]}. {options}") from None
-    return dict.fromkeys(written if all(written) and "*" not in written else resolved.named_selects, "")
+    return dict.fromkeys(
+        written if all(written) and "*" not in written else resolved.named_selects, ""
+    )
 
 
 def refuse_twice(names: list[str], where: str = "sink") -> None:
-    """Two columns of one name would be a JSON object with a key twice, of which readers see one or the other."""
+    """Two columns of one name would be a JSON object with a key twice, of which readers see one or
+    the other.
+    """
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{where}: two columns are named {name!r}: give one of them another name with AS")
+            raise ConfigError(
+                f"{where}: two columns are named {name!r}: give one of them another name with AS"
+            )
 
 
 def load_function(step: Step) -> object:
@@ -235,36 +274,54 @@ def load_function(step: Step) -> object:
 
 
 def _check_sink(pipeline: Pipeline, columns: Columns) -> None:
-    for wanted, names in (("orderBy", pipeline.sink.orderBy), ("partitionBy", pipeline.sink.partitionBy)):
+    for wanted, names in (
+        ("orderBy", pipeline.sink.orderBy),
+        ("partitionBy", pipeline.sink.partitionBy),
+    ):
         for name in names:
             if name.lower() not in {column.lower() for column in columns}:
-                raise ConfigError(f"sink.{wanted} names {name!r}; the rows have {', '.join(columns)}")
+                raise ConfigError(
+                    f"sink.{wanted} names {name!r}; the rows have {', '.join(columns)}"
+                )
 
 
 def _check_queues(pipeline: Pipeline) -> None:
     for name, source in pipeline.views.items():
         if source.queue:
             postgres = Postgres(Options(texts(source_options(pipeline, source))))
-            found = [row[0] for row in postgres.rows("SELECT name FROM queues WHERE deleted_at IS NULL ORDER BY name")]
+            found = [
+                row[0]
+                for row in postgres.rows(
+                    "SELECT name FROM queues WHERE deleted_at IS NULL ORDER BY name"
+                )
+            ]
             if source.queue not in found:
                 known = ", ".join(found[:10]) or "none yet"
-                raise ConfigError(f"source {name}: there is no queue {source.queue!r} in the database; queues: {known}")
+                raise ConfigError(
+                    f"source {name}: there is no queue {source.queue!r} in the database; queues: {known}"
+                )
 
 
 def resolve_route(pipeline: Pipeline) -> Sink:
-    """The sink itself; for an export route, the topic or queue it reads, so that what Spark writes there is delivered
-    with the route's own breaker, retries and dead letters."""
+    """The sink itself; for an export route, the topic or queue it reads, so that what Spark writes
+    there is delivered with the route's own breaker, retries and dead letters."""
     sink = pipeline.sink
     if not sink.route:
         return sink
     target = f"{pipeline.url.rstrip('/')}/api/v1/routes/{quote(sink.route, safe='')}"
     try:
-        with open_url(urllib.request.Request(target, headers=bearer(pipeline.token)), timeout=5) as answer:
+        with open_url(
+            urllib.request.Request(target, headers=bearer(pipeline.token)), timeout=5
+        ) as answer:
             found = json.loads(answer.read()).get("source")  # the word "push" when there is none
     except urllib.error.HTTPError as error:
-        raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})") from None
+        raise ConfigError(
+            f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"the broker at {pipeline.url} cannot be asked for route {sink.route!r}: {error}") from None
+        raise ConfigError(
+            f"the broker at {pipeline.url} cannot be asked for route {sink.route!r}: {error}"
+        ) from None
     source = found if isinstance(found, dict) else {}
     topic, queue = source.get("topic"), source.get("queue")
     if not topic and not queue:
@@ -272,20 +329,30 @@ def resolve_route(pipeline: Pipeline) -> Sink:
             f"export route {sink.route!r} takes direct pushes only: give it a source topic, which keeps Spark's output "
             "until it is delivered"
         )
-    return msgspec.structs.replace(sink, route=None, topic=topic or None, queue=None if topic else queue)
+    return msgspec.structs.replace(
+        sink, route=None, topic=topic or None, queue=None if topic else queue
+    )
 
 
 def _check_broker(pipeline: Pipeline) -> None:
     """The topics that are read must exist. A sink's topic is made when it is written to."""
-    topics = [part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")]
+    topics = [
+        part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")
+    ]
     if not topics or any("directory" in source.options for source in pipeline.views.values()):
         return
-    with TopicLink(pipeline.broker, patience=3.0, token=pipeline.token or os.environ.get("PENSTOCK_TOKEN")) as link:
+    with TopicLink(
+        pipeline.broker, patience=3.0, token=pipeline.token or os.environ.get("PENSTOCK_TOKEN")
+    ) as link:
         for topic in topics:
             try:
                 link.info(topic)
             except NotFound:
                 known = ", ".join(link.names()[:10]) or "none yet"
-                raise ConfigError(f"there is no topic {topic!r} on {pipeline.broker}; topics: {known}") from None
+                raise ConfigError(
+                    f"there is no topic {topic!r} on {pipeline.broker}; topics: {known}"
+                ) from None
             except PenstockError as error:
-                raise ConfigError(f"the broker cannot be asked for topic {topic!r}: {error}") from error
+                raise ConfigError(
+                    f"the broker cannot be asked for topic {topic!r}: {error}"
+                ) from error

@@ -1,11 +1,14 @@
-"""The process that forks the Python workers of Spark's tasks, with everything they need imported beforehand.
+"""The process that forks the Python workers of Spark's tasks, with everything they need imported
+beforehand.
 
-Spark's own daemon imports nothing, so that no thread exists when it forks; every worker then imports PySpark, pyarrow
-and us, from a zip file that Python compiles anew each time: a second of CPU per worker. This one takes the installed
-PySpark instead of the same version's zip and imports before it forks (`spark.python.daemon.module` names it). A thread
-that happens to hold a lock at a fork would leave the worker waiting for ever, so no library may start one: numpy's BLAS
-is told not to, jemalloc's (in pyarrow) is made for forks, and should there be another, this process becomes Spark's own
-daemon instead. Workers that plan a read or a write always come from Spark's daemon; `site/` is for those.
+Spark's own daemon imports nothing, so that no thread exists when it forks; every worker then
+imports PySpark, pyarrow and us, from a zip file that Python compiles anew each time: a second of
+CPU per worker. This one takes the installed PySpark instead of the same version's zip and imports
+before it forks (`spark.python.daemon.module` names it). A thread that happens to hold a lock at a
+fork would leave the worker waiting for ever, so no library may start one: numpy's BLAS is told not
+to, jemalloc's (in pyarrow) is made for forks, and should there be another, this process becomes
+Spark's own daemon instead. Workers that plan a read or a write always come from Spark's daemon;
+`site/` is for those.
 """
 
 import contextlib
@@ -15,7 +18,9 @@ import threading
 from pathlib import Path
 
 ZIP = "pyspark.zip"
-HARMLESS = {"jemalloc_bg_thd"}  # takes part in forks: it holds no lock then, and starts anew in the child
+HARMLESS = {
+    "jemalloc_bg_thd"
+}  # takes part in forks: it holds no lock then, and starts anew in the child
 
 
 def prefer_installed() -> None:
@@ -35,16 +40,20 @@ def preload(worker: str) -> None:
     importlib.import_module("pandas")  # pyarrow imports it when it is there
     import adbc_driver_postgresql.dbapi  # noqa: F401
 
-    import penstock.pipeline.queue_sink
-    import penstock.pipeline.queue_source
-    import penstock.pipeline.topic_sink
-    import penstock.pipeline.topic_source  # noqa: F401
+    import penstock.pipeline.sinks.queue
+    import penstock.pipeline.sinks.topic
+    import penstock.pipeline.sources.queue
+    import penstock.pipeline.sources.topic  # noqa: F401
 
 
 def threads() -> list[str]:
     """The names of all threads but this one, those of C libraries included."""
     tasks = Path("/proc/self/task")
-    others = [task for task in tasks.iterdir() if task.name != str(threading.get_native_id())] if tasks.is_dir() else []
+    others = (
+        [task for task in tasks.iterdir() if task.name != str(threading.get_native_id())]
+        if tasks.is_dir()
+        else []
+    )
     return [(task / "comm").read_text().strip() for task in others]
 
 
@@ -53,7 +62,9 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     prefer_installed()
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads a port from it
-        preload(sys.argv[1] if sys.argv[1:2] and sys.argv[1].startswith("pyspark") else "pyspark.worker")
+        preload(
+            sys.argv[1] if sys.argv[1:2] and sys.argv[1].startswith("pyspark") else "pyspark.worker"
+        )
     if not HARMLESS.issuperset(threads()):
         os.execv(sys.executable, plain)
     from pyspark.daemon import manager

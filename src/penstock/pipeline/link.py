@@ -1,9 +1,10 @@
 """A blocking connection to a broker's topics, for Spark's driver and executors.
 
-Executors are plain processes that do one thing at a time, so this is a socket and a loop, not an event loop in a
-thread. Every request made here may be sent twice without harm (reads, and appends of an idempotent producer): when the
-connection is lost it is made anew and the request is sent again, until `patience` seconds have passed. So a broker
-that restarts in the middle of a batch delays the batch and does not fail it.
+Executors are plain processes that do one thing at a time, so this is a socket and a loop, not an
+event loop in a thread. Every request made here may be sent twice without harm (reads, and appends
+of an idempotent producer): when the connection is lost it is made anew and the request is sent
+again, until `patience` seconds have passed. So a broker that restarts in the middle of a batch
+delays the batch and does not fail it.
 """
 
 import socket
@@ -16,18 +17,36 @@ import msgspec
 from penstock.client.connection import MAY_PASS, Backoff, error_of, parse_addresses, wants_tls
 from penstock.errors import InvalidRequest, StorageFailed, StorageFull, Unavailable
 from penstock.net.tls import client_context, explain
+from penstock.protocol import frames
 from penstock.protocol.claims import Claim, Claimed, Commit
-from penstock.wire import frames
-from penstock.wire.frames import ANSWER, BATCH_ANSWER, TIMESTAMP, U64, Body, Bytes, Command, Fetched, Info
+from penstock.protocol.frames import (
+    ANSWER,
+    BATCH_ANSWER,
+    TIMESTAMP,
+    U64,
+    Body,
+    Bytes,
+    Command,
+    Fetched,
+    Info,
+)
 
 CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 30.0
 
 
 class TopicLink:
-    """One connection to the first of the addresses that answers. Close it, or use it as a context manager."""
+    """One connection to the first of the addresses that answers. Close it, or use it as a context
+    manager.
+    """
 
-    def __init__(self, addresses: str, patience: float = 60.0, token: str | None = None, ca: str | None = None) -> None:
+    def __init__(
+        self,
+        addresses: str,
+        patience: float = 60.0,
+        token: str | None = None,
+        ca: str | None = None,
+    ) -> None:
         self._addresses = parse_addresses(addresses)
         self._tls = client_context(ca) if wants_tls(addresses) else None
         self._patience = patience
@@ -61,14 +80,22 @@ class TopicLink:
         return int(Body(self.ask(asked)).take(U64)[0])
 
     def commit(self, topic: str, group: str, offset: int) -> None:
-        self.ask(frames.request(Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)))
+        self.ask(
+            frames.request(
+                Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)
+            )
+        )
 
     def fetch(self, topic: str, start: int, max_bytes: int) -> Fetched:
         flags = frames.LENGTHS | frames.TIMES
-        return frames.read_fetched(self.ask(frames.fetch(topic, start, max_bytes, flags=flags)), flags)
+        return frames.read_fetched(
+            self.ask(frames.fetch(topic, start, max_bytes, flags=flags)), flags
+        )
 
     def append(self, frame: Sequence[Bytes]) -> tuple[int, int]:
-        """Send a PRODUCE_BATCH; the first offset and the count. Without a producer in it, a retry may append twice."""
+        """Send a PRODUCE_BATCH; the first offset and the count. Without a producer in it, a retry
+        may append twice.
+        """
         first, count = Body(self.ask(*frame)).take(BATCH_ANSWER)
         return first, count
 
@@ -89,7 +116,11 @@ class TopicLink:
             try:
                 connection = self._socket or self._connect()
                 return _exchange(connection, pieces)
-            except (OSError, EOFError, *MAY_PASS) as error:  # not the request failed but the broker: ask again
+            except (
+                OSError,
+                EOFError,
+                *MAY_PASS,
+            ) as error:  # not the request failed but the broker: ask again
                 self.close()
                 delay = backoff.delay()
                 if time.monotonic() + delay > deadline:

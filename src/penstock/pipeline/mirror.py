@@ -1,16 +1,17 @@
-"""A queue source's position, shown as a consumer group of the broker, beside the query and never in its way.
+"""A queue source's position, shown as a consumer group of the broker, beside the query and never in
+its way.
 
-The checkpoint is the truth. Moving a group's cursors costs a little per partition that got messages, which a batch
-over a hundred thousand partitions should not wait for: a thread does it, always for the newest position, one step of
-partitions at a time. The first pass of a run goes over all partitions, so that what an earlier run did not get to is
-made up for.
+The checkpoint is the truth. Moving a group's cursors costs a little per partition that got
+messages, which a batch over a hundred thousand partitions should not wait for: a thread does it,
+always for the newest position, one step of partitions at a time. The first pass of a run goes over
+all partitions, so that what an earlier run did not get to is made up for.
 """
 
 import logging
 import threading
 
 from penstock.errors import PenstockError
-from penstock.pipeline.postgres import Postgres
+from penstock.pipeline.sources.postgres import Postgres
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -52,7 +53,9 @@ class Mirror:
             try:
                 self.show(horizon)
             except PenstockError as error:
-                log.warning("group %s of queue %s could not be moved: %s", self._group, self._queue, error)
+                log.warning(
+                    "group %s of queue %s could not be moved: %s", self._group, self._queue, error
+                )
                 with self._changed:
                     if self._stopping:
                         return
@@ -62,7 +65,9 @@ class Mirror:
         start = "NULL" if self._shown is None else f"'{self._shown}'"
         after = 0
         while True:
-            query = f"SELECT queue_mirror($1, $2, {start}::xid8, '{horizon}'::xid8, {after}, {STEP})"
+            query = (
+                f"SELECT queue_mirror($1, $2, {start}::xid8, '{horizon}'::xid8, {after}, {STEP})"
+            )
             ((reached,),) = self._postgres.rows(query, (self._queue, self._group))
             if reached == -1:
                 self._postgres.rows(

@@ -1,4 +1,6 @@
-"""Options of sources and sinks: read once, checked at once, with errors that name the option and what it may be."""
+"""Options of sources and sinks: read once, checked at once, with errors that name the option and
+what it may be.
+"""
 
 import difflib
 import json
@@ -13,18 +15,56 @@ from penstock.net.tls import ca_text
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
 Positions = int | dict[str, int]  # one for all topics, or per topic
 
-# How to reach a broker and its database: the same for every source and sink, so that a program keeps them in one place.
-REACH = {"broker", "url", "database", "databaseSchema", "token", "ca", "brokerTimeout", "databaseTimeout"}
+# How to reach a broker and its database: the same for every source and sink, so that a program
+# keeps them in one place.
+REACH = {
+    "broker",
+    "url",
+    "database",
+    "databaseSchema",
+    "token",
+    "ca",
+    "brokerTimeout",
+    "databaseTimeout",
+}
 # What Spark adds of its own, beside names that begin with two underscores.
 SPARKS = {"path", "paths", "checkpointLocation", "queryName"}
-SPARKS |= {"provider", "owner", "location", "external", "is_managed_location"}  # of a table USING penstock
+SPARKS |= {
+    "provider",
+    "owner",
+    "location",
+    "external",
+    "is_managed_location",
+}  # of a table USING penstock
 TOPIC_SOURCE = REACH | {
-    *("topic", "topics", "subscribe", "topicPattern", "subscribePattern", "directory", "group", "failOnDataLoss"),
-    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger"),
+    *(
+        "topic",
+        "topics",
+        "subscribe",
+        "topicPattern",
+        "subscribePattern",
+        "directory",
+        "group",
+        "failOnDataLoss",
+    ),
+    *(
+        "startingOffsets",
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "maxOffsetsPerTrigger",
+    ),
     *("maxBytesPerTrigger", "minPartitions", "maxRecordsPerPartition"),
 }
 QUEUE_SOURCE = REACH | {
-    *("queue", "startingOffsets", "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions"),
+    *(
+        "queue",
+        "startingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "maxOffsetsPerTrigger",
+        "minPartitions",
+    ),
     *("group", "encrypted", "failOnDataLoss", "fromXid", "toXid", "waitForTransactions"),
 }
 TOPIC_SINK = REACH | {"topic", "appId", "orderBy", "batchId"}
@@ -45,7 +85,9 @@ class Options:
         return default
 
     def refuse_others(self, known: set[str], what: str) -> None:
-        """A misspelt option is an error that names the nearest one, not a setting that does nothing."""
+        """A misspelt option is an error that names the nearest one, not a setting that does
+        nothing.
+        """
         names = {name.lower(): name for name in known}
         passed = {name.lower() for name in SPARKS}
         for name in self._given:
@@ -53,7 +95,9 @@ class Options:
                 continue
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {names[near[0]]!r}? It" if near else "it"
-            raise InvalidRequest(f"{what} has no option {name!r}; {hint} has {', '.join(sorted(known))}")
+            raise InvalidRequest(
+                f"{what} has no option {name!r}; {hint} has {', '.join(sorted(known))}"
+            )
 
     def require(self, name: str, why: str) -> str:
         value = self.text(name)
@@ -62,12 +106,14 @@ class Options:
         return value
 
     def token(self) -> str | None:
-        """For brokers that ask for one. Read on the driver, so executors need no environment of their own."""
+        """For brokers that ask for one. Read on the driver, so executors need no environment of
+        their own.
+        """
         return self.text("token") or os.environ.get("PENSTOCK_TOKEN") or None
 
     def ca(self) -> str | None:
-        """The certificates of the CA to believe with `tls://` and `https://`: the option `ca` names a file on the
-        driver, or holds its text. It is the text that goes to executors."""
+        """The certificates of the CA to believe with `tls://` and `https://`: the option `ca` names
+        a file on the driver, or holds its text. It is the text that goes to executors."""
         return ca_text(self.text("ca"))
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
@@ -75,7 +121,9 @@ class Options:
         if value is None:
             return default
         if not value.strip().lstrip("-").isdecimal() or int(value) < least:
-            raise InvalidRequest(f"the option {name!r} is a whole number from {least} on, not {value!r}")
+            raise InvalidRequest(
+                f"the option {name!r} is a whole number from {least} on, not {value!r}"
+            )
         return int(value)
 
     def seconds(self, name: str, default: float) -> float:
@@ -83,7 +131,9 @@ class Options:
         try:
             return default if value is None else float(value)
         except ValueError:
-            raise InvalidRequest(f"the option {name!r} is a number of seconds, not {value!r}") from None
+            raise InvalidRequest(
+                f"the option {name!r} is a number of seconds, not {value!r}"
+            ) from None
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._given.get(name.lower())
@@ -108,12 +158,16 @@ class Options:
             found: Any = json.loads(value)
         except ValueError:
             raise InvalidRequest(wanted) from None
-        if not isinstance(found, dict) or not all(type(at) is int and at >= EARLIEST for at in found.values()):
+        if not isinstance(found, dict) or not all(
+            type(at) is int and at >= EARLIEST for at in found.values()
+        ):
             raise InvalidRequest(wanted)
         return found
 
     def moment(self, name: str) -> int | None:
-        """Milliseconds since 1970, given as such or as an ISO date and time (UTC when it names no zone)."""
+        """Milliseconds since 1970, given as such or as an ISO date and time (UTC when it names no
+        zone).
+        """
         value = self._given.get(name.lower())
         if value is None:
             return None

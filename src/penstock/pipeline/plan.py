@@ -1,8 +1,9 @@
 """What Spark's analyzer makes of a frame, looked at before anything runs.
 
-Validation and a run ask the same questions here, of the same plan: what Spark does not do with streams, what would come
-out differently when a batch is run again, and which steps keep state. Spark Connect shows its clients no plan; there
-the server refuses what it does not do when the query starts.
+Validation and a run ask the same questions here, of the same plan: what Spark does not do with
+streams, what would come out differently when a batch is run again, and which steps keep state.
+Spark Connect shows its clients no plan; there the server refuses what it does not do when the query
+starts.
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,31 @@ from penstock.errors import ConfigError
 
 # These depend on the task and its rows alone, or on nothing that changes between two attempts.
 REPEATABLE = {"monotonically_increasing_id", "spark_partition_id", "input_file_name"}
-REPEATABLE |= {"current_user", "user", "session_user", "current_catalog", "current_database", "current_schema"}
+REPEATABLE |= {
+    "current_user",
+    "user",
+    "session_user",
+    "current_catalog",
+    "current_database",
+    "current_schema",
+}
 REPEATABLE |= {"current_timezone", "current_path"}
 STATEFUL = {
-    *("Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "Join", "GlobalLimit", "LocalLimit"),
-    *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPySpark"),
+    *(
+        "Aggregate",
+        "Distinct",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Join",
+        "GlobalLimit",
+        "LocalLimit",
+    ),
+    *(
+        "FlatMapGroupsWithState",
+        "FlatMapGroupsInPandasWithState",
+        "TransformWithState",
+        "TransformWithStateInPySpark",
+    ),
     *("TransformWithStateInPandas", "LateralJoin", "AsOfJoin"),
 }
 
@@ -43,9 +64,13 @@ def refuse_unsupported(frame: Any, mode: str) -> None:
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(analyzed(frame), modes.Update() if mode == "update" else modes.Append())
+        checker.checkForStreaming(
+            analyzed(frame), modes.Update() if mode == "update" else modes.Append()
+        )
     except AnalysisException as error:
-        raise ConfigError(f"Spark does not run this as a stream: {str(error).partition(';')[0]}") from None
+        raise ConfigError(
+            f"Spark does not run this as a stream: {str(error).partition(';')[0]}"
+        ) from None
 
 
 def stateful_nodes(frame: Any) -> int:

@@ -1,7 +1,8 @@
 """Runs a pipeline: starts its queries, reports how they go, stops them after the batch they are in.
 
-Reports go to whoever listens: a terminal, standard output as JSON lines, and the broker, which shows them to operators
-and passes on their wish that the pipeline should stop. A broker that does not answer never disturbs the pipeline.
+Reports go to whoever listens: a terminal, standard output as JSON lines, and the broker, which
+shows them to operators and passes on their wish that the pipeline should stop. A broker that does
+not answer never disturbs the pipeline.
 """
 
 import json
@@ -50,7 +51,9 @@ class Report:
     rows_per_second: float = 0.0
     batch_ms: int = 0
     lag: int | None = None  # records or None when the source does not count
-    progress: float | None = None  # of a run that ends by itself: from 0 to 1, as far as it is known
+    progress: float | None = (
+        None  # of a run that ends by itself: from 0 to 1, as far as it is known
+    )
     error: str | None = None
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -69,7 +72,10 @@ class Heartbeat:
 
     def __init__(self, url: str, name: str, token: str | None = None) -> None:
         self._target = f"{url.rstrip('/')}/api/v1/pipelines/{quote(name, safe='')}"
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._headers = {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
         self._last = 0.0
         self._state = ""
         self._said = False
@@ -79,20 +85,26 @@ class Heartbeat:
         if time.monotonic() - self._last < HEARTBEAT and report.state == self._state:
             return
         self._last, self._state = time.monotonic(), report.state
-        request = urllib.request.Request(self._target, report.line().encode(), self._headers, method="PUT")
+        request = urllib.request.Request(
+            self._target, report.line().encode(), self._headers, method="PUT"
+        )
         try:
             with open_url(request, timeout=2.0) as answer:
                 self.stop_wanted |= bool(json.loads(answer.read() or b"{}").get("stop"))
         except (OSError, ValueError, urllib.error.HTTPError) as error:
             if not self._said:
-                log.warning("the broker at %s does not take this pipeline's status: %s", self._target, error)
+                log.warning(
+                    "the broker at %s does not take this pipeline's status: %s", self._target, error
+                )
                 self._said = True
 
 
 class Runner:
     """One run of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, master: str = "local[*]", listeners: list[Listener] | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, master: str = "local[*]", listeners: list[Listener] | None = None
+    ) -> None:
         self.pipeline = pipeline
         self.report = Report(pipeline.name, master=master)
         self._master = master
@@ -131,7 +143,8 @@ class Runner:
         self._tell("running")
         began = time.monotonic()
         p = self.pipeline
-        # Each run writes what it read, unless the file's author says by an appId that they are one and the same.
+        # Each run writes what it read, unless the file's author says by an appId that they are one
+        # and the same.
         app = p.appId or f"{p.name}:{uuid.uuid4().hex}"
         with self._counting_tasks(frame):
             for name, letters in dead.items():
@@ -149,14 +162,22 @@ class Runner:
     def _counting_tasks(self, frame: Any) -> Iterator[None]:
         """Tell from time to time how many of the tasks are done, as far as Spark has planned them."""
         ended = threading.Event()
-        tracker = None if not hasattr(frame, "_jdf") else frame.sparkSession.sparkContext.statusTracker()
+        tracker = (
+            None if not hasattr(frame, "_jdf") else frame.sparkSession.sparkContext.statusTracker()
+        )
 
         def look() -> None:
             while not ended.wait(POLL):
-                stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()] if tracker else []
+                stages = (
+                    [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+                    if tracker
+                    else []
+                )
                 tasks = sum(stage.numTasks for stage in stages if stage)
                 if tasks:
-                    self.report.progress = sum(stage.numCompletedTasks for stage in stages if stage) / tasks
+                    self.report.progress = (
+                        sum(stage.numCompletedTasks for stage in stages if stage) / tasks
+                    )
                 self._tell()
 
         looking = threading.Thread(target=look, daemon=True)
@@ -168,7 +189,9 @@ class Runner:
             looking.join()
 
     def _keep_running(self, frame: Any, dead: dict[str, Any]) -> None:
-        """Go on from the checkpoint when the machine was too busy to start a Python worker in Spark's fixed 10 s."""
+        """Go on from the checkpoint when the machine was too busy to start a Python worker in
+        Spark's fixed 10 s.
+        """
         for attempt in range(ATTEMPTS):
             try:
                 self._run_streams(frame, dead)
@@ -186,7 +209,9 @@ class Runner:
         for name, letters in dead.items():
             place = p.views[name].deadLetter
             assert place is not None
-            writers.append(build.writer(p, letters, place, f"{p.app_id}:dead:{name}", f"{root}/dead-{name}"))
+            writers.append(
+                build.writer(p, letters, place, f"{p.app_id}:dead:{name}", f"{root}/dead-{name}")
+            )
         queries: list[Any] = []
         try:
             queries = [writer.start() for writer in writers]
@@ -205,7 +230,9 @@ class Runner:
                     break  # its failure is told below, with its place
                 self._look(queries)
             self._look(queries)
-            for query, name in zip(queries, ["main", *(f"dead-{name}" for name in dead)], strict=True):
+            for query, name in zip(
+                queries, ["main", *(f"dead-{name}" for name in dead)], strict=True
+            ):
                 if (failure := query.exception()) is not None:
                     where = "" if "://" in root else failed_batch(Path(root) / name)
                     raise PipelineFailed(f"{cause(failure)} ({where})") if where else failure
@@ -230,7 +257,11 @@ class Runner:
             report.lag = lag_of(last["sources"])
             if self.pipeline.trigger == "availableNow" and report.lag is not None:
                 report.progress = report.rows / max(1, report.rows + report.lag)
-        state = "running" if query.status["isTriggerActive"] and query.status["isDataAvailable"] else "idle"
+        state = (
+            "running"
+            if query.status["isTriggerActive"] and query.status["isDataAvailable"]
+            else "idle"
+        )
         self._tell(state if query.isActive and report.state != "stopping" else report.state)
 
     def _tell(self, state: str | None = None) -> None:
@@ -244,7 +275,11 @@ class Runner:
 def rows_of(progress: Any) -> int:
     """What a batch read. Spark Connect leaves the sum to its reader."""
     known = progress["numInputRows"]
-    return int(known if known is not None else sum(source["numInputRows"] or 0 for source in progress["sources"]))
+    return int(
+        known
+        if known is not None
+        else sum(source["numInputRows"] or 0 for source in progress["sources"])
+    )
 
 
 def lag_of(sources: Any) -> int | None:
@@ -252,7 +287,10 @@ def lag_of(sources: Any) -> int | None:
     total: int | None = None
     for source in sources:
         try:
-            latest, end = json.loads(source["latestOffset"] or "null"), json.loads(source["endOffset"] or "null")
+            latest, end = (
+                json.loads(source["latestOffset"] or "null"),
+                json.loads(source["endOffset"] or "null"),
+            )
         except (TypeError, ValueError):
             continue
         if not isinstance(latest, dict):  # not known yet in a batch that is run again
@@ -266,7 +304,9 @@ def lag_of(sources: Any) -> int | None:
 
 
 def failed_batch(checkpoint: Path) -> str:
-    """Which batch was begun and not finished, and what it reads; nothing when the checkpoint does not say."""
+    """Which batch was begun and not finished, and what it reads; nothing when the checkpoint does
+    not say.
+    """
     begun, done = (
         [int(path.name) for path in (checkpoint / kind).glob("*") if path.name.isdigit()]
         for kind in ("offsets", "commits")
@@ -276,11 +316,17 @@ def failed_batch(checkpoint: Path) -> str:
     number = max(begun)
     # A version, metadata, then a line per source: https://github.com/apache/spark, OffsetSeqLog
     ends = _offsets(checkpoint / "offsets" / str(number))
-    starts = _offsets(checkpoint / "offsets" / str(number - 1)) if number - 1 in begun else [{}] * len(ends)
+    starts = (
+        _offsets(checkpoint / "offsets" / str(number - 1))
+        if number - 1 in begun
+        else [{}] * len(ends)
+    )
     parts = []
     for start, end in zip(starts, ends, strict=False):
         if "xid" in end:
-            parts.append(f"queue {end['queue']} from transaction {start.get('xid', 0)} to {end['xid']}")
+            parts.append(
+                f"queue {end['queue']} from transaction {start.get('xid', 0)} to {end['xid']}"
+            )
             continue
         for topic, at in end.items():
             first, last = start.get(topic, {}).get("next"), at["next"] - 1
@@ -294,7 +340,9 @@ def failed_batch(checkpoint: Path) -> str:
 def _offsets(file: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in file.read_text().splitlines()[2:] if line.startswith("{")]
     return [
-        line for line in lines if all(isinstance(at, dict) and "next" in at for at in line.values()) or "xid" in line
+        line
+        for line in lines
+        if all(isinstance(at, dict) and "next" in at for at in line.values()) or "xid" in line
     ]
 
 

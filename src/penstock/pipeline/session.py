@@ -1,9 +1,10 @@
-"""The Spark session pipelines run in: quiet, bounded, and cut into the same tasks whenever a batch is run again.
+"""The Spark session pipelines run in: quiet, bounded, and cut into the same tasks whenever a batch
+is run again.
 
-`spark.sql.adaptive.enabled` is off because it merges and splits tasks by what it measures, and an exactly-once sink
-must meet the same rows in the same task when a batch is repeated. The rest keeps a small machine usable: no web page,
-no progress bar over ours, few shuffle partitions, loopback addresses for a local master, temporary files out of the
-way.
+`spark.sql.adaptive.enabled` is off because it merges and splits tasks by what it measures, and an
+exactly-once sink must meet the same rows in the same task when a batch is repeated. The rest keeps
+a small machine usable: no web page, no progress bar over ours, few shuffle partitions, loopback
+addresses for a local master, temporary files out of the way.
 """
 
 import importlib.util
@@ -41,7 +42,9 @@ SILENT = (
     "org.apache.spark.sql.execution.datasources.FileFormatWriter",
     "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
 )
-LOG4J += "".join(f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENT))
+LOG4J += "".join(
+    f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENT)
+)
 
 COMMON = {
     "spark.ui.enabled": "false",
@@ -54,7 +57,10 @@ COMMON = {
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.log.structuredLogging.enabled": "false",
 }
-NOISY = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # print the stack of every error that is raised too
+NOISY = (
+    "SQLQueryContextLogger",
+    "DataFrameQueryContextLogger",
+)  # print the stack of every error that is raised too
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -66,12 +72,14 @@ LOCAL = {
 def build(
     name: str = "penstock", master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """A session with our data source registered. `master` is any Spark master, or a Spark Connect address (sc://...)."""
+    """A session with our data source registered. `master` is any Spark master, or a Spark Connect
+    address (sc://...).
+    """
     try:
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
-        from penstock.pipeline.source import register
+        from penstock.pipeline.sources.register import register
     except ImportError:
         raise Unavailable("pipelines need PySpark: pip install 'penstock[pipeline]'") from None
     builder = SparkSession.builder.appName(name)
@@ -100,7 +108,9 @@ def find_java() -> str | None:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """A new SparkContext takes Ctrl-C for itself, to cancel all jobs. Who has said what Ctrl-C means keeps it."""
+    """A new SparkContext takes Ctrl-C for itself, to cancel all jobs. Who has said what Ctrl-C
+    means keeps it.
+    """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else signal.default_int_handler
     try:
@@ -111,22 +121,31 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def activate(spark: Any) -> Any:
-    """The session, made the calling thread's own: there Spark looks data sources up. Threads begin without one.
+    """The session, made the calling thread's own: there Spark looks data sources up. Threads begin
+    without one.
 
-    Jobs take a session or a function that makes one: what is wrong with their arguments is then told before a JVM
-    starts."""
+    Jobs take a session or a function that makes one: what is wrong with their arguments is then
+    told before a JVM starts."""
     spark = spark() if callable(spark) else spark
-    if (session := getattr(spark, "_jsparkSession", None)) is not None:  # else Spark Connect, which knows no such thing
+    if (
+        session := getattr(spark, "_jsparkSession", None)
+    ) is not None:  # else Spark Connect, which knows no such thing
         spark._jvm.SparkSession.setActiveSession(session)
     return spark
 
 
 def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":
-    """A session on a Spark Connect server: what queries need is set, what belongs to the server is refused."""
+    """A session on a Spark Connect server: what queries need is set, what belongs to the server is
+    refused.
+    """
     theirs = [key for key in settings if not key.startswith("spark.sql.")]
     if theirs:
-        raise ConfigError(f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that is started")
-    if importlib.util.find_spec("grpc") is None:  # PySpark itself would take us for a doctest and leave, in some places
+        raise ConfigError(
+            f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that is started"
+        )
+    if (
+        importlib.util.find_spec("grpc") is None
+    ):  # PySpark itself would take us for a doctest and leave, in some places
         raise Unavailable(f"{master} needs a Spark Connect client: pip install 'penstock[connect]'")
     try:
         spark: SparkSession = builder.remote(master).getOrCreate()
@@ -134,13 +153,17 @@ def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSes
             if key.startswith("spark.sql."):
                 spark.conf.set(key, value)
     except ImportError as error:
-        raise Unavailable(f"{master} needs a Spark Connect client: pip install 'penstock[connect]' ({error})") from None
+        raise Unavailable(
+            f"{master} needs a Spark Connect client: pip install 'penstock[connect]' ({error})"
+        ) from None
     except Exception as error:
         from pyspark.errors import PySparkException
 
         if not isinstance(error, PySparkException):
             raise
-        raise Unavailable(f"the Spark Connect server at {master} cannot be used: {str(error)[:500]}") from error
+        raise Unavailable(
+            f"the Spark Connect server at {master} cannot be used: {str(error)[:500]}"
+        ) from error
     return spark
 
 
@@ -156,7 +179,9 @@ def _files() -> dict[str, str]:
     """Keeps Spark's logs, warehouse and metadata out of the working directory."""
     directory = Path(tempfile.gettempdir()) / f"penstock-spark-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():  # made by somebody else, who could then choose our logging
+    if (
+        directory.stat().st_uid != os.getuid()
+    ):  # made by somebody else, who could then choose our logging
         directory = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log4j = directory / "log4j2.properties"
     if not log4j.exists() or log4j.read_text() != LOG4J:

@@ -1,4 +1,5 @@
-"""A pipeline as a file: what it reads, the steps in between, where it writes. YAML, decoded strictly.
+"""A pipeline as a file: what it reads, the steps in between, where it writes. YAML, decoded
+strictly.
 
     name: big-orders
     sources:
@@ -11,9 +12,10 @@
     checkpoint: /var/lib/shop/big-orders
     spark: {spark.sql.shuffle.partitions: 4}
 
-A source or step is a view under its name; `source:` is short for one source, named after what it reads. A step's SQL
-sees all views before it, a Python function `module:function` is given the frame of the step (or source) before it. The
-sink gets the last step's rows; rows without a column `payload` are sent as JSON of all their columns.
+A source or step is a view under its name; `source:` is short for one source, named after what it
+reads. A step's SQL sees all views before it, a Python function `module:function` is given the frame
+of the step (or source) before it. The sink gets the last step's rows; rows without a column
+`payload` are sent as JSON of all their columns.
 """
 
 import re
@@ -49,7 +51,10 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        return next((name for name in ("topic", "topicPattern", "queue", "parquet") if getattr(self, name)), "")
+        return next(
+            (name for name in ("topic", "topicPattern", "queue", "parquet") if getattr(self, name)),
+            "",
+        )
 
     @property
     def default_name(self) -> str:
@@ -70,7 +75,8 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     route: str | None = None  # an export route: what goes to its source topic or queue, it delivers
     partitionBy: list[str] = []  # noqa: N815
     orderBy: list[str] = []  # noqa: N815
-    mode: str = "append"  # of a stream's aggregates: append (when a window is over), or update (whenever they change)
+    # of a stream's aggregates: append (when a window is over), or update (whenever they change)
+    mode: str = "append"
     options: dict[str, Any] = {}
 
 
@@ -86,7 +92,9 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     broker: str = "127.0.0.1:12345"  # topics, over TCP
     url: str = "http://127.0.0.1:6632"  # queues and status, over HTTP
     database: str | None = None
-    token: str | None = None  # for a broker that asks for one; better given as --token or PENSTOCK_TOKEN
+    token: str | None = (
+        None  # for a broker that asks for one; better given as --token or PENSTOCK_TOKEN
+    )
     spark: dict[str, Any] = {}
 
     @property
@@ -118,7 +126,9 @@ def parse(text: str, where: str = "pipeline") -> Pipeline:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{place}: not YAML: {getattr(error, 'problem', error)}") from error
+        raise ConfigError(
+            f"{where}{place}: not YAML: {getattr(error, 'problem', error)}"
+        ) from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
     _check(found, where)
@@ -134,7 +144,9 @@ def _check(found: Pipeline, where: str) -> None:
     if not found.views:
         refuse("give a `source`, or `sources` by name")
     for name, source in found.views.items():
-        given = [kind for kind in ("topic", "topicPattern", "queue", "parquet") if getattr(source, kind)]
+        given = [
+            kind for kind in ("topic", "topicPattern", "queue", "parquet") if getattr(source, kind)
+        ]
         if len(given) != 1:
             refuse(f"source {name} reads one of topic, topicPattern, queue or parquet")
         if source.format not in ("raw", "json"):
@@ -142,11 +154,14 @@ def _check(found: Pipeline, where: str) -> None:
         if (source.format == "json") != bool(source.schema):
             refuse(f"source {name}: `format: json` and `schema` belong together")
         if source.deadLetter and (
-            source.format != "json" or bool(source.deadLetter.topic) == bool(source.deadLetter.queue)
+            source.format != "json"
+            or bool(source.deadLetter.topic) == bool(source.deadLetter.queue)
         ):
             refuse(f"source {name}: deadLetter is for `format: json`, and names a topic or a queue")
         if len(source.watermark) > 1 or not all(map(INTERVAL.fullmatch, source.watermark.values())):
-            refuse(f"source {name}: watermark is one column and an interval, such as {{at: 10 minutes}}")
+            refuse(
+                f"source {name}: watermark is one column and an interval, such as {{at: 10 minutes}}"
+            )
         if source.watermark and not found.streaming:
             refuse(f"source {name}: a watermark is for streams")
         if source.parquet and found.streaming:
@@ -155,21 +170,30 @@ def _check(found: Pipeline, where: str) -> None:
     for name in names:
         if not NAME.fullmatch(name):
             refuse(f"{name!r} cannot be a view's name: letters, digits and underscores")
-        if sum(name.lower() == other.lower() for other in names) > 1:  # to Spark they are the same in any case
+        if (
+            sum(name.lower() == other.lower() for other in names) > 1
+        ):  # to Spark they are the same in any case
             refuse(f"two sources or steps are named {name}")
     for step in found.steps:
         if bool(step.sql) == bool(step.python):
             refuse(f"step {step.name} has either `sql` or `python`")
         if step.python and ":" not in step.python:
             refuse(f"step {step.name}: python is module:function, not {step.python!r}")
-    if len([kind for kind in ("topic", "queue", "parquet", "route") if getattr(found.sink, kind)]) != 1:
+    if (
+        len([kind for kind in ("topic", "queue", "parquet", "route") if getattr(found.sink, kind)])
+        != 1
+    ):
         refuse("the sink is one of topic, queue, parquet or route")
-    if found.sink.mode not in ("append", "update") or (found.sink.mode == "update" and found.sink.parquet):
+    if found.sink.mode not in ("append", "update") or (
+        found.sink.mode == "update" and found.sink.parquet
+    ):
         refuse("sink.mode is append, or for a topic or a queue update")
     if found.sink.mode == "update" and not found.streaming:
         refuse("sink.mode: update is for streams")
     if found.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(found.trigger):
-        refuse(f"trigger is availableNow, batch or an interval such as '10 seconds', not {found.trigger!r}")
+        refuse(
+            f"trigger is availableNow, batch or an interval such as '10 seconds', not {found.trigger!r}"
+        )
     if found.streaming and not found.checkpoint:
         refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
 
@@ -179,7 +203,9 @@ def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
     if pipeline.token:
         given.setdefault("token", pipeline.token)
     if source.queue:
-        database = {"database": pipeline.database} if pipeline.database else {}  # else that of this machine's broker
+        database = (
+            {"database": pipeline.database} if pipeline.database else {}
+        )  # else that of this machine's broker
         return {"queue": source.queue, **database, **given}
     if "directory" not in given:
         given.setdefault("broker", pipeline.broker)
@@ -187,4 +213,7 @@ def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
 
 
 def texts(options: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }

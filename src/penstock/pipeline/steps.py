@@ -1,14 +1,16 @@
-"""What the steps of a pipeline were when its checkpoint was written, so that state is not continued by others.
+"""What the steps of a pipeline were when its checkpoint was written, so that state is not continued
+by others.
 
     <checkpoint>/steps/<n>.json     the steps from the n-th change on, beside Spark's own files; the last one counts
 
-An aggregate, a join or the removal of duplicates keeps state between batches, and Spark only looks at the state's
-columns: a count that became a sum goes on from the old count. So the steps that state is made of (those that keep it,
-and all they read from) must stay what they were once a batch was committed. Steps after them, and pipelines without
-state, may change; that is recorded.
+An aggregate, a join or the removal of duplicates keeps state between batches, and Spark only looks
+at the state's columns: a count that became a sum goes on from the old count. So the steps that
+state is made of (those that keep it, and all they read from) must stay what they were once a batch
+was committed. Steps after them, and pipelines without state, may change; that is recorded.
 
-Texts are kept, not their hashes, and compared in their parsed form: layout and comments do not count, and another
-version of the parser reads both sides alike. Of a Python step its function's own source counts, not what it calls.
+Texts are kept, not their hashes, and compared in their parsed form: layout and comments do not
+count, and another version of the parser reads both sides alike. Of a Python step its function's own
+source counts, not what it calls.
 """
 
 import ast
@@ -31,9 +33,13 @@ log = logging.getLogger("penstock.pipeline")
 
 
 def keep_steps(spark: Any, pipeline: Pipeline) -> None:
-    """Refuse steps that the checkpoint's state was not made by; record what they are now. The views must be there."""
+    """Refuse steps that the checkpoint's state was not made by; record what they are now. The views
+    must be there.
+    """
     if not hasattr(spark, "_jvm"):
-        log.info("over Spark Connect a checkpoint's steps are not compared: its files are the server's")
+        log.info(
+            "over Spark Connect a checkpoint's steps are not compared: its files are the server's"
+        )
         return
     files = _Files(spark, (pipeline.checkpoint or "").rstrip("/"))
     now = _describe(spark, pipeline)
@@ -50,7 +56,8 @@ def keep_steps(spark: Any, pipeline: Pipeline) -> None:
     if before is None or any(before.get(key) != now[key] for key in now):
         if before is not None:
             log.warning(
-                "pipeline %s: its steps changed; what is read from now on goes through the new ones", now["name"]
+                "pipeline %s: its steps changed; what is read from now on goes through the new ones",
+                now["name"],
             )
         files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
 
@@ -58,7 +65,12 @@ def keep_steps(spark: Any, pipeline: Pipeline) -> None:
 def _describe(spark: Any, pipeline: Pipeline) -> dict[str, Any]:
     steps = {step.name: {"sql": step.sql} if step.sql else _python(step) for step in pipeline.steps}
     sources = {name: {"schema": source.schema} for name, source in pipeline.views.items()}
-    return {"name": pipeline.name, "steps": steps, "sources": sources, "state": sorted(_state(spark, pipeline))}
+    return {
+        "name": pipeline.name,
+        "steps": steps,
+        "sources": sources,
+        "state": sorted(_state(spark, pipeline)),
+    }
 
 
 def _python(step: Step) -> dict[str, str]:
@@ -73,7 +85,9 @@ def _state(spark: Any, pipeline: Pipeline) -> set[str]:
     """The steps and sources that the sink's state is made of."""
     inputs: dict[str, list[str]] = {}
     before = next(reversed(pipeline.views))
-    names = {name.lower(): name for name in [*pipeline.views, *(step.name for step in pipeline.steps)]}
+    names = {
+        name.lower(): name for name in [*pipeline.views, *(step.name for step in pipeline.steps)]
+    }
     for step in pipeline.steps:
         inputs[step.name] = [before] if step.python else _tables(step.sql or "", names)
         before = step.name
@@ -110,13 +124,19 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for name in sorted({*before["state"], *now["state"]}):
         old, new = before["steps"].get(name), now["steps"].get(name)
         if name in before["sources"] and name in now["sources"]:
-            found += _retyped(name, before["sources"][name]["schema"], now["sources"][name]["schema"])
+            found += _retyped(
+                name, before["sources"][name]["schema"], now["sources"][name]["schema"]
+            )
         elif old is None or new is None:
             found.append(f"{name} is {'new' if old is None else 'gone'}")
         elif not _same(old, new):
             found.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
-    if not found and before["state"] != now["state"]:  # another step reads from them, or none any more
-        found.append(f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}")
+    if (
+        not found and before["state"] != now["state"]
+    ):  # another step reads from them, or none any more
+        found.append(
+            f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}"
+        )
     return found
 
 
@@ -125,7 +145,9 @@ def _listed(names: list[str]) -> str:
 
 
 def _retyped(name: str, old: str | None, new: str | None) -> list[str]:
-    """Columns whose type changed. One that came or went either does not matter or fails the steps that read it."""
+    """Columns whose type changed. One that came or went either does not matter or fails the steps
+    that read it.
+    """
     before, now = (parse_schema(name, ddl) if ddl else {} for ddl in (old, new))
     return [
         f"column {column} of source {name} was {before[column]} and is {kind}"
@@ -141,7 +163,9 @@ def _same(old: dict[str, str], new: dict[str, str]) -> bool:
         return False
     if "sql" in new:
         return _parsed_sql(old["sql"]) == _parsed_sql(new["sql"])
-    return old["python"] == new["python"] and _parsed_python(old["source"]) == _parsed_python(new["source"])
+    return old["python"] == new["python"] and _parsed_python(old["source"]) == _parsed_python(
+        new["source"]
+    )
 
 
 def _parsed_sql(sql: str) -> str:
@@ -177,13 +201,21 @@ class _Files:
 
     def _names(self, directory: str) -> list[str]:
         path = self._path(directory)
-        return [one.getPath().getName() for one in self._fs.listStatus(path)] if self._fs.exists(path) else []
+        return (
+            [one.getPath().getName() for one in self._fs.listStatus(path)]
+            if self._fs.exists(path)
+            else []
+        )
 
     def committed(self) -> bool:
         return any(name.isdigit() for name in self._names("main/commits"))
 
     def last(self) -> tuple[int, dict[str, Any] | None]:
-        numbers = [int(name[: -len(".json")]) for name in self._names("steps") if name[: -len(".json")].isdigit()]
+        numbers = [
+            int(name[: -len(".json")])
+            for name in self._names("steps")
+            if name[: -len(".json")].isdigit()
+        ]
         if not numbers:
             return -1, None
         stream = self._fs.open(self._path(f"steps/{max(numbers)}.json"))

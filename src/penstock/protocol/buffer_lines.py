@@ -48,12 +48,15 @@ _decoder = msgspec.json.Decoder(Event)
 
 def encode(event: Event) -> bytes:
     """The event's line, checksum and newline included. The payload must hold no newline."""
-    line = b'{"queue":%b,"partition":%b,"payload":%b,"transaction_id":%b,"trace_id":%b,"namespace":"","task":""' % (
-        text(event.queue),
-        text(event.partition),
-        event.payload,
-        text(event.transaction_id),
-        text(event.trace_id or ""),
+    line = (
+        b'{"queue":%b,"partition":%b,"payload":%b,"transaction_id":%b,"trace_id":%b,"namespace":"","task":""'
+        % (
+            text(event.queue),
+            text(event.partition),
+            event.payload,
+            text(event.transaction_id),
+            text(event.trace_id or ""),
+        )
     )
     if event.producer is not None:
         line += b',"producer":' + text(event.producer)

@@ -28,8 +28,8 @@ class Claim(msgspec.Struct):
 
 
 class Claimed(msgspec.Struct):
-    """`write`; `wait` for `tasks`; or refused: the place has `other` rows, the batch is `behind` the
-    `newest`, the batch is `complete` and had no such task."""
+    """`write`; `wait` for `tasks`; or refused: the place has `other` rows, the batch is `behind`
+    the `newest`, the batch is `complete` and had no such task."""
 
     verdict: Verdict
     newest: int = 0

@@ -1,7 +1,17 @@
 """Queues on PostgreSQL: push, pop, acknowledge, leases, groups, dead letters, retention."""
 
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, Acked, Extended, Item, Message, Popped, PopRequest, Pushed, TransactionResult
+from penstock.queues.types import (
+    Ack,
+    Acked,
+    Extended,
+    Item,
+    Message,
+    Popped,
+    PopRequest,
+    Pushed,
+    TransactionResult,
+)
 
 __all__ = [
     "Ack",

@@ -1,4 +1,6 @@
-"""Acknowledge and extend. Each message is settled on its own; repeating an acknowledgement changes nothing."""
+"""Acknowledge and extend. Each message is settled on its own; repeating an acknowledgement changes
+nothing.
+"""
 
 import asyncio
 from typing import Any
@@ -14,7 +16,13 @@ from penstock.queues.signals import Signals
 from penstock.queues.types import Ack, Acked, Extended
 
 SQL = "SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6, $7)"
-STATUSES = {"completed": "completed", "success": "completed", "failed": "failed", "retry": "retry", "dlq": "dlq"}
+STATUSES = {
+    "completed": "completed",
+    "success": "completed",
+    "failed": "failed",
+    "retry": "retry",
+    "dlq": "dlq",
+}
 NOT_FOUND = "Message not found"
 NO_LEASE = "Invalid or expired lease"
 ERRORS = {"missing": NOT_FOUND, "lease": NO_LEASE}
@@ -22,10 +30,21 @@ LONGEST_ERROR = 10_000
 
 
 class Acknowledger:
-    def __init__(self, database: Database, catalog: Catalog, signals: Signals, acked: Counter, merge_max: int) -> None:
-        self._database, self._catalog, self._signals, self._acked = database, catalog, signals, acked
-        self.merger: Merger[list[Ack], list[Acked]] = Merger(self._run, size=len, limit=merge_max, slots=2, enough=200)
-        self._extender: Merger[tuple[UUID, int], Extended] = Merger(self._extend, size=_one, limit=1000, slots=1)
+    def __init__(
+        self, database: Database, catalog: Catalog, signals: Signals, acked: Counter, merge_max: int
+    ) -> None:
+        self._database, self._catalog, self._signals, self._acked = (
+            database,
+            catalog,
+            signals,
+            acked,
+        )
+        self.merger: Merger[list[Ack], list[Acked]] = Merger(
+            self._run, size=len, limit=merge_max, slots=2, enough=200
+        )
+        self._extender: Merger[tuple[UUID, int], Extended] = Merger(
+            self._extend, size=_one, limit=1000, slots=1
+        )
 
     async def ack(self, acks: list[Ack]) -> list[Acked]:
         if not acks:
@@ -48,7 +67,9 @@ class Acknowledger:
             raise InvalidRequest("seconds must be between 1 and 31536000")
         return await self._extender.submit((lease, seconds))
 
-    async def _run(self, requests: list[list[Ack]], again: bool) -> list[list[Acked] | PenstockError]:
+    async def _run(
+        self, requests: list[list[Ack]], again: bool
+    ) -> list[list[Acked] | PenstockError]:
         del again
         acks = [ack for request in requests for ack in request]
         answers = await self.settle(self._database.fetch, acks)
@@ -73,7 +94,10 @@ class Acknowledger:
             key = ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error
             if key != last:
                 last = key
-                status, lease = STATUSES.get(ack.status), uuid_of(ack.lease_id) if ack.lease_id else None
+                status, lease = (
+                    STATUSES.get(ack.status),
+                    uuid_of(ack.lease_id) if ack.lease_id else None,
+                )
                 partition = self._catalog.partition_id(ack.partition_id)
                 error = (
                     f"Unknown status: {ack.status}" if status is None
@@ -83,25 +107,48 @@ class Acknowledger:
                 )  # fmt: skip
                 if error is None:
                     starts.append(len(places))
-                    runs.append((partition, ack.group, lease, status, ack.error and ack.error[:LONGEST_ERROR]))
+                    runs.append(
+                        (
+                            partition,
+                            ack.group,
+                            lease,
+                            status,
+                            ack.error and ack.error[:LONGEST_ERROR],
+                        )
+                    )
             if error is None:
                 places.append(place)
             else:
                 answers[place] = Acked(ack.transaction_id, False, error)
         if places:
-            rows = await fetch(SQL, starts, *zip(*runs, strict=True), [acks[place].transaction_id for place in places])
+            rows = await fetch(
+                SQL,
+                starts,
+                *zip(*runs, strict=True),
+                [acks[place].transaction_id for place in places],
+            )
             for items, outcomes, queue, partition, released, dead in rows:
                 if len(items) > SLICE:
                     await asyncio.sleep(0)
                 if outcomes is None:
                     for item in items:
                         place = places[item - 1]
-                        answers[place] = Acked(acks[place].transaction_id, True, None, queue, partition, released[0])
+                        answers[place] = Acked(
+                            acks[place].transaction_id, True, None, queue, partition, released[0]
+                        )
                     continue
-                for item, outcome, free, buried in zip(items, outcomes, released, dead, strict=True):
+                for item, outcome, free, buried in zip(
+                    items, outcomes, released, dead, strict=True
+                ):
                     place, error = places[item - 1], ERRORS.get(outcome)
                     answers[place] = Acked(
-                        acks[place].transaction_id, error is None, error, queue, partition, free, buried
+                        acks[place].transaction_id,
+                        error is None,
+                        error,
+                        queue,
+                        partition,
+                        free,
+                        buried,
                     )
         return answers
 
@@ -120,14 +167,20 @@ class Acknowledger:
         for (queue, group), partitions in freed.items():
             self._signals.available(queue, len(partitions), group)
 
-    async def _extend(self, leases: list[tuple[UUID, int]], again: bool) -> list[Extended | PenstockError]:
+    async def _extend(
+        self, leases: list[tuple[UUID, int]], again: bool
+    ) -> list[Extended | PenstockError]:
         del again  # extending twice extends once
         rows = await self._database.fetch(
-            "SELECT * FROM queue_extend($1, $2)", [lease for lease, _ in leases], [seconds for _, seconds in leases]
+            "SELECT * FROM queue_extend($1, $2)",
+            [lease for lease, _ in leases],
+            [seconds for _, seconds in leases],
         )
         errors = {"missing": "Lease not found", "expired": "Lease already expired"}
         return [
-            Extended(str(lease), row["outcome"] == "ok", errors.get(row["outcome"]), row["expires_at"])
+            Extended(
+                str(lease), row["outcome"] == "ok", errors.get(row["outcome"]), row["expires_at"]
+            )
             for (lease, _), row in zip(leases, sorted(rows), strict=True)
         ]
 

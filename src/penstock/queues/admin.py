@@ -18,15 +18,23 @@ class Admin:
         self._database, self._catalog, self._signals, self._keys = database, catalog, signals, keys
 
     async def configure(
-        self, queue: str, options: dict[str, Any] | None = None, namespace: str | None = None, task: str | None = None
+        self,
+        queue: str,
+        options: dict[str, Any] | None = None,
+        namespace: str | None = None,
+        task: str | None = None,
     ) -> dict[str, Any]:
-        """Create or change a queue. A full replacement: options not given go back to their defaults."""
+        """Create or change a queue. A full replacement: options not given go back to their
+        defaults.
+        """
         check_name("queue", queue)
         for kind, text in (("namespace", namespace), ("task", task)):
             check_text(kind, text or "")
         columns = columns_of(options or {})
         if columns["encryption_enabled"] and self._keys.current is None:
-            raise InvalidRequest("encryptionEnabled needs an encryption key on the broker (queues.encryption_key)")
+            raise InvalidRequest(
+                "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
+            )
         await self._catalog.load_installation()
         values = {"namespace": namespace or "", "task": task or ""} | columns
         names = list(values)
@@ -35,8 +43,8 @@ class Admin:
                   ON CONFLICT (name) WHERE deleted_at IS NULL
                   DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)} RETURNING id"""
         rows = await self._database.fetch(sql, queue, *values.values())
-        # Delays and ordering may have changed: let the next pops decide anew what is due. (now(), unlike
-        # clock_timestamp(), can be looked up in the index.)
+        # Delays and ordering may have changed: let the next pops decide anew what is due. (now(),
+        # unlike clock_timestamp(), can be looked up in the index.)
         await self._database.read(
             """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
                  FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > now()""",
@@ -46,7 +54,9 @@ class Admin:
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
         self._signals.available(queue, 1000)
         info = await self._catalog.queue(queue)
-        partition = await self._catalog.partition(queue, DEFAULT_PARTITION)  # the copy may be emptied at any moment
+        partition = await self._catalog.partition(
+            queue, DEFAULT_PARTITION
+        )  # the copy may be emptied at any moment
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
         return {
@@ -66,12 +76,15 @@ class Admin:
         return info
 
     async def delete(self, queue: str) -> bool:
-        """Delete a queue with its groups and their subscriptions; its messages are purged in the background."""
+        """Delete a queue with its groups and their subscriptions; its messages are purged in the
+        background.
+        """
         check_text("queue", queue)
 
         async def work(connection: Any) -> bool:
             row = await connection.fetchrow(
-                "UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL RETURNING id", queue
+                "UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL RETURNING id",
+                queue,
             )
             if row:
                 await connection.execute("DELETE FROM groups WHERE queue_id = $1", row["id"])
@@ -89,7 +102,8 @@ class Admin:
             if number is None:
                 raise NotFound(f"Partition not found: {partition} of queue {queue}")
             rows = await self._database.fetch(
-                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[4611686018427387904], false)", number
+                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[4611686018427387904], false)",
+                number,
             )
             return int(rows[0][0])
         deleted, after = 0, "0"

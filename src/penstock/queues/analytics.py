@@ -1,11 +1,13 @@
-"""Figures per minute as `penstock pipeline run rollup` wrote them down, added up to longer intervals when asked for."""
+"""Figures per minute as `penstock pipeline run rollup` wrote them down, added up to longer
+intervals when asked for.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest
-from penstock.points import Point, point_of
+from penstock.protocol.analytics import Point, point_of
 
 LONGEST = timedelta(days=366)
 
@@ -34,14 +36,18 @@ class Analytics:
         group: str | None = None,
         limit: int = 1000,
     ) -> Points:
-        """In order of time, then kind and name. An answer that does not fit ends with a whole interval where it can."""
+        """In order of time, then kind and name. An answer that does not fit ends with a whole
+        interval where it can.
+        """
         if not since < until:
             raise InvalidRequest("`from` must be before `to`")
         if until - since > LONGEST:
             raise InvalidRequest(f"`from` and `to` may be at most {LONGEST.days} days apart")
         if topic and queue:
             raise InvalidRequest("give `topic` or `queue`, and a `group` of it")
-        kinds = ["topic"] if topic else ["queue", "group"] if queue else _ALL  # a topic's groups are of its kind
+        kinds = (
+            ["topic"] if topic else ["queue", "group"] if queue else _ALL
+        )  # a topic's groups are of its kind
         rows = await self._database.browse(
             SQL, since, until, interval.total_seconds(), kinds, topic or queue, group, limit + 1
         )

@@ -1,9 +1,11 @@
-"""What this broker remembers of queues, partitions and groups, so that the hot paths send numbers instead of names.
+"""What this broker remembers of queues, partitions and groups, so that the hot paths send numbers
+instead of names.
 
-Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is gone, a queue that
-became encrypted) and the caller drops the entry and looks again. A change made by any broker is announced on the notify
-channel and empties the copies. Every copy is bounded: a queue of a million partitions costs a broker no more memory
-than one of `MOST_REMEMBERED`, and what does not fit is looked up in the database, in batches.
+Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is
+gone, a queue that became encrypted) and the caller drops the entry and looks again. A change made
+by any broker is announced on the notify channel and empties the copies. Every copy is bounded: a
+queue of a million partitions costs a broker no more memory than one of `MOST_REMEMBERED`, and what
+does not fit is looked up in the database, in batches.
 """
 
 import time
@@ -12,12 +14,14 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest
-from penstock.queues.ids import base_of, partition_of, text_of
+from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
 MOST_REMEMBERED = 100_000  # of each kind; beyond it we start anew
-COUNTED_PER_SECOND = 20_000  # a count of more than this many partitions is kept for a second per so many
+COUNTED_PER_SECOND = (
+    20_000  # a count of more than this many partitions is kept for a second per so many
+)
 LONGEST_NAME = 512
 
 
@@ -26,11 +30,15 @@ class Catalog:
         self._database = database
         self.installation = -1
         self.partitions: dict[tuple[str, str], int] = {}
-        self.groups: dict[tuple[str, str, int], int] = {}  # (queue, group, partition or 0) -> group id
+        self.groups: dict[
+            tuple[str, str, int], int
+        ] = {}  # (queue, group, partition or 0) -> group id
         self._queues: dict[str, QueueInfo] = {}
         self._generation = 0
         self._prefixes: dict[int, str] = {}
-        self._counts: dict[int, tuple[float, int]] = {}  # queue -> (until when to believe it, its partitions)
+        self._counts: dict[
+            int, tuple[float, int]
+        ] = {}  # queue -> (until when to believe it, its partitions)
 
     def forget(self) -> None:
         """Drop every copy: something changed somewhere."""
@@ -40,7 +48,9 @@ class Catalog:
         self._queues.clear()
 
     def shares(self, queue: str) -> bool:
-        """Whether the consumers of a queue share its partitions (`ordering: none`), as far as we remember."""
+        """Whether the consumers of a queue share its partitions (`ordering: none`), as far as we
+        remember.
+        """
         info = self._queues.get(queue)
         return info is not None and info.options["ordering"] == "none"
 
@@ -67,7 +77,9 @@ class Catalog:
         return f"{self._prefix(partition)}{seq:012x}"
 
     def _prefix(self, partition: int) -> str:
-        """What the ids of a partition and its messages have in common: all but the last twelve digits."""
+        """What the ids of a partition and its messages have in common: all but the last twelve
+        digits.
+        """
         known = self._prefixes.get(partition)
         if known is None:
             if len(self._prefixes) > MOST_REMEMBERED:
@@ -82,7 +94,9 @@ class Catalog:
         known = self._queues.get(name)
         if known is None:
             generation = self._generation
-            rows = await self._database.read("SELECT * FROM queues WHERE name = $1 AND deleted_at IS NULL", name)
+            rows = await self._database.read(
+                "SELECT * FROM queues WHERE name = $1 AND deleted_at IS NULL", name
+            )
             if not rows:
                 return None
             known = info_of(rows[0])
@@ -109,7 +123,9 @@ class Catalog:
             self.partitions.clear()
             missing = list(dict.fromkeys(wanted))
         rows = await self._database.read(
-            "SELECT * FROM queue_ensure($1, $2)", [queue for queue, _ in missing], [name for _, name in missing]
+            "SELECT * FROM queue_ensure($1, $2)",
+            [queue for queue, _ in missing],
+            [name for _, name in missing],
         )
         for row in rows:
             self.partitions[missing[row["ord"] - 1]] = row["partition_id"]
@@ -137,10 +153,16 @@ class Catalog:
         self.groups[queue, group, partition or 0] = number
 
     async def partition_counts(self, queues: Iterable[int]) -> dict[int, int]:
-        """How many partitions each queue has. Counting many takes time, so such a count may be some seconds old."""
+        """How many partitions each queue has. Counting many takes time, so such a count may be some
+        seconds old.
+        """
         now = time.monotonic()
         wanted = set(queues)
-        found = {queue: self._counts[queue][1] for queue in wanted if self._counts.get(queue, (0.0, 0))[0] > now}
+        found = {
+            queue: self._counts[queue][1]
+            for queue in wanted
+            if self._counts.get(queue, (0.0, 0))[0] > now
+        }
         rows = await self._database.browse(
             "SELECT q AS id, (SELECT count(*) FROM partitions p WHERE p.queue_id = q) AS n FROM unnest($1::int[]) q",
             sorted(wanted - found.keys()),

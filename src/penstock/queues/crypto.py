@@ -1,4 +1,5 @@
-"""Encryption at rest of payloads: AES-256-GCM, done here, so that the database never sees the clear text.
+"""Encryption at rest of payloads: AES-256-GCM, done here, so that the database never sees the clear
+text.
 
 A stored payload of an encrypted queue is
 
@@ -37,7 +38,9 @@ class Keys:
 
     @property
     def missing(self) -> MissingKey:
-        return MissingKey("this queue is encrypted and the broker has no encryption key (queues.encryption_key)")
+        return MissingKey(
+            "this queue is encrypted and the broker has no encryption key (queues.encryption_key)"
+        )
 
     def seal(self, partition: int, payload: bytes) -> tuple[str, bytes]:
         """The id of the key used, and what to store."""
@@ -66,7 +69,9 @@ class Keys:
     def _open(self, context: bytes, key_id: str, stored: bytes) -> bytes:
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise MissingKey(f"a message is encrypted with key '{key_id}', which this broker does not have")
+            raise MissingKey(
+                f"a message is encrypted with key '{key_id}', which this broker does not have"
+            )
         try:
             return cipher.decrypt(stored[:NONCE], stored[NONCE:], context)
         except (InvalidTag, ValueError):  # ValueError: too short to have a nonce

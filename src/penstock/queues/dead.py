@@ -1,7 +1,9 @@
-"""Dead letters: list, put back, purge. A dead letter keeps its own copy of the message, so retention does not lose it.
+"""Dead letters: list, put back, purge. A dead letter keeps its own copy of the message, so
+retention does not lose it.
 
-Putting one back makes exactly that message available again to exactly the group that gave it up. If retention has
-deleted the original meanwhile, a copy is appended to the partition, which then all groups see.
+Putting one back makes exactly that message available again to exactly the group that gave it up. If
+retention has deleted the original meanwhile, a copy is appended to the partition, which then all
+groups see.
 """
 
 from dataclasses import dataclass
@@ -51,8 +53,8 @@ class DeadLetters:
     async def listing(
         self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
     ) -> dict[str, Any]:
-        """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to MOST_BYTES of them.
-        `before`: those older than this letter, for the next page."""
+        """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to
+        MOST_BYTES of them. `before`: those older than this letter, for the next page."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
             f"""WITH page AS MATERIALIZED (
@@ -79,7 +81,9 @@ class DeadLetters:
         }
 
     async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
-        """What the newest letters died of, the most frequent first, and in how many partitions; of LOOKED_AT letters."""
+        """What the newest letters died of, the most frequent first, and in how many partitions; of
+        LOOKED_AT letters.
+        """
         rows = await self._database.browse(
             f"""WITH newest AS MATERIALIZED (SELECT d.partition_id, left(d.error, 500) AS error, d.failed_at {SOURCE}
                                              ORDER BY d.id DESC LIMIT {LOOKED_AT})
@@ -91,17 +95,21 @@ class DeadLetters:
         )
         return {
             "affectedPartitions": rows[0]["partitions"] if rows else 0,
-            "topErrors": [{"error": row["error"], "count": row["n"], "lastSeen": row["last"]} for row in rows],
+            "topErrors": [
+                {"error": row["error"], "count": row["n"], "lastSeen": row["last"]} for row in rows
+            ],
         }
 
     async def requeue(self, which: Which) -> int:
-        """Put dead letters back, as many as match; answers how many. One that cannot be put back (its queue is full, its
-        group was deleted) stays a dead letter."""
+        """Put dead letters back, as many as match; answers how many. One that cannot be put back
+        (its queue is full, its group was deleted) stays a dead letter."""
         done, after = 0, 0
         while True:
             looked, back, after = await self._database.transact(partial(self._step, which, after))
             if which.id is not None and looked and not back:
-                raise Conflict("the dead letter cannot be put back: its queue is full, or its group was deleted")
+                raise Conflict(
+                    "the dead letter cannot be put back: its queue is full, or its group was deleted"
+                )
             done += len(back)
             for queue, group in {(row["queue"], row["group_name"]) for row in back}:
                 self._signals.available(queue, STEP, group)
@@ -121,7 +129,9 @@ class DeadLetters:
                 return done
 
     async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
-        """Put back the next ones behind the letter `after`: how many were looked at, those put back, the last of them."""
+        """Put back the next ones behind the letter `after`: how many were looked at, those put
+        back, the last of them.
+        """
         rows = await connection.fetch(
             f"""SELECT d.id, d.partition_id, d.group_id, d.seq, d.key_id, q.name AS queue, g.name AS group_name {SOURCE}
                    AND d.id > $7 ORDER BY d.id LIMIT {STEP}""",
@@ -129,11 +139,14 @@ class DeadLetters:
             after,
         )
         numbers = sorted({row["partition_id"] for row in rows})
-        await connection.execute("SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", numbers)
+        await connection.execute(
+            "SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", numbers
+        )
         present = {
             row["id"]
             for row in await connection.fetch(
-                "SELECT id FROM dead_letters WHERE id = ANY ($1) FOR UPDATE", [row["id"] for row in rows]
+                "SELECT id FROM dead_letters WHERE id = ANY ($1) FOR UPDATE",
+                [row["id"] for row in rows],
             )
         }
         wanted: dict[tuple[int, int], list[Any]] = {}
@@ -143,21 +156,29 @@ class DeadLetters:
         back: list[Any] = []
         for (partition, group), letters in sorted(wanted.items()):
             seqs = await connection.fetchval(
-                "SELECT queue_unsettle($1, $2, $3)", partition, group, [letter["seq"] for letter in letters]
+                "SELECT queue_unsettle($1, $2, $3)",
+                partition,
+                group,
+                [letter["seq"] for letter in letters],
             )
             back += [
                 letter
                 for letter in letters
                 if letter["seq"] in seqs or await self._append(connection, partition, letter)
             ]
-        await connection.execute("DELETE FROM dead_letters WHERE id = ANY ($1)", [letter["id"] for letter in back])
+        await connection.execute(
+            "DELETE FROM dead_letters WHERE id = ANY ($1)", [letter["id"] for letter in back]
+        )
         return len(rows), back, rows[-1]["id"] if rows else after
 
     async def _append(self, connection: Any, partition: int, letter: Any) -> bool:
-        """Store a letter's copy at the end of its partition, unless the message is there and the group will get it
-        anyway. False: it does not fit, or its queue is encrypted now and the letter is not."""
+        """Store a letter's copy at the end of its partition, unless the message is there and the
+        group will get it anyway. False: it does not fit, or its queue is encrypted now and the
+        letter is not."""
         if await connection.fetchval(
-            "SELECT true FROM messages WHERE partition_id = $1 AND seq = $2", partition, letter["seq"]
+            "SELECT true FROM messages WHERE partition_id = $1 AND seq = $2",
+            partition,
+            letter["seq"],
         ):
             return True
         row = await connection.fetchrow(
@@ -167,7 +188,9 @@ class DeadLetters:
             letter["id"],
         )
         number = row["heads"][0] if row["heads"] is not None else row["answers"][0]
-        return bool(number)  # queued, or there is one with this transaction id already; not 0 (full) or NULL
+        return bool(
+            number
+        )  # queued, or there is one with this transaction id already; not 0 (full) or NULL
 
     def _entry(self, row: Any) -> dict[str, Any]:
         payload = row["payload"]

@@ -6,7 +6,8 @@
     popped = await queues.pop(PopRequest(queue="orders", group="billing", batch=10, wait=True))
     await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id, group="billing") for m in popped.messages])
 
-All state is in the database: any number of brokers may do this on the same one. See docs/queues.md for the promises.
+All state is in the database: any number of brokers may do this on the same one. See docs/queues.md
+for the promises.
 """
 
 import asyncio
@@ -32,15 +33,24 @@ from penstock.queues.sinks import Sinks
 from penstock.queues.status import Status
 from penstock.queues.traces import Traces
 from penstock.queues.transaction import Transactions
-from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed, TransactionResult
+from penstock.queues.types import (
+    Ack,
+    Acked,
+    Extended,
+    Item,
+    Popped,
+    PopRequest,
+    Pushed,
+    TransactionResult,
+)
 from penstock.queues.upkeep import Upkeep
 
 A = TypeVar("A")
 
 
 class Queues:
-    """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`, `status`, `analytics`,
-    `sinks`, `upkeep`."""
+    """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
+    `status`, `analytics`, `sinks`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
@@ -49,10 +59,16 @@ class Queues:
         self.signals = Signals(database, self.catalog.forget)
         pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
         popped = metrics.counter("penstock_queue_popped_total", "Messages delivered", "queue")
-        acked = metrics.counter("penstock_queue_acked_total", "Messages acknowledged", "queue", "status")
-        self._pusher = Pusher(database, self.catalog, self.keys, self.signals, pushed, settings.merge_max)
+        acked = metrics.counter(
+            "penstock_queue_acked_total", "Messages acknowledged", "queue", "status"
+        )
+        self._pusher = Pusher(
+            database, self.catalog, self.keys, self.signals, pushed, settings.merge_max
+        )
         self._popper = Popper(database, self.catalog, self.keys, self.signals, settings, popped)
-        self._acknowledger = Acknowledger(database, self.catalog, self.signals, acked, settings.merge_max)
+        self._acknowledger = Acknowledger(
+            database, self.catalog, self.signals, acked, settings.merge_max
+        )
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
         self.admin = Admin(database, self.catalog, self.signals, self.keys)
         self.groups = Groups(database, self.catalog, self.signals)
@@ -63,9 +79,16 @@ class Queues:
         self.analytics = Analytics(database)
         self.sinks = Sinks(database)
         self.upkeep = Upkeep(database, settings, metrics)
-        metrics.gauge("penstock_queue_waiting_pops", "Pops waiting for messages", read=lambda: self.signals.waiting)
         metrics.gauge(
-            "penstock_queue_merging", "Requests waiting to share a call", "kind", read=lambda: self._merging()
+            "penstock_queue_waiting_pops",
+            "Pops waiting for messages",
+            read=lambda: self.signals.waiting,
+        )
+        metrics.gauge(
+            "penstock_queue_merging",
+            "Requests waiting to share a call",
+            "kind",
+            read=lambda: self._merging(),
         )
 
     async def start(self) -> None:
@@ -84,18 +107,24 @@ class Queues:
         await self.signals.stop()
 
     def answer_waiting(self) -> None:
-        """Have waiting pops answered now, and let none wait any more: the listeners are about to close."""
+        """Have waiting pops answered now, and let none wait any more: the listeners are about to
+        close.
+        """
         self._popper.answer_waiting()
 
     async def push(self, items: list[Item]) -> list[Pushed]:
-        """Store messages; answered when they are durable. Safe to repeat when transaction ids are given."""
+        """Store messages; answered when they are durable. Safe to repeat when transaction ids are
+        given.
+        """
         if not items:
             return []
         await self.catalog.load_installation()
         return await self._pusher.merger.submit(self._pusher.named(items))
 
     async def sealable(self, items: list[Item]) -> None:
-        """Raise `MissingKey` when one of their queues asks for encryption and there is no key for it."""
+        """Raise `MissingKey` when one of their queues asks for encryption and there is no key for
+        it.
+        """
         if self.keys.current is None:
             for queue in {item.queue for item in items}:
                 await self.catalog.queue(queue)
@@ -107,8 +136,14 @@ class Queues:
             raise self.keys.missing
 
     def at_rest(self, item: Item) -> Item:
-        """The item as it may lie in a file: sealed, unless its queue is known to be kept in clear or we have no key."""
-        if item.key_id is not None or self.keys.current is None or self.catalog.encrypted(item.queue) is False:
+        """The item as it may lie in a file: sealed, unless its queue is known to be kept in clear
+        or we have no key.
+        """
+        if (
+            item.key_id is not None
+            or self.keys.current is None
+            or self.catalog.encrypted(item.queue) is False
+        ):
             return item
         return self.keys.seal_item(item)
 
@@ -122,8 +157,12 @@ class Queues:
         self.put(items, future, lambda future, outcome: resolve(future, outcome, answer))
         return future
 
-    def put(self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]) -> None:
-        """Have `done(future, outcome)` called once. Cancelling the future before the call begins withdraws the push."""
+    def put(
+        self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]
+    ) -> None:
+        """Have `done(future, outcome)` called once. Cancelling the future before the call begins
+        withdraws the push.
+        """
         if items and self.catalog.installation >= 0:
             self._pusher.merger.put(self._pusher.named(items), future, done)
         else:
@@ -133,7 +172,9 @@ class Queues:
         """`ack` without a coroutine; the future gets what `answer` makes of the result."""
         future = self._loop.create_future()
         if acks and self.catalog.installation >= 0:
-            self._acknowledger.put(acks, future, lambda future, outcome: resolve(future, outcome, answer))
+            self._acknowledger.put(
+                acks, future, lambda future, outcome: resolve(future, outcome, answer)
+            )
         else:
             tell(self.ack(acks), future, lambda future, outcome: resolve(future, outcome, answer))
         return future
@@ -148,7 +189,9 @@ class Queues:
         return await self._acknowledger.ack(acks)
 
     async def release(self, queue: str, group: str, holder: int) -> int:
-        """End the leases that pops took as `holder` (`PopRequest.holder`), no attempt counted; how many there were."""
+        """End the leases that pops took as `holder` (`PopRequest.holder`), no attempt counted; how
+        many there were.
+        """
         return await self._popper.release(queue, group, holder)
 
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:

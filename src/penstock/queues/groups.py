@@ -1,10 +1,12 @@
 """Consumer groups: list, lag, describe, seek, delete, subscription.
 
-The count of a group's lag is stored messages of the queue minus those the group settled, both kept as counters, so it
-is exact and costs the same for ten partitions and for a million. The time lag looks at the partitions that have something
-for the group, at most `LOOK` of them: it is exact up to that many lagging partitions, and "at least" beyond.
+The count of a group's lag is stored messages of the queue minus those the group settled, both kept
+as counters, so it is exact and costs the same for ten partitions and for a million. The time lag
+looks at the partitions that have something for the group, at most `LOOK` of them: it is exact up to
+that many lagging partitions, and "at least" beyond.
 
-What walks all partitions of a queue because it must (seek and its preview, delete) does so in steps, each a short call.
+What walks all partitions of a queue because it must (seek and its preview, delete) does so in
+steps, each a short call.
 """
 
 from collections.abc import AsyncIterator
@@ -85,7 +87,8 @@ LAGGING = f"""
   {VIEW} WHERE first_open.created_at < clock_timestamp() - make_interval(secs => $1)
    ORDER BY first_open.created_at LIMIT $2"""
 
-# Sequence numbers stand for messages: those deleted from the middle of a partition are counted as well.
+# Sequence numbers stand for messages: those deleted from the middle of a partition are counted as
+# well.
 PREVIEW = """
   SELECT count(*) AS partitions,
          coalesce(sum(greatest(0, greatest(c.position, below) - greatest(target, below)) + beyond_again), 0) AS again,
@@ -110,7 +113,9 @@ class Groups:
     def __init__(self, database: Database, catalog: Catalog, signals: Signals) -> None:
         self._database, self._catalog, self._signals = database, catalog, signals
 
-    async def listing(self, group: str | None = None, queue: str | None = None) -> list[dict[str, Any]]:
+    async def listing(
+        self, group: str | None = None, queue: str | None = None
+    ) -> list[dict[str, Any]]:
         """One entry per (group, queue) in the contract's shape, with the exact `totalLag`."""
         rows = await self._database.browse(LISTING, group, queue)
         members = await self._catalog.partition_counts([row["queue_id"] for row in rows])
@@ -123,7 +128,9 @@ class Groups:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return int(rows[0]["lag"])
 
-    async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[dict[str, Any]]:
+    async def lagging(
+        self, min_lag_seconds: float = 3600, limit: int = 1000
+    ) -> list[dict[str, Any]]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
         await self._catalog.load_installation()
         rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
@@ -158,26 +165,35 @@ class Groups:
                     "lastConsumedAt": row["consumed_at"],
                     "totalConsumed": row["consumed"],
                     "offsetLag": _lag(row),
-                    "timeLagSeconds": int((row["now"] - row["oldest"]).total_seconds()) if row["oldest"] else 0,
+                    "timeLagSeconds": int((row["now"] - row["oldest"]).total_seconds())
+                    if row["oldest"]
+                    else 0,
                     "leaseActive": bool(row["leased"]),
                 }
             )
         return found
 
-    async def delete(self, group: str, queue: str | None = None, *, metadata: bool = True) -> dict[str, Any]:
-        """Forget a group; without `metadata` its subscription stays and the next pop starts from there again.
+    async def delete(
+        self, group: str, queue: str | None = None, *, metadata: bool = True
+    ) -> dict[str, Any]:
+        """Forget a group; without `metadata` its subscription stays and the next pop starts from
+        there again.
 
-        It is gone with the first call; what it left in a million partitions is removed in steps (`Upkeep.purge` goes on
-        with them should we not get to the end)."""
+        It is gone with the first call; what it left in a million partitions is removed in steps
+        (`Upkeep.purge` goes on with them should we not get to the end)."""
         check_text("consumerGroup", group)
         check_text("queue", queue or "")
-        rows = await self._database.fetch("SELECT queue_drop_groups($1, $2, $3)", group, queue, not metadata)
+        rows = await self._database.fetch(
+            "SELECT queue_drop_groups($1, $2, $3)", group, queue, not metadata
+        )
         self._signals.changed()
         deleted, ids = 0, rows[0][0]
         for number in ids:
             more = True
             while more:
-                row = (await self._database.fetch("SELECT * FROM queue_forget($1, $2)", number, STEP))[0]
+                row = (
+                    await self._database.fetch("SELECT * FROM queue_forget($1, $2)", number, STEP)
+                )[0]
                 deleted, more = deleted + row["removed"], row["more"]
         found = {
             "success": True,
@@ -191,12 +207,25 @@ class Groups:
         """Change where the group starts in partitions it has not met yet."""
         check_text("consumerGroup", group)
         rows = await self._database.fetch("SELECT queue_resubscribe($1, $2)", group, moment)
-        return {"success": True, "consumerGroup": group, "newTimestamp": moment, "rowsUpdated": rows[0][0]}
+        return {
+            "success": True,
+            "consumerGroup": group,
+            "newTimestamp": moment,
+            "rowsUpdated": rows[0][0],
+        }
 
     async def seek(
-        self, group: str, queue: str, *, partition: str | None = None, moment: datetime | None = None, to: str = "end"
+        self,
+        group: str,
+        queue: str,
+        *,
+        partition: str | None = None,
+        moment: datetime | None = None,
+        to: str = "end",
     ) -> dict[str, Any]:
-        """Move a group to after `moment`, or `to` the "end" or the "beginning". Its leases there are dropped."""
+        """Move a group to after `moment`, or `to` the "end" or the "beginning". Its leases there
+        are dropped.
+        """
         group_id, queue_id = await self._find(group, queue)
         target = ("time" if moment is not None else to, moment)
         moved, last = 0, None
@@ -224,12 +253,16 @@ class Groups:
     async def preview(
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
     ) -> dict[str, Any]:
-        """What `seek` would do: how many settled messages come again, how many open ones are skipped."""
+        """What `seek` would do: how many settled messages come again, how many open ones are
+        skipped.
+        """
         group_id, queue_id = await self._find(group, queue)
         partitions = again = skipped = 0
         async for numbers in self._walk(queue_id):
             row = (
-                await self._database.browse(PREVIEW, group_id, numbers, "time" if moment is not None else to, moment)
+                await self._database.browse(
+                    PREVIEW, group_id, numbers, "time" if moment is not None else to, moment
+                )
             )[0]
             partitions += row["partitions"]
             again += int(row["again"])
@@ -274,7 +307,11 @@ class Groups:
     async def _seek(
         self, group_id: int, partitions: list[int], target: tuple[str, datetime | None]
     ) -> tuple[int, int | None]:
-        row = (await self._database.fetch("SELECT * FROM queue_seek($1, $2, $3, $4)", group_id, partitions, *target))[0]
+        row = (
+            await self._database.fetch(
+                "SELECT * FROM queue_seek($1, $2, $3, $4)", group_id, partitions, *target
+            )
+        )[0]
         return row["moved"], row["last"]
 
 
@@ -284,8 +321,14 @@ def _lag(row: Any) -> int:
 
 def _entry(row: Any, members: int) -> dict[str, Any]:
     behind = (row["now"] - row["oldest"]).total_seconds() if row["oldest"] else 0.0
-    # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal` mends that).
-    blind = row["lag"] > 0 and not row["partitions"] and row["mode"] is not None and not row["discovering"]
+    # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
+    # mends that).
+    blind = (
+        row["lag"] > 0
+        and not row["partitions"]
+        and row["mode"] is not None
+        and not row["discovering"]
+    )
     late = behind > 300 or blind
     state = "Dead" if late and not row["done"] else "Lagging" if late else "Stable"
     return {

@@ -1,4 +1,6 @@
-"""Stored messages: list with a status derived per group, detail, delete, retry, move to the dead letters."""
+"""Stored messages: list with a status derived per group, detail, delete, retry, move to the dead
+letters.
+"""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -13,9 +15,10 @@ from penstock.queues.options import options_of
 from penstock.queues.signals import Signals
 from penstock.queues.types import QUEUE_MODE
 
-# Where a listing comes from: the newest of the chosen queues, found in the order of transactions between those of the
-# two moments; or of one partition, found in the order of its sequence. Neither looks at what is outside the time asked
-# for, nor at what a page before it has shown (the place $8, $9, $10).
+# Where a listing comes from: the newest of the chosen queues, found in the order of transactions
+# between those of the two moments; or of one partition, found in the order of its sequence. Neither
+# looks at what is outside the time asked for, nor at what a page before it has shown (the place $8,
+# $9, $10).
 FROM_QUEUES = """
     SELECT m.* FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
              AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)) chosen
@@ -73,8 +76,8 @@ class Messages:
         offset: int = 0,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        """The newest first, without payloads. Looks back one hour when no time is given. `cursor` is the `next` of the
-        page before; it is None at the end."""
+        """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
+        is the `next` of the page before; it is None at the end."""
         after = _place(cursor)
         await self._catalog.load_installation()
         number = None
@@ -87,7 +90,9 @@ class Messages:
         sifted = status is not None or (partition is not None and number is None)
         most = offset + (LOOKED_AT if sifted else limit)
         chosen: tuple[str, Any] = (IN_QUEUES, queue) if number is None else (IN_PARTITION, number)
-        rows = await self._database.browse(*chosen, namespace, task, since, until, most, QUEUE_MODE, *after)
+        rows = await self._database.browse(
+            *chosen, namespace, task, since, until, most, QUEUE_MODE, *after
+        )
         last, more = None, len(rows) >= most
         for row in rows:
             if len(entries) == offset + limit:
@@ -101,7 +106,11 @@ class Messages:
                 entries.append(entry)
         buses = max((row["buses"] for row in rows), default=0)
         queue_mode = any(row["has_queue_mode"] for row in rows)
-        return {"messages": entries[offset:], "mode": _mode(queue_mode, buses), "next": last if more else None}
+        return {
+            "messages": entries[offset:],
+            "mode": _mode(queue_mode, buses),
+            "next": last if more else None,
+        }
 
     async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
         row = await self._find(partition_id, transaction_id)
@@ -115,7 +124,9 @@ class Messages:
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
-        info = (await self._database.browse("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
+        info = (await self._database.browse("SELECT * FROM queues WHERE id = $1", message["qid"]))[
+            0
+        ]
         groups = await self._database.browse(
             """SELECT g.name, c.position >= $2 OR c.settled @> $2 AS consumed, c.leased @> $2 AND c.next_expiry > clock_timestamp() AS leased,
                       c.next_expiry, a.attempts, a.error AS attempt_error, d.error, d.attempts AS dead_attempts
@@ -163,9 +174,12 @@ class Messages:
             "errorMessage": dead["error"]
             if dead
             else next((g["attempt_error"] for g in groups if g["attempts"]), None),
-            "retryCount": max((g["dead_attempts"] or g["attempts"] or 0 for g in groups), default=0),
+            "retryCount": max(
+                (g["dead_attempts"] or g["attempts"] or 0 for g in groups), default=0
+            ),
             "queueConfig": {
-                name: options[name] for name in ("leaseTime", "retryLimit", "retryDelay", "ttl", "priority")
+                name: options[name]
+                for name in ("leaseTime", "retryLimit", "retryDelay", "ttl", "priority")
             },
             "mode": _mode(queue_mode is not None, len(buses))
             | {"consumedByGroups": sum(bool(group["consumed"]) for group in groups)},
@@ -185,7 +199,9 @@ class Messages:
         except NotFound:
             return False
         await self._database.fetch(
-            "DELETE FROM dead_letters WHERE partition_id = $1 AND seq = $2", row["partition_id"], row["seq"]
+            "DELETE FROM dead_letters WHERE partition_id = $1 AND seq = $2",
+            row["partition_id"],
+            row["seq"],
         )
         rows = await self._database.fetch(
             "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$2::bigint], false)",
@@ -195,12 +211,17 @@ class Messages:
         return bool(rows[0][0])
 
     async def retry(self, partition_id: str, transaction_id: str, group: str | None = None) -> int:
-        """Make a message available again to the groups that settled it (or to one); answers to how many."""
+        """Make a message available again to the groups that settled it (or to one); answers to how
+        many.
+        """
         row = await self._find(partition_id, transaction_id)
         done = 0
         for found in await self._groups(row, group):
             back = await self._database.fetch(
-                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])", row["partition_id"], found["id"], row["seq"]
+                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])",
+                row["partition_id"],
+                found["id"],
+                row["seq"],
             )
             if back[0][0]:
                 done += 1
@@ -214,7 +235,11 @@ class Messages:
         return done
 
     async def bury(
-        self, partition_id: str, transaction_id: str, group: str = QUEUE_MODE, error: str | None = None
+        self,
+        partition_id: str,
+        transaction_id: str,
+        group: str = QUEUE_MODE,
+        error: str | None = None,
     ) -> bool:
         """Move a message to a group's dead letters; false when the group has settled it already."""
         row = await self._find(partition_id, transaction_id)
@@ -223,8 +248,12 @@ class Messages:
         check_text("error", error or "")
         if group != QUEUE_MODE and not await self._groups(row, group):
             raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
-        info = (await self._database.read("SELECT queue_id FROM partitions WHERE id = $1", number))[0]
-        await self._database.fetch("SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number)
+        info = (await self._database.read("SELECT queue_id FROM partitions WHERE id = $1", number))[
+            0
+        ]
+        await self._database.fetch(
+            "SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number
+        )
         rows = await self._database.fetch(
             """SELECT dead[1] AS dead FROM queue_ack(ARRAY[0], ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[NULL::uuid],
                  ARRAY[$4::text], ARRAY[$5::text], ARRAY[$3::text])""",
@@ -311,7 +340,9 @@ def _place(cursor: str | None) -> tuple[str, int, int]:
     return str(xid), seq, partition
 
 
-def _status(dead: bool, queue_mode: bool, queue_done: bool, leased: bool, buses: int, bus_done: int) -> str:
+def _status(
+    dead: bool, queue_mode: bool, queue_done: bool, leased: bool, buses: int, bus_done: int
+) -> str:
     if dead:
         return "dead_letter"
     done = queue_done if queue_mode else buses > 0 and bus_done == buses
@@ -319,5 +350,7 @@ def _status(dead: bool, queue_mode: bool, queue_done: bool, leased: bool, buses:
 
 
 def _mode(queue_mode: bool, buses: int) -> dict[str, Any]:
-    kind = "hybrid" if queue_mode and buses else "queue" if queue_mode else "bus" if buses else "none"
+    kind = (
+        "hybrid" if queue_mode and buses else "queue" if queue_mode else "bus" if buses else "none"
+    )
     return {"hasQueueMode": queue_mode, "busGroupsCount": buses, "type": kind}

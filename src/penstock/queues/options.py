@@ -1,6 +1,7 @@
 """A queue's options: the contract's names, their types, defaults and the columns they live in.
 
-Every option works or is refused: an unknown name, a wrong type or a negative number is an `InvalidRequest`.
+Every option works or is refused: an unknown name, a wrong type or a negative number is an
+`InvalidRequest`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ class Option:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidRequest(f"option {self.name} must be a whole number")
             if not self.least <= value <= LARGEST:
-                raise InvalidRequest(f"option {self.name} must be between {self.least} and {LARGEST}")
+                raise InvalidRequest(
+                    f"option {self.name} must be between {self.least} and {LARGEST}"
+                )
         elif value not in ORDERINGS:
             raise InvalidRequest(f"option {self.name} must be one of: {', '.join(ORDERINGS)}")
         return value
@@ -57,7 +60,9 @@ BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def columns_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The value of every column: what was given, checked, and defaults for the rest. None counts as not given."""
+    """The value of every column: what was given, checked, and defaults for the rest. None counts as
+    not given.
+    """
     unknown = [name for name in given if name not in BY_NAME]
     if unknown:
         raise InvalidRequest(f"unknown option: {', '.join(sorted(unknown))}")

@@ -1,11 +1,14 @@
-"""Pop: take messages under a lease, wait for them when asked to, settle them at once under auto-ack.
+"""Pop: take messages under a lease, wait for them when asked to, settle them at once under
+auto-ack.
 
-A pop that finds nothing parks until a push, an acknowledgement or the database's own clock (a lease that expires, a
-message that becomes due) may have changed that; the clock is only ever read in the database, which answers "look again
-in n seconds". A caller that goes away while its pop is under way gets its lease returned, uncounted.
+A pop that finds nothing parks until a push, an acknowledgement or the database's own clock (a lease
+that expires, a message that becomes due) may have changed that; the clock is only ever read in the
+database, which answers "look again in n seconds". A caller that goes away while its pop is under
+way gets its lease returned, uncounted.
 
-Auto-ack is a lease that we settle ourselves before answering. One call would be faster, but if the connection broke
-after its commit nobody would know which messages went missing; the outcome of each of the two can be found out.
+Auto-ack is a lease that we settle ourselves before answering. One call would be faster, but if the
+connection broke after its commit nobody would know which messages went missing; the outcome of each
+of the two can be found out.
 """
 
 import asyncio
@@ -19,11 +22,11 @@ from uuid import UUID
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
 from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
-from penstock.ids import uuid7
 from penstock.metrics import Counter
+from penstock.protocol.ids import uuid7
+from penstock.protocol.message_ids import lease_of, leases_of
 from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
-from penstock.queues.ids import lease_of, leases_of
 from penstock.queues.merge import Merger
 from penstock.queues.push import SLICE
 from penstock.queues.signals import Signals, Waiter
@@ -83,9 +86,13 @@ class Popper:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._settings = settings
         self._popped = popped
-        self.merger: Merger[Take, Taken] = Merger(self._run, size=_one, limit=256, slots=3, orphan=self._orphaned)
+        self.merger: Merger[Take, Taken] = Merger(
+            self._run, size=_one, limit=256, slots=3, orphan=self._orphaned
+        )
         self.settler: Merger[UUID, None] = Merger(self._settle, size=_one, limit=1000, slots=2)
-        self._floors: dict[int, datetime] = {}  # group -> cursors due before this were looked at already
+        self._floors: dict[
+            int, datetime
+        ] = {}  # group -> cursors due before this were looked at already
         self._full_look: dict[int, float] = {}  # group -> when all of them are looked at next
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -106,7 +113,9 @@ class Popper:
     async def pop(self, request: PopRequest) -> Popped:
         batch, partitions = self._sizes(request)
         start = subscription_of(request, self._settings.default_subscription_mode)
-        timeout = self._settings.default_timeout_ms / 1000 if request.timeout is None else request.timeout
+        timeout = (
+            self._settings.default_timeout_ms / 1000 if request.timeout is None else request.timeout
+        )
         deadline = time.monotonic() + (timeout if request.wait else 0)
         names = [request.queue] if request.queue is not None else []
         while True:
@@ -124,11 +133,15 @@ class Popper:
                 )
                 if taken.rows:
                     popped = await self._answer(request, taken)
-                    if len(popped.messages) >= batch and self._catalog.shares(target.queue):  # and there may be more
+                    if len(popped.messages) >= batch and self._catalog.shares(
+                        target.queue
+                    ):  # and there may be more
                         self._signals.available(target.queue, 1, target.group, announce=False)
                     return popped
                 if taken.note in ("gone", "unknown"):
-                    self._catalog.groups.pop((target.queue, target.group, target.partition or 0), None)
+                    self._catalog.groups.pop(
+                        (target.queue, target.group, target.partition or 0), None
+                    )
                     wait = 0.0
                 elif taken.note in ("more", "discovering", "locked"):
                     wait = 0.0 if taken.note == "more" else SOON
@@ -141,11 +154,19 @@ class Popper:
                 return Popped(group=request.group, queue=request.queue, reason=reason)
             if again:
                 await asyncio.sleep(wait or 0)
-            elif self._signals.changes == changes and seen == [generation.get(name, 0) for name in names]:
-                pause = min(left, self._settings.poll_interval, max(wait, SOON) if wait is not None else left)
+            elif self._signals.changes == changes and seen == [
+                generation.get(name, 0) for name in names
+            ]:
+                pause = min(
+                    left,
+                    self._settings.poll_interval,
+                    max(wait, SOON) if wait is not None else left,
+                )
                 await self._park(request, targets, names, max(pause, 0))
 
-    async def _park(self, request: PopRequest, targets: list[Target], names: list[str], pause: float) -> None:
+    async def _park(
+        self, request: PopRequest, targets: list[Target], names: list[str], pause: float
+    ) -> None:
         waiter = Waiter(targets[0].partition if request.partition is not None and targets else None)
         for name in names:
             self._signals.park(name, request.group, waiter)
@@ -165,7 +186,9 @@ class Popper:
             partitions = AUTOPILOT_PARTITIONS if request.autopilot else 1
         return max(1, min(batch, self._settings.max_batch)), max(1, min(partitions, 10_000))
 
-    async def _targets(self, request: PopRequest, start: tuple[str, datetime | None]) -> list[Target]:
+    async def _targets(
+        self, request: PopRequest, start: tuple[str, datetime | None]
+    ) -> list[Target]:
         if request.queue is None:
             found = []
             for info in await self._catalog.matching(request.namespace, request.task):
@@ -179,7 +202,9 @@ class Popper:
     ) -> list[Target]:
         number = None
         if partition is not None:
-            number = self._catalog.partitions.get((queue, partition)) or await self._catalog.partition(queue, partition)
+            number = self._catalog.partitions.get(
+                (queue, partition)
+            ) or await self._catalog.partition(queue, partition)
             if number is None:
                 return []
         group_id = self._catalog.groups.get((queue, group, number or 0))
@@ -189,7 +214,9 @@ class Popper:
             if info is None:
                 if start[0] == "all":
                     return []
-                await self._catalog.ensure([(queue, "Default")])  # a place to remember where the group starts
+                await self._catalog.ensure(
+                    [(queue, "Default")]
+                )  # a place to remember where the group starts
                 info = await self._catalog.queue(queue)
                 if info is None:
                     return []
@@ -204,7 +231,9 @@ class Popper:
         return [Target(queue, group, group_id, number)]
 
     async def _run(self, takes: list[Take], again: bool) -> list[Taken | PenstockError]:
-        if again:  # the call may have been committed, or be about to: what it took was seen by nobody
+        if (
+            again
+        ):  # the call may have been committed, or be about to: what it took was seen by nobody
             lost = [take.lease for take in takes]
             for take in takes:
                 take.lease = _new_lease(take.holder)
@@ -243,13 +272,17 @@ class Popper:
             if row["seqs"] is None:
                 position = row["request"] - 1
                 take = ordered[position]
-                results[takes_in_order[position]] = Taken(take, rows[begin:end], row["note"], row["wait"])
+                results[takes_in_order[position]] = Taken(
+                    take, rows[begin:end], row["note"], row["wait"]
+                )
                 self._remember(take, row, since[position])
                 begin = end + 1
         return results
 
     def _since(self, group_id: int, now: float) -> datetime | None:
-        """Cursors that were due long ago and are not any more leave dead index entries; do not wade through them."""
+        """Cursors that were due long ago and are not any more leave dead index entries; do not wade
+        through them.
+        """
         if now >= self._full_look.get(group_id, 0):
             self._full_look[group_id] = now + FULL_LOOK
             return None
@@ -257,7 +290,9 @@ class Popper:
 
     def _remember(self, take: Take, row: Any, since: datetime | None) -> None:
         if take.target.partition is None and row["due"] is not None:
-            self._floors[take.target.group_id] = max(row["due"] - SLACK, since or row["due"] - SLACK)
+            self._floors[take.target.group_id] = max(
+                row["due"] - SLACK, since or row["due"] - SLACK
+            )
 
     async def _answer(self, request: PopRequest, taken: Taken) -> Popped:
         take, catalog = taken.take, self._catalog
@@ -267,7 +302,19 @@ class Popper:
                 await self.settler.submit(take.lease)
             messages: list[Message] = []
             queue, group = take.target.queue, take.target.group
-            for _, partition, name, seqs, transactions, traces, times, producers, keys, payloads, *_ in taken.rows:
+            for (
+                _,
+                partition,
+                name,
+                seqs,
+                transactions,
+                traces,
+                times,
+                producers,
+                keys,
+                payloads,
+                *_,
+            ) in taken.rows:
                 partition_id, uuid = catalog.partition_uuid(partition), catalog.message_uuid
                 nothing = [None] * len(seqs)
                 columns = (
@@ -323,8 +370,8 @@ class Popper:
         task.add_done_callback(self._tasks.discard)
 
     async def _release_later(self, leases: list[UUID]) -> None:
-        """End the leases of calls that were cut off, once the database is back. Such a call may still be running there:
-        end them again when it surely is not."""
+        """End the leases of calls that were cut off, once the database is back. Such a call may
+        still be running there: end them again when it surely is not."""
         await self._release(leases)
         await asyncio.sleep(LINGERING)
         await self._release(leases)
@@ -340,7 +387,9 @@ class Popper:
                 return
 
     async def release(self, queue: str, group: str, holder: int) -> int:
-        """End the leases of a holder that has none in use (its process died): what it held is free again at once."""
+        """End the leases of a holder that has none in use (its process died): what it held is free
+        again at once.
+        """
         rows = await self._database.fetch(
             """SELECT queue_release((SELECT coalesce(array_agg(DISTINCT l.lease_id), '{}') FROM leases l
                                       WHERE l.lease_id BETWEEN $1 AND $2), false)""",
@@ -364,7 +413,9 @@ def _new_lease(holder: int | None) -> UUID:
 
 
 def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
-    """Where a group that is not known yet starts: the mode to remember, and the moment for `timestamp`."""
+    """Where a group that is not known yet starts: the mode to remember, and the moment for
+    `timestamp`.
+    """
     origin, mode = request.subscription_from or "", request.subscription_mode or default_mode
     start = moment_of(origin, "subscriptionFrom") if origin and origin != "now" else None
     if request.group == QUEUE_MODE:
@@ -381,7 +432,9 @@ def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, dateti
 def moment_of(text: str, name: str) -> datetime:
     """An ISO 8601 time, taken as UTC when it names no zone."""
     try:
-        moment = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text.strip())
+        moment = datetime.fromisoformat(
+            text.strip().replace(" ", "+") if "T" in text else text.strip()
+        )
     except ValueError:
         raise InvalidRequest(f"{name} '{text[:64]}' is not an ISO 8601 time") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,8 +1,8 @@
 """Which broker processes serve these queues, how each of them is, and how many pops wait where.
 
-Every process writes one row about itself every `BEAT` seconds, over the one of the same minute: so the newest row says
-whether a member is alive, and the rows together are a time series of a week (one row per process and minute). Nobody
-asks anybody else: whoever is asked reads the table.
+Every process writes one row about itself every `BEAT` seconds, over the one of the same minute: so
+the newest row says whether a member is alive, and the rows together are a time series of a week
+(one row per process and minute). Nobody asks anybody else: whoever is asked reads the table.
 """
 
 import asyncio
@@ -62,7 +62,12 @@ class Presence:
     """Says that this process is there, from `start` to `stop`, and reads what all of them said."""
 
     def __init__(
-        self, database: Database, signals: Signals, metrics: Metrics, server: str = "penstock", worker: int = 0
+        self,
+        database: Database,
+        signals: Signals,
+        metrics: Metrics,
+        server: str = "penstock",
+        worker: int = 0,
     ) -> None:
         self._database, self._signals, self._metrics = database, signals, metrics
         self.server, self.worker = server, worker
@@ -83,7 +88,8 @@ class Presence:
             await asyncio.gather(self._task, return_exceptions=True)
         try:
             await self._database.fetch(
-                "UPDATE members SET seen_at = '-infinity' WHERE member = $1 AND minute >= $2", *self._now()
+                "UPDATE members SET seen_at = '-infinity' WHERE member = $1 AND minute >= $2",
+                *self._now(),
             )
         except (Unavailable, asyncpg.PostgresError):
             pass  # then the others notice by its silence
@@ -125,7 +131,9 @@ class Presence:
             "parked": self._signals.parked(MOST_PARKED),
             "requests": self._requests(),
             "messages": self._messages(),
-            "dbErrors": int(sum(self._metrics.values_of("penstock_database_outages_total").values())),
+            "dbErrors": int(
+                sum(self._metrics.values_of("penstock_database_outages_total").values())
+            ),
             "pool": {"size": self._database.pool_size, "idle": self._database.pool_idle},
         }
 
@@ -162,10 +170,17 @@ class Presence:
         ]
 
     async def series(
-        self, since: datetime, until: datetime, bucket: timedelta, hostname: str | None, worker: int | None
+        self,
+        since: datetime,
+        until: datetime,
+        bucket: timedelta,
+        hostname: str | None,
+        worker: int | None,
     ) -> list[dict[str, Any]]:
         """Processor and memory of each process over time."""
-        rows = await self._database.browse(SERIES, since, until, bucket.total_seconds(), hostname, worker)
+        rows = await self._database.browse(
+            SERIES, since, until, bucket.total_seconds(), hostname, worker
+        )
         return [
             {
                 "bucket": row["bucket"],

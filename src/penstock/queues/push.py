@@ -1,7 +1,7 @@
 """Push: many requests, one call, one commit.
 
-Repeating a call whose outcome is unknown is safe: transaction ids are fixed before the first try and unique in their
-partition, so what was stored is found again.
+Repeating a call whose outcome is unknown is safe: transaction ids are fixed before the first try
+and unique in their partition, so what was stored is found again.
 """
 
 import asyncio
@@ -30,14 +30,20 @@ T = TypeVar("T")
 SLICE = 1000  # items of a large call handled before others get a turn
 LIGHT = 1 << 12  # bytes that are sealed in the time of one more item
 ROUNDS = 4  # how often stale numbers are looked up again
-HEAVY = (
-    1 << 15
-)  # a message counts once more for each of these bytes: large ones must not add up to a call of a gigabyte
+# a message counts once more for each of these bytes: large ones must not add up to a call of a
+# gigabyte
+HEAVY = 1 << 15
 
 
 class Pusher:
     def __init__(
-        self, database: Database, catalog: Catalog, keys: Keys, signals: Signals, pushed: Counter, merge_max: int
+        self,
+        database: Database,
+        catalog: Catalog,
+        keys: Keys,
+        signals: Signals,
+        pushed: Counter,
+        merge_max: int,
     ) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._pushed = pushed
@@ -51,8 +57,14 @@ class Pusher:
         other._catalog = catalog
         return other
 
-    async def _run(self, requests: list[list[Item]], again: bool) -> list[list[Pushed] | PenstockError]:
-        items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]
+    async def _run(
+        self, requests: list[list[Item]], again: bool
+    ) -> list[list[Pushed] | PenstockError]:
+        items = (
+            requests[0]
+            if len(requests) == 1
+            else [item for request in requests for item in request]
+        )
         answers = await self.store(self._database.fetch, items, again)
         self.announce(answers)
         results: list[list[Pushed] | PenstockError] = []
@@ -63,7 +75,9 @@ class Pusher:
             begin = end
         return results
 
-    async def store(self, fetch: Fetch, items: list[Item], again: bool = False) -> list[Pushed | PenstockError]:
+    async def store(
+        self, fetch: Fetch, items: list[Item], again: bool = False
+    ) -> list[Pushed | PenstockError]:
         """Append named items through `fetch` (of the pool or a transaction)."""
         answers: list[Any] = [None] * len(items)
         left: Iterable[int] = range(len(items))
@@ -81,8 +95,8 @@ class Pusher:
     async def _store_known(
         self, fetch: Fetch, items: list[Item], left: Iterable[int], answers: list[Any], again: bool
     ) -> list[int]:
-        """Store the items at the places `left` and fill in their answers; the places of those whose partition is not
-        what we took it for any more."""
+        """Store the items at the places `left` and fill in their answers; the places of those whose
+        partition is not what we took it for any more."""
         logs: dict[Key, dict[str, int]] = {}  # partition -> transaction id -> place
         twins: list[tuple[int, int]] = []
         for nth, place in enumerate(left, 1):
@@ -99,7 +113,9 @@ class Pusher:
         known = self._catalog.partitions
         if not logs.keys() <= known.keys():
             await self._catalog.ensure(list(logs))
-        encrypted = {queue for queue in {queue for queue, _ in logs} if await self._encrypted(queue)}
+        encrypted = {
+            queue for queue in {queue for queue, _ in logs} if await self._encrypted(queue)
+        }
         stale = [place for key in logs if key not in known for place in logs[key].values()]
         found = sorted((known[key], key) for key in logs if key in known)
         sealed: dict[int, tuple[str, bytes]] = {}
@@ -130,9 +146,13 @@ class Pusher:
                 starts,
                 [item.transaction_id for item in chosen],
                 [again or not one for one in fresh] if True in fresh else [True],
-                _unless_empty([trace_of(item.trace_id) if item.trace_id else None for item in chosen]),
+                _unless_empty(
+                    [trace_of(item.trace_id) if item.trace_id else None for item in chosen]
+                ),
                 _unless_empty([item.producer for item in chosen]),
-                [sealed[place][0] if place in sealed else None for place in order] if sealed else None,
+                [sealed[place][0] if place in sealed else None for place in order]
+                if sealed
+                else None,
                 [sealed[place][1] if place in sealed else items[place].payload for place in order],
             )
             for nth, (partition, key) in enumerate(found):
@@ -144,17 +164,23 @@ class Pusher:
                     if number is None:
                         stale.append(place)
                     else:
-                        answers[place] = self._answer(items[place], partition, partition_id, number, again)
+                        answers[place] = self._answer(
+                            items[place], partition, partition_id, number, again
+                        )
         for place, first in twins:
             answer = answers[first]
             if answer is None:
                 stale.append(place)
             elif isinstance(answer, Pushed) and answer.message_id is not None:
-                answer = msgspec.structs.replace(answer, status="duplicate", trace_id=items[place].trace_id)
+                answer = msgspec.structs.replace(
+                    answer, status="duplicate", trace_id=items[place].trace_id
+                )
             answers[place] = answer
         return stale
 
-    def _answer(self, item: Item, partition: int, partition_id: str, number: int, again: bool) -> Pushed:
+    def _answer(
+        self, item: Item, partition: int, partition_id: str, number: int, again: bool
+    ) -> Pushed:
         # On a repeated try nobody else can have made an id that is fresh: it was us.
         queued = number > 0 or (number < 0 and again and item.fresh)
         return Pushed(
@@ -173,13 +199,19 @@ class Pusher:
 
     def announce(self, answers: Iterable[Pushed | PenstockError]) -> None:
         """Count what was queued and wake whoever waits for it."""
-        logs = Count((a.queue, a.partition) for a in answers if isinstance(a, Pushed) and a.status == "queued")
+        logs = Count(
+            (a.queue, a.partition)
+            for a in answers
+            if isinstance(a, Pushed) and a.status == "queued"
+        )
         queues: dict[str, list[int]] = {}
         for (queue, _), count in logs.items():
             queues.setdefault(queue, []).append(count)
         for queue, counts in queues.items():
             self._pushed.add(sum(counts), queue)
-            self._signals.available(queue, sum(counts) if self._catalog.shares(queue) else len(counts))
+            self._signals.available(
+                queue, sum(counts) if self._catalog.shares(queue) else len(counts)
+            )
 
     def named(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id; the first bad one refuses the request."""

@@ -1,8 +1,10 @@
-"""Tells waiting pops that there may be something for them: in this process at once, in other brokers by NOTIFY.
+"""Tells waiting pops that there may be something for them: in this process at once, in other
+brokers by NOTIFY.
 
-A NOTIFY makes commits of the whole database queue up behind each other, so it is never part of a push: names are
-collected and sent by a call of their own, at most every `PAUSE` seconds, the first one at once. What is lost (a
-reconnect) shows as "anything may have changed"; waiting pops also look by themselves every `poll_interval`.
+A NOTIFY makes commits of the whole database queue up behind each other, so it is never part of a
+push: names are collected and sent by a call of their own, at most every `PAUSE` seconds, the first
+one at once. What is lost (a reconnect) shows as "anything may have changed"; waiting pops also look
+by themselves every `poll_interval`.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from penstock.errors import Unavailable
 log = logging.getLogger("penstock.queues")
 
 CHANNEL = "penstock_queues"
-NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"  # nothing to make durable
+# nothing to make durable
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
 PAUSE = 0.02
 LONGEST_PAYLOAD = 7000
 
@@ -38,8 +41,12 @@ class Signals:
         self._database = database
         self._forget = forget
         self._broker = os.urandom(6).hex()
-        self._waiters: dict[str, dict[str, dict[Waiter, None]]] = {}  # queue -> group -> waiters, the oldest first
-        self.generation: dict[str, int] = {}  # per queue: how often something may have become available
+        self._waiters: dict[
+            str, dict[str, dict[Waiter, None]]
+        ] = {}  # queue -> group -> waiters, the oldest first
+        self.generation: dict[
+            str, int
+        ] = {}  # per queue: how often something may have become available
         self.sent = self.heard = 0  # notifications to other processes, and from them
         self.changes = 0  # how often the set of queues may have changed
         self._queues: set[str] = set()
@@ -78,7 +85,9 @@ class Signals:
                 if not groups:
                     del self._waiters[queue]
 
-    def available(self, queue: str, partitions: int, group: str | None = None, *, announce: bool = True) -> None:
+    def available(
+        self, queue: str, partitions: int, group: str | None = None, *, announce: bool = True
+    ) -> None:
         """Up to `partitions` partitions of a queue may have something, for one group or for all."""
         self.generation[queue] = self.generation.get(queue, 0) + 1
         groups = self._waiters.get(queue)

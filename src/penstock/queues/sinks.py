@@ -1,4 +1,6 @@
-"""What exactly-once sinks have written to queues, in PostgreSQL: any broker on the same database finds it."""
+"""What exactly-once sinks have written to queues, in PostgreSQL: any broker on the same database
+finds it.
+"""
 
 from penstock.database import Database
 from penstock.protocol.claims import Claim, Claimed, Commit

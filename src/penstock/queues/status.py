@@ -1,4 +1,6 @@
-"""Numbers for people and dashboards, all from counters, the (few) leases and the per-minute history."""
+"""Numbers for people and dashboards, all from counters, the (few) leases and the per-minute
+history.
+"""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -46,7 +48,9 @@ class Status:
     async def queues(
         self, namespace: str | None = None, task: str | None = None, queue: str | None = None
     ) -> list[dict[str, Any]]:
-        """Every queue with its message counts; pending is what queue mode (else the slowest group) has not settled."""
+        """Every queue with its message counts; pending is what queue mode (else the slowest group)
+        has not settled.
+        """
         rows = await self._database.browse(QUEUES, QUEUE_MODE, queue, namespace, task)
         partitions = await self._catalog.partition_counts([row["id"] for row in rows])
         return [
@@ -109,7 +113,9 @@ class Status:
                         "deadLetter": 0,
                     },
                     "cursor": {"totalConsumed": row["consumed"], "batchesConsumed": row["batches"]},
-                    "lastActivity": max(filter(None, (row["newest"], row["consumed_at"])), default=row["created_at"]),
+                    "lastActivity": max(
+                        filter(None, (row["newest"], row["consumed_at"])), default=row["created_at"]
+                    ),
                     "oldestMessage": row["oldest"],
                     "newestMessage": row["newest"],
                 }
@@ -123,7 +129,9 @@ class Status:
     async def overview(self) -> dict[str, Any]:
         """Sums over all queues."""
         queues = await self.queues()
-        messages = {name: sum(queue["messages"][name] for queue in queues) for name in counts_names()}
+        messages = {
+            name: sum(queue["messages"][name] for queue in queues) for name in counts_names()
+        }
         rates = await self._database.browse(
             """SELECT coalesce(sum(pushed), 0)::float8 / 300 AS pushed, coalesce(sum(done), 0)::float8 / 300 AS done FROM (
                  SELECT pushed, done FROM history WHERE minute > clock_timestamp() - interval '5 minutes'
@@ -135,7 +143,10 @@ class Status:
             "namespaces": len({queue["namespace"] for queue in queues if queue["namespace"]}),
             "tasks": len({queue["task"] for queue in queues if queue["task"]}),
             "messages": messages,
-            "throughput": {"ingestedPerSecond": rates[0]["pushed"], "processedPerSecond": rates[0]["done"]},
+            "throughput": {
+                "ingestedPerSecond": rates[0]["pushed"],
+                "processedPerSecond": rates[0]["done"],
+            },
         }
 
     async def history(
@@ -169,7 +180,9 @@ class Status:
     async def removals(
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
     ) -> list[dict[str, Any]]:
-        """Messages deleted by upkeep per time bucket, queue and reason; the name is None when the queue is gone."""
+        """Messages deleted by upkeep per time bucket, queue and reason; the name is None when the
+        queue is gone.
+        """
         rows = await self._database.browse(
             """SELECT to_timestamp(floor(extract(epoch FROM r.minute) / $3) * $3) AS bucket, r.reason, q.name, q.namespace, q.task,
                       sum(r.messages)::bigint AS messages, sum(r.steps)::bigint AS steps

@@ -8,7 +8,9 @@ from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.types import QUEUE_MODE
 
-MOST_BYTES = 16 << 20  # payloads in one page; those beyond are null, as are those of deleted messages
+MOST_BYTES = (
+    16 << 20
+)  # payloads in one page; those beyond are null, as are those of deleted messages
 
 
 class Traces:
@@ -86,7 +88,9 @@ class Traces:
             offset,
             MOST_BYTES,
         )
-        total = await self._database.browse("SELECT count(*) FROM trace_names WHERE name = $1", name)
+        total = await self._database.browse(
+            "SELECT count(*) FROM trace_names WHERE name = $1", name
+        )
         found = []
         for row in rows:
             payload = row["payload"]
@@ -102,7 +106,11 @@ class Traces:
                     "message_payload": payload,
                 }
             )
-        return {"traces": found, "total": total[0][0], "pagination": {"limit": limit, "offset": offset}}
+        return {
+            "traces": found,
+            "total": total[0][0],
+            "pagination": {"limit": limit, "offset": offset},
+        }
 
     async def names(self, limit: int = 50, offset: int = 0) -> dict[str, Any]:
         rows = await self._database.browse(

@@ -1,7 +1,7 @@
 """Push and acknowledge in one database transaction: all of it or nothing.
 
-All locks are taken first, in the order everybody follows. When the connection breaks around the commit, the database
-itself is asked what became of the transaction, so the answer is never a guess.
+All locks are taken first, in the order everybody follows. When the connection breaks around the
+commit, the database itself is asked what became of the transaction, so the answer is never a guess.
 """
 
 import asyncio
@@ -9,14 +9,16 @@ from typing import Any
 
 from penstock.database import UNDONE, Database
 from penstock.errors import Conflict, Unavailable
-from penstock.ids import uuid7
+from penstock.protocol.ids import uuid7
 from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
 from penstock.queues.push import Pusher
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
 TRIES = 6
-SHARE = 2  # transactions take at most one connection in so many: they hold theirs while others only pass through
+# transactions take at most one connection in so many: they hold theirs while others only pass
+# through
+SHARE = 2
 
 
 class Stale(Exception):
@@ -24,11 +26,13 @@ class Stale(Exception):
 
 
 class Known(Catalog):
-    """What a transaction needs to know, found out before it began. Looking something up within would be on another
-    connection, which may have to wait for somebody who waits for our locks; and with all connections in transactions
-    there would be none to be had."""
+    """What a transaction needs to know, found out before it began. Looking something up within
+    would be on another connection, which may have to wait for somebody who waits for our locks; and
+    with all connections in transactions there would be none to be had."""
 
-    def __init__(self, catalog: Catalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]) -> None:
+    def __init__(
+        self, catalog: Catalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]
+    ) -> None:
         super().__init__(catalog._database)
         self.installation, self.partitions = catalog.installation, partitions
         self._queues = {info.name: info for info in queues}
@@ -45,19 +49,27 @@ class Known(Catalog):
 
 
 class Transactions:
-    def __init__(self, database: Database, catalog: Catalog, pusher: Pusher, acknowledger: Acknowledger) -> None:
+    def __init__(
+        self, database: Database, catalog: Catalog, pusher: Pusher, acknowledger: Acknowledger
+    ) -> None:
         self._database, self._catalog = database, catalog
         self._pusher, self._acknowledger = pusher, acknowledger
         self._room = asyncio.Semaphore(max(1, database.settings.pool_size // SHARE))
 
-    async def run(self, operations: list[Item | Ack], required_leases: list[str]) -> TransactionResult:
+    async def run(
+        self, operations: list[Item | Ack], required_leases: list[str]
+    ) -> TransactionResult:
         name = str(uuid7())
-        items = self._pusher.named([operation for operation in operations if isinstance(operation, Item)])
+        items = self._pusher.named(
+            [operation for operation in operations if isinstance(operation, Item)]
+        )
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
             check(ack)
             if ack.status not in STATUSES:
-                return TransactionResult(name, False, f"ACK operation failed: Unknown status: {ack.status}")
+                return TransactionResult(
+                    name, False, f"ACK operation failed: Unknown status: {ack.status}"
+                )
         for turn in range(TRIES):
             try:
                 async with self._room:
@@ -75,7 +87,8 @@ class Transactions:
         self._acknowledger.announce(acks, acked)
         pushes, answers = iter(pushed), iter(acked)
         results: list[Pushed | Acked] = [
-            next(pushes) if isinstance(operation, Item) else next(answers) for operation in operations
+            next(pushes) if isinstance(operation, Item) else next(answers)
+            for operation in operations
         ]
         return TransactionResult(name, True, None, results)
 
@@ -96,11 +109,19 @@ class Transactions:
         return done
 
     async def _inside(
-        self, connection: Any, known: Known, items: list[Item], acks: list[Ack], required_leases: list[str]
+        self,
+        connection: Any,
+        known: Known,
+        items: list[Item],
+        acks: list[Ack],
+        required_leases: list[str],
     ) -> tuple[list[Pushed], list[Acked]]:
         acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
         await connection.execute(
-            "SELECT queue_lock($1, $2, $3)", sorted(known.partitions.values()), acked_in, [ack.group for ack in acks]
+            "SELECT queue_lock($1, $2, $3)",
+            sorted(known.partitions.values()),
+            acked_in,
+            [ack.group for ack in acks],
         )
         await self._require(connection, required_leases)
         pushed: list[Pushed] = []
@@ -108,7 +129,9 @@ class Transactions:
             if not isinstance(answer, Pushed):
                 raise answer
             if answer.status == "duplicate":
-                raise Conflict(f"PUSH operation failed: duplicate transactionId {answer.transaction_id}")
+                raise Conflict(
+                    f"PUSH operation failed: duplicate transactionId {answer.transaction_id}"
+                )
             if answer.status == "full":
                 raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
             pushed.append(answer)
@@ -121,7 +144,11 @@ class Transactions:
     async def _known(self, items: list[Item]) -> Known:
         wanted = {(item.queue, item.partition) for item in items}
         await self._catalog.ensure(list(wanted))
-        partitions = {key: number for key in wanted if (number := self._catalog.partitions.get(key)) is not None}
+        partitions = {
+            key: number
+            for key in wanted
+            if (number := self._catalog.partitions.get(key)) is not None
+        }
         queues = [await self._catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
         if len(partitions) < len(wanted) or None in queues:
             raise Stale
@@ -141,7 +168,9 @@ class Transactions:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:
-        """What became of a transaction whose connection broke; raises `Unavailable` when the database cannot say."""
+        """What became of a transaction whose connection broke; raises `Unavailable` when the
+        database cannot say.
+        """
         for _ in range(100):
             rows = await self._database.fetch("SELECT pg_xact_status($1::text::xid8)", xid)
             if rows[0][0] != "in progress":

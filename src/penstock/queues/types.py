@@ -1,4 +1,5 @@
-"""What goes into the queues and what comes out, as plain values. Payloads are JSON text as bytes, never parsed here.
+"""What goes into the queues and what comes out, as plain values. Payloads are JSON text as bytes,
+never parsed here.
 
 They are msgspec structs because those are built in C: a message passes through several of them.
 """
@@ -21,13 +22,16 @@ class Item(msgspec.Struct, gc=False):
     transaction_id: str | None = None
     trace_id: str | None = None
     producer: str | None = None
-    fresh: bool = False  # the transaction id was made for this very push: no stored message can have it
+    fresh: bool = (
+        False  # the transaction id was made for this very push: no stored message can have it
+    )
     key_id: str | None = None  # the payload is sealed with this key for a buffer file (crypto.py)
 
 
 class Pushed(msgspec.Struct, gc=False):
-    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored. `buffered`: it is on disk
-    and will be stored later (said by the buffer in front of the engine, never by the engine)."""
+    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored.
+    `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine,
+    never by the engine)."""
 
     status: Literal["queued", "duplicate", "full", "buffered"]
     queue: str
@@ -39,7 +43,9 @@ class Pushed(msgspec.Struct, gc=False):
 
 
 class PopRequest(msgspec.Struct):
-    """Take messages of one queue (from one or any partition), or of all queues of a namespace and/or task."""
+    """Take messages of one queue (from one or any partition), or of all queues of a namespace
+    and/or task.
+    """
 
     queue: str | None = None
     partition: str | None = None
@@ -73,8 +79,8 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Popped(msgspec.Struct):
-    """The answer of a pop; without messages `reason` says why: empty, busy (leased or not due), unknown (no such queue
-    or partition)."""
+    """The answer of a pop; without messages `reason` says why: empty, busy (leased or not due),
+    unknown (no such queue or partition)."""
 
     group: str
     queue: str | None = None
@@ -96,7 +102,9 @@ class Ack(msgspec.Struct, gc=False):
 class Acked(msgspec.Struct, gc=False):
     transaction_id: str
     success: bool
-    error: str | None = None  # "Message not found", "Invalid or expired lease", "Unknown status: ..."
+    error: str | None = (
+        None  # "Message not found", "Invalid or expired lease", "Unknown status: ..."
+    )
     queue: str | None = None
     partition: str | None = None
     lease_released: bool | None = None
@@ -114,7 +122,9 @@ class TransactionResult(msgspec.Struct):
     transaction_id: str
     success: bool
     error: str | None = None
-    results: list[Pushed | Acked] = msgspec.field(default_factory=list)  # in the order of the operations
+    results: list[Pushed | Acked] = msgspec.field(
+        default_factory=list
+    )  # in the order of the operations
 
 
 class QueueInfo(msgspec.Struct):

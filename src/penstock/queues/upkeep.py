@@ -1,10 +1,13 @@
-"""What has to be done from time to time: roll up counters, retention, eviction and ttl, purge deleted queues.
+"""What has to be done from time to time: roll up counters, retention, eviction and ttl, purge
+deleted queues.
 
-One job mends what should never be broken: a cursor at rest beside messages that its group could have (`heal`).
+One job mends what should never be broken: a cursor at rest beside messages that its group could
+have (`heal`).
 
-Every job works in steps of a few thousand rows with a commit each, finds its work through an index (messages in the
-order they were committed, cursors that have something to do) and never walks all partitions to find nothing. Brokers do
-not get in each other's way: a job runs under an advisory lock that the others only try for.
+Every job works in steps of a few thousand rows with a commit each, finds its work through an index
+(messages in the order they were committed, cursors that have something to do) and never walks all
+partitions to find nothing. Brokers do not get in each other's way: a job runs under an advisory
+lock that the others only try for.
 """
 
 import asyncio
@@ -35,7 +38,8 @@ STEP = 5000  # messages at most
 TIDY_STEP = 1000
 EVICT_STEP = 500  # partitions
 EVICTED_AT_ONCE = 100_000  # partitions in one run; the rest in the next
-STEP_TIME = 0.2  # seconds a step of retention should take: a push to a partition it works on waits that long
+# seconds a step of retention should take: a push to a partition it works on waits that long
+STEP_TIME = 0.2
 CALM = 0.01  # pause between steps, so that a long job leaves room for others
 
 NOTED = """INSERT INTO removals AS r (minute, queue_id, reason, messages, steps)
@@ -48,7 +52,9 @@ class Upkeep:
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self._database, self._settings = database, settings
         self._tasks: list[asyncio.Task[None]] = []
-        self._removed = metrics.counter("penstock_queue_removed_total", "Messages deleted in the background", "reason")
+        self._removed = metrics.counter(
+            "penstock_queue_removed_total", "Messages deleted in the background", "reason"
+        )
         self._healed = metrics.counter(
             "penstock_queue_cursors_healed_total",
             "Cursors that rested beside waiting messages, made due again",
@@ -56,7 +62,9 @@ class Upkeep:
         )
         self._step = STEP
         self._walked = (0, 0)  # partition and group of the last cursor that `heal` looked at
-        self._positions: dict[tuple[int, str], str] = {}  # (queue, rule) -> the transaction to go on from
+        self._positions: dict[
+            tuple[int, str], str
+        ] = {}  # (queue, rule) -> the transaction to go on from
 
     async def start(self) -> None:
         settings = self._settings
@@ -81,9 +89,15 @@ class Upkeep:
     async def purge(self) -> int:
         """Remove what deleted queues and groups left behind."""
         total = 0
-        for row in await self._database.fetch("SELECT group_id FROM dropped_groups ORDER BY group_id"):
+        for row in await self._database.fetch(
+            "SELECT group_id FROM dropped_groups ORDER BY group_id"
+        ):
             while True:
-                step = (await self._database.fetch("SELECT * FROM queue_forget($1, $2)", row["group_id"], TIDY_STEP))[0]
+                step = (
+                    await self._database.fetch(
+                        "SELECT * FROM queue_forget($1, $2)", row["group_id"], TIDY_STEP
+                    )
+                )[0]
                 total += step["removed"]
                 if not step["more"]:
                     break
@@ -94,14 +108,29 @@ class Upkeep:
         return total
 
     async def heal(self) -> int:
-        """Make cursors due that rest beside messages their group could have, and say so: each is a fault.
+        """Make cursors due that rest beside messages their group could have, and say so: each is a
+        fault.
 
-        Walks over all cursors by their key, some thousands in a run and on from there in the next."""
+        Walks over all cursors by their key, some thousands in a run and on from there in the next.
+        """
         total = 0
         for _ in range(HEAL_STEPS):
-            row = (await self._database.fetch("SELECT * FROM queue_heal($1, $2, $3)", *self._walked, HEAL_STEP))[0]
-            healed = list(zip(row["healed_queues"], row["healed_groups"], row["healed_partitions"], strict=True))
-            for (queue, group), count in Counter((queue, group) for queue, group, _ in healed).items():
+            row = (
+                await self._database.fetch(
+                    "SELECT * FROM queue_heal($1, $2, $3)", *self._walked, HEAL_STEP
+                )
+            )[0]
+            healed = list(
+                zip(
+                    row["healed_queues"],
+                    row["healed_groups"],
+                    row["healed_partitions"],
+                    strict=True,
+                )
+            )
+            for (queue, group), count in Counter(
+                (queue, group) for queue, group, _ in healed
+            ).items():
                 first = next(one[2] for one in healed if one[:2] == (queue, group))
                 log.warning(
                     "group '%s' of queue '%s' did not see waiting messages in %d partitions (the first: '%s'):"
@@ -118,7 +147,9 @@ class Upkeep:
         return total
 
     async def retain(self) -> int:
-        """Delete messages older than `retentionSeconds`, and consumed ones older than `completedRetentionSeconds`."""
+        """Delete messages older than `retentionSeconds`, and consumed ones older than
+        `completedRetentionSeconds`.
+        """
         rows = await self._database.fetch(
             """SELECT id, retention_seconds, completed_retention_seconds FROM queues
                 WHERE deleted_at IS NULL AND retention_enabled
@@ -129,15 +160,20 @@ class Upkeep:
             if row["retention_seconds"]:
                 total += await self._trim(row["id"], row["retention_seconds"], "retention")
             if row["completed_retention_seconds"]:
-                total += await self._trim(row["id"], row["completed_retention_seconds"], "completed")
+                total += await self._trim(
+                    row["id"], row["completed_retention_seconds"], "completed"
+                )
         for table in ("history", "removals"):
             await self._database.fetch(
-                f"DELETE FROM {table} WHERE minute < now() - make_interval(days => $1)", HISTORY_DAYS
+                f"DELETE FROM {table} WHERE minute < now() - make_interval(days => $1)",
+                HISTORY_DAYS,
             )
         return total
 
     async def evict(self) -> int:
-        """Delete what waited too long (`maxWaitTimeSeconds`) and what is too old to be delivered (`ttl`)."""
+        """Delete what waited too long (`maxWaitTimeSeconds`) and what is too old to be delivered
+        (`ttl`).
+        """
         rows = await self._database.fetch(
             """SELECT q.id, q.ttl, q.max_wait_time_seconds AS wait, EXISTS (SELECT 1 FROM groups g WHERE g.queue_id = q.id) AS used
                  FROM queues q WHERE q.deleted_at IS NULL AND (q.ttl > 0 OR q.max_wait_time_seconds > 0) ORDER BY q.id"""
@@ -154,9 +190,13 @@ class Upkeep:
 
     async def _evict(self, queue: int, seconds: int) -> int:
         """Partitions are looked for once, messages deleted in steps."""
-        rows = await self._database.fetch("SELECT clock_timestamp() - make_interval(secs => $1)", float(seconds))
+        rows = await self._database.fetch(
+            "SELECT clock_timestamp() - make_interval(secs => $1)", float(seconds)
+        )
         before = rows[0][0]
-        rows = await self._database.fetch("SELECT queue_overdue($1, $2, $3)", queue, before, EVICTED_AT_ONCE)
+        rows = await self._database.fetch(
+            "SELECT queue_overdue($1, $2, $3)", queue, before, EVICTED_AT_ONCE
+        )
         numbers = sorted(row[0] for row in rows)
         total = 0
         for begin in range(0, len(numbers), EVICT_STEP):
@@ -175,7 +215,9 @@ class Upkeep:
         return total
 
     async def tidy(self) -> None:
-        """Remove empty partitions that were idle for `partition_cleanup_days`, and what idle sinks wrote."""
+        """Remove empty partitions that were idle for `partition_cleanup_days`, and what idle sinks
+        wrote.
+        """
         await Sinks(self._database).forget_old()
         looked = 1
         while looked:
@@ -191,7 +233,9 @@ class Upkeep:
         total = 0
         key = (queue, reason)
         if random.random() < 0.05:
-            self._positions.pop(key, None)  # now and then from the start: a transaction may have been committed late
+            self._positions.pop(
+                key, None
+            )  # now and then from the start: a transaction may have been committed late
         while True:
             began = time.monotonic()
             row = await self._locked(
@@ -206,7 +250,9 @@ class Upkeep:
             )
             if row is None:
                 return total
-            self._step = max(200, min(STEP, int(self._step * STEP_TIME / (time.monotonic() - began + 0.001))))
+            self._step = max(
+                200, min(STEP, int(self._step * STEP_TIME / (time.monotonic() - began + 0.001)))
+            )
             total += int(row["deleted"])
             self._removed.add(row["deleted"], reason)
             if not row["more"]:
@@ -216,9 +262,13 @@ class Upkeep:
             await asyncio.sleep(CALM)
 
     async def _locked(self, queue: int, sql: str, *args: Any, reason: str) -> Any:
-        """One step on a queue in a transaction of its own, noted in `removals`; None when another broker is at it."""
+        """One step on a queue in a transaction of its own, noted in `removals`; None when another
+        broker is at it.
+        """
         async with self._database.connection() as connection, connection.transaction():
-            if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue):
+            if not await connection.fetchval(
+                "SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue
+            ):
                 return None
             found = await connection.fetchrow(sql, queue, *args)
             if found["deleted"]:
@@ -233,4 +283,6 @@ class Upkeep:
             except Unavailable:
                 continue
             except asyncpg.PostgresError as error:
-                log.warning("%s failed and is tried again in %.0f s: %s", job.__name__, interval, error)
+                log.warning(
+                    "%s failed and is tried again in %.0f s: %s", job.__name__, interval, error
+                )

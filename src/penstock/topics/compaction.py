@@ -1,26 +1,28 @@
 """Swapping sealed segments for one that holds fewer of their records.
 
-Which records stay is someone else's decision (the pipeline's `compact` job keeps the latest per key); it comes as a bit
-per offset. The broker copies those records from its own files, so nothing can be changed or added on the way, and
-checks every batch it copies from: damage is refused, never hidden under a new checksum. Offsets, times and order stay
-as they were; offsets get gaps.
+Which records stay is someone else's decision (the pipeline's `compact` job keeps the latest per
+key); it comes as a bit per offset. The broker copies those records from its own files, so nothing
+can be changed or added on the way, and checks every batch it copies from: damage is refused, never
+hidden under a new checksum. Offsets, times and order stay as they were; offsets get gaps.
 
 1. The compacted segment is written beside the old ones (`*.swap`) and synced.
-2. `swap-<base>` is put in place: from here on the swap will be finished, by us or by the next start. It is text with a
-   checksum: the base of the compacted segment, which is that of the first it replaces, and those of the others,
-   separated by commas. Readers are given the compacted segment now, by its open files, so that none of them depends
-   on the renames that follow.
+2. `swap-<base>` is put in place: from here on the swap will be finished, by us or by the next
+   start. It is text with a checksum: the base of the compacted segment, which is that of the first
+   it replaces, and those of the others, separated by commas. Readers are given the compacted
+   segment now, by its open files, so that none of them depends on the renames that follow.
 3. The files are renamed over the first old segment, the others are removed, then the marker.
 
-A crash before 2 leaves the old segments, after it the new one. A disk that fails in 2 leaves the old ones and in 3 the
-new one; what is left to do is kept in `Log.unfinished` and done before anything else touches the segments. Readers of
-an old segment keep their open files; whoever opens one anew finds it gone or different and looks again.
+A crash before 2 leaves the old segments, after it the new one. A disk that fails in 2 leaves the
+old ones and in 3 the new one; what is left to do is kept in `Log.unfinished` and done before
+anything else touches the segments. Readers of an old segment keep their open files; whoever opens
+one anew finds it gone or different and looks again.
 
-What may not be removed: the newest sealed record, so that a reader at the end is never left before a gap with nothing
-behind it, and the last record of what would become an empty segment. What is not archived yet in a topic that is.
+What may not be removed: the newest sealed record, so that a reader at the end is never left before
+a gap with nothing behind it, and the last record of what would become an empty segment. What is not
+archived yet in a topic that is.
 
-Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoint, which is brought up to date first,
-knows the producers), and cover what is left of the batches they stood for.
+Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoint, which is brought
+up to date first, knows the producers), and cover what is left of the batches they stood for.
 """
 
 import asyncio
@@ -34,12 +36,19 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from penstock.errors import Conflict, Damaged, InvalidRequest, StorageFailed, StorageFull, Unavailable
-from penstock.storage.fs import File, Fs
-from penstock.topics.check import failing, runs, sidecar
-from penstock.topics.context import Context
-from penstock.topics.durable import Unfinished
-from penstock.topics.layout import (
+from penstock.errors import (
+    Conflict,
+    Damaged,
+    InvalidRequest,
+    StorageFailed,
+    StorageFull,
+    Unavailable,
+)
+from penstock.log.checksums import failing, runs, sidecar
+from penstock.log.context import Context
+from penstock.log.durable import Unfinished
+from penstock.log.fs import File, Fs
+from penstock.log.layout import (
     BATCHES,
     COMPACT,
     COMPACTED,
@@ -53,8 +62,8 @@ from penstock.topics.layout import (
     pack_checked,
     sealed_name,
 )
-from penstock.topics.recovery import finish_swap
-from penstock.topics.segment import Batch, Segment
+from penstock.log.recovery import finish_swap
+from penstock.log.segment import Batch, Segment
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
@@ -80,20 +89,29 @@ class Swapped:
 
 
 async def compact(
-    topic: Topic, context: Context, bases: Sequence[int], keep: bytes, incarnation: str | None = None
+    topic: Topic,
+    context: Context,
+    bases: Sequence[int],
+    keep: bytes,
+    incarnation: str | None = None,
 ) -> Swapped:
-    """Replace the sealed segments with these bases (neighbours, in order) by one with only the records in `keep`.
+    """Replace the sealed segments with these bases (neighbours, in order) by one with only the
+    records in `keep`.
 
     A caller that goes away does not interrupt it.
     """
-    task = asyncio.get_running_loop().create_task(_compact(topic, context, bases, keep, incarnation))
+    task = asyncio.get_running_loop().create_task(
+        _compact(topic, context, bases, keep, incarnation)
+    )
     _running.add(task)
     task.add_done_callback(_running.discard)
     return await asyncio.shield(task)
 
 
 async def settle(topic: Topic, context: Context) -> None:
-    """Finish, or take back, a swap that failed in the middle; whoever calls holds `topic.maintenance`."""
+    """Finish, or take back, a swap that failed in the middle; whoever calls holds
+    `topic.maintenance`.
+    """
     left = topic.unfinished
     if left is None:
         return
@@ -113,13 +131,17 @@ async def _compact(
         await settle(topic, context)
         await topic.rest()
         if incarnation is not None and incarnation != topic.incarnation:
-            raise Conflict(f"topic {topic.name!r} is incarnation {topic.incarnation}, not {incarnation}")
+            raise Conflict(
+                f"topic {topic.name!r} is incarnation {topic.incarnation}, not {incarnation}"
+            )
         old = _choose(topic, bases, keep)
         wanted = np.frombuffer(keep, np.uint8).copy()
         if topic.segments[-2] is old[-1]:
             _mark(wanted, old[-1].end - 1 - old[0].base)
         try:
-            fresh = await context.run(_build, old, wanted, context.settings.free_space_reserve, lambda: topic.ending)
+            fresh = await context.run(
+                _build, old, wanted, context.settings.free_space_reserve, lambda: topic.ending
+            )
         except BaseException:
             with contextlib.suppress(StorageFull, StorageFailed):
                 await context.run(_discard, old[0])
@@ -152,18 +174,26 @@ def _refuse_ended(topic: Topic) -> None:
 def _choose(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
     """The segments meant, if they may be compacted."""
     if topic.policy != COMPACT:
-        raise Conflict(f"the policy of topic {topic.name!r} is {topic.policy!r}: set it to {COMPACT!r} first")
+        raise Conflict(
+            f"the policy of topic {topic.name!r} is {topic.policy!r}: set it to {COMPACT!r} first"
+        )
     segments = topic.segments[:-1]
     known = [segment.base for segment in segments]
     at = known.index(bases[0]) if bases and bases[0] in known else -1
     old = segments[at : at + len(bases)] if at >= 0 else ()
     if not old or [segment.base for segment in old] != list(bases):
-        raise Conflict(f"{list(bases)} are not neighbouring sealed segments of topic {topic.name!r}")
+        raise Conflict(
+            f"{list(bases)} are not neighbouring sealed segments of topic {topic.name!r}"
+        )
     first, end = old[0].base, old[-1].end
     if len(keep) * 8 < end - first:
-        raise InvalidRequest(f"{len(keep) * 8} bits do not say which of {end - first} offsets to keep")
+        raise InvalidRequest(
+            f"{len(keep) * 8} bits do not say which of {end - first} offsets to keep"
+        )
     if topic.archived_offset is not None and end > topic.archived_offset:
-        raise Conflict(f"topic {topic.name!r} is archived up to offset {topic.archived_offset}, not up to {end}")
+        raise Conflict(
+            f"topic {topic.name!r} is archived up to offset {topic.archived_offset}, not up to {end}"
+        )
     following = topic.segments[at + len(old)].base
     for place in topic.damage:
         lost = place.get("lost_from", -1) < following and place.get("lost_to", -1) > first
@@ -201,7 +231,12 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
         try:
             await settle(topic, context)
         except (StorageFull, StorageFailed) as again:
-            log.error("topic %s: a failed swap (%s) could not be taken back yet: %s", topic.name, error, again)
+            log.error(
+                "topic %s: a failed swap (%s) could not be taken back yet: %s",
+                topic.name,
+                error,
+                again,
+            )
         raise
     fresh.pinned = True  # read by its open files: its names are not its own yet
     topic.unfinished = Unfinished(marker, fresh)
@@ -214,7 +249,9 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
 
 
 def _forget(old: Sequence[Segment]) -> None:
-    """In the pool: the last close of a file that was removed gives its blocks back, which takes its time."""
+    """In the pool: the last close of a file that was removed gives its blocks back, which takes its
+    time.
+    """
     for segment in old:
         segment.forget_files()
 
@@ -240,7 +277,9 @@ def _beside(segment: Segment, kind: str) -> Path:
 # The compacted segment
 
 
-def _build(old: Sequence[Segment], wanted: np.ndarray, reserve: int, ending: Callable[[], bool]) -> Segment:
+def _build(
+    old: Sequence[Segment], wanted: np.ndarray, reserve: int, ending: Callable[[], bool]
+) -> Segment:
     """Write it, sync it, open it for reading."""
     copy = _Copy(old[0], wanted, reserve)
     try:
@@ -264,13 +303,17 @@ def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
     data = segment.file(DATA)
     for _, rows, good in sidecar(segment.file(BATCHES), segment.batches_size):
         if not bool(good.all()):
-            raise Damaged(f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted", segment.end)
+            raise Damaged(
+                f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted",
+                segment.end,
+            )
         for run in runs(rows, BYTES_AT_ONCE):
             _refuse_ending(ending)
             for i in failing(data, run):
                 start, end = int(run["start"][i]), int(run["end"][i])
                 raise Damaged(
-                    f"{segment.path(DATA).name}: bytes {start} to {end} do not match their checksum", segment.end
+                    f"{segment.path(DATA).name}: bytes {start} to {end} do not match their checksum",
+                    segment.end,
                 )
 
 
@@ -321,7 +364,8 @@ class _Copy:
             at = batch.next_offset
         if rows != segment.rows:
             raise Damaged(
-                f"{segment.path(DATA).name}: {rows} of {segment.rows} records can be read; it is not compacted", at
+                f"{segment.path(DATA).name}: {rows} of {segment.rows} records can be read; it is not compacted",
+                at,
             )
 
     def _append(self, segment: Segment, batch: Batch, chosen: np.ndarray) -> None:
@@ -338,7 +382,9 @@ class _Copy:
         sidecar = self._sidecar(offsets, places, times, memoryview(data))
         fs = fresh.fs
         if fs.free_bytes(fresh.directory) - len(data) - index.nbytes - len(sidecar) < self._reserve:
-            raise StorageFull(f"the disk has no room for a compacted segment beside the old ones ({len(data)} bytes)")
+            raise StorageFull(
+                f"the disk has no room for a compacted segment beside the old ones ({len(data)} bytes)"
+            )
         for kind, piece in ((DATA, data), (INDEX, index.tobytes()), (BATCHES, sidecar)):
             self._files[kind].append([piece])
         fresh.rows += len(offsets)
@@ -350,10 +396,17 @@ class _Copy:
             self.end()
             self._unsynced = 0
 
-    def _sidecar(self, offsets: np.ndarray, places: np.ndarray, times: np.ndarray, data: memoryview) -> bytes:
+    def _sidecar(
+        self, offsets: np.ndarray, places: np.ndarray, times: np.ndarray, data: memoryview
+    ) -> bytes:
         """Records appended at the same time have one row."""
         cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
-        firsts, clock, ends, at = offsets.tolist(), times.tolist(), places.tolist(), self.fresh.data_size
+        firsts, clock, ends, at = (
+            offsets.tolist(),
+            times.tolist(),
+            places.tolist(),
+            self.fresh.data_size,
+        )
         return b"".join(
             pack_batch(
                 firsts[low],

@@ -1,28 +1,30 @@
 """Consumer groups on topics: how far each group has come, and who of its members works on what.
 
-A group has one committed offset per topic: everything below it is done. A member that reads alone commits offsets
-itself. Members that share a topic lease ranges of offsets: each lease is a piece nobody else has, and the committed
-offset moves over completed pieces as far as they follow one another without a gap. A lease that is neither completed
-nor renewed in time returns to the group and is the next one handed out. So every record is processed at least once,
-in order within a lease, and twice only when a member was too slow or the broker was restarted in between: leases live
-in memory, on a monotonic clock; the committed offsets live in a journal.
+A group has one committed offset per topic: everything below it is done. A member that reads alone
+commits offsets itself. Members that share a topic lease ranges of offsets: each lease is a piece
+nobody else has, and the committed offset moves over completed pieces as far as they follow one
+another without a gap. A lease that is neither completed nor renewed in time returns to the group
+and is the next one handed out. So every record is processed at least once, in order within a lease,
+and twice only when a member was too slow or the broker was restarted in between: leases live in
+memory, on a monotonic clock; the committed offsets live in a journal.
 
     <data_directory>/.penstock/groups/offsets.log    text, one line per event, the last one of a group and topic counts
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
         ["commit", group, topic, incarnation, offset]      ["delete", group, topic]
 
-A line that does not match its checksum is skipped and counted; the group then starts from its commit before that. The
-journal is replaced by a snapshot when it has grown to several times what it says, and after any failed write.
+A line that does not match its checksum is skipped and counted; the group then starts from its
+commit before that. The journal is replaced by a snapshot when it has grown to several times what it
+says, and after any failed write.
 
     <data_directory>/.penstock/groups/offsets.copy   a commit for each group and topic as of then; before them
         ["copy", size]                               how large the journal was; it never becomes smaller than that
 
-The copy is written when the broker starts and stops, and whenever the journal has doubled. A journal that is missing
-or smaller than its copy says has lost commits: the groups go on from the copy, which is reported. They read again what
-they did since; nothing is passed over.
+The copy is written when the broker starts and stops, and whenever the journal has doubled. A
+journal that is missing or smaller than its copy says has lost commits: the groups go on from the
+copy, which is reported. They read again what they did since; nothing is passed over.
 
-What a group committed was there. When a topic ends before that, its records are lost: the topic reports it and gives
-none of their offsets again (`Topic.expect`).
+What a group committed was there. When a topic ends before that, its records are lost: the topic
+reports it and gives none of their offsets again (`Topic.expect`).
 """
 
 import asyncio
@@ -36,12 +38,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, StorageFailed, StorageFull
-from penstock.ids import uuid7
+from penstock.log.fs import DISK, File, Fs
+from penstock.log.journal_lines import line, parse
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, File, Fs
-from penstock.topics.lines import line, parse
-from penstock.topics.minutes import Minutes
-from penstock.topics.names import check_name
+from penstock.protocol.ids import uuid7
+from penstock.protocol.names import check_name
+from penstock.topics.group_history import Minutes
 from penstock.topics.sinks import Sinks
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
@@ -68,7 +70,9 @@ class Range:
 
 @dataclass(slots=True)
 class Cursor:
-    """One group on one topic. Ranges in `leases`, `returned` and `done` never overlap and lie below `next`."""
+    """One group on one topic. Ranges in `leases`, `returned` and `done` never overlap and lie below
+    `next`.
+    """
 
     group: str
     topic: str
@@ -76,8 +80,12 @@ class Cursor:
     committed: int
     next: int  # the first offset never handed out
     leases: dict[str, Range] = field(default_factory=dict)
-    returned: list[tuple[int, int]] = field(default_factory=list)  # a heap: handed out again before `next`
-    done: list[tuple[int, int]] = field(default_factory=list)  # a heap: completed ahead of `committed`
+    returned: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # a heap: handed out again before `next`
+    done: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # a heap: completed ahead of `committed`
 
     def advance(self, floor: int) -> bool:
         """Move the committed offset over what is done (or aged out); whether it moved."""
@@ -117,7 +125,9 @@ class Groups:
         self._sync = store.settings.fsync != "never"
         self._cursors: dict[tuple[str, str], Cursor] = {}
         self._leases: dict[str, Cursor] = {}
-        self._expiries: list[tuple[float, str]] = []  # a heap; entries of ended or renewed leases are skipped
+        self._expiries: list[
+            tuple[float, str]
+        ] = []  # a heap; entries of ended or renewed leases are skipped
         self._lines: list[bytes] = []
         self._waiting: list[asyncio.Future[None]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -126,13 +136,21 @@ class Groups:
         self._journal_size = 0
         self._copied = 0  # size of the journal as the copy says; 0: there is none
         self.skipped = 0  # damaged lines found at start
-        self._expired = metrics.counter("penstock_topic_leases_expired_total", "Leases that ran out", "group")
+        self._expired = metrics.counter(
+            "penstock_topic_leases_expired_total", "Leases that ran out", "group"
+        )
         self._damage = metrics.counter(
             "penstock_topic_group_damage_total",
             "Faults in the groups' committed offsets found at a start, by outcome",
             "outcome",
         )
-        metrics.gauge("penstock_topic_group_lag", "Records not yet committed", "group", "topic", read=self._lags)
+        metrics.gauge(
+            "penstock_topic_group_lag",
+            "Records not yet committed",
+            "group",
+            "topic",
+            read=self._lags,
+        )
         store.on_delete(self._topic_deleted)
 
     async def start(self) -> None:
@@ -158,7 +176,9 @@ class Groups:
         return None if cursor is None else cursor.committed
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
-        """Set where the group goes on; leases it holds on this topic are void. Returns when it is durable."""
+        """Set where the group goes on; leases it holds on this topic are void. Returns when it is
+        durable.
+        """
         found = self._store.require(topic)
         check_name(group, "group")
         if not 0 <= offset <= found.next_offset:
@@ -173,7 +193,9 @@ class Groups:
         await self._write(_commit_line(cursor))
 
     def lag(self, group: str, topic: str) -> int:
-        """Records between the group's commit and the topic's end; all of them when it has not committed."""
+        """Records between the group's commit and the topic's end; all of them when it has not
+        committed.
+        """
         found = self._store.require(topic)
         cursor = self._find(group, topic)
         committed = cursor.committed if cursor is not None else 0
@@ -242,14 +264,22 @@ class Groups:
         check_name(group, "group")
         cursor = self._find(group, topic)
         if cursor is None:
-            cursor = self._cursor(group, found, found.first_offset if start == "earliest" else found.next_offset)
+            cursor = self._cursor(
+                group, found, found.first_offset if start == "earliest" else found.next_offset
+            )
             self._write_later(_commit_line(cursor))
         self._expire()
         before = cursor.committed
         if cursor.advance(found.first_offset if before < found.first_offset else 0):
             self._write_later(_commit_line(cursor))
             if found.lost_at(before) is not None:
-                log.warning("group %s passes offsets %d to %d of %s: lost", group, before, cursor.committed - 1, topic)
+                log.warning(
+                    "group %s passes offsets %d to %d of %s: lost",
+                    group,
+                    before,
+                    cursor.committed - 1,
+                    topic,
+                )
         piece = self._piece(cursor, found, max(1, max_records))
         if piece is None:
             return None
@@ -276,7 +306,9 @@ class Groups:
         return start, end
 
     async def complete(self, lease_id: str) -> int:
-        """The range is processed; the group's committed offset after it. Conflict when the lease was lost."""
+        """The range is processed; the group's committed offset after it. Conflict when the lease
+        was lost.
+        """
         cursor, leased = self._end(lease_id)
         heappush(cursor.done, (leased.start, leased.end))
         before = cursor.committed
@@ -305,7 +337,11 @@ class Groups:
     def leave(self, group: str, topic: str, member: str) -> int:
         """Give back all that this member holds; how many ranges that were."""
         cursor = self._find(group, topic)
-        held = [lease.lease_id for lease in cursor.leases.values() if lease.member == member] if cursor else []
+        held = (
+            [lease.lease_id for lease in cursor.leases.values() if lease.member == member]
+            if cursor
+            else []
+        )
         for lease_id in held:
             self.release(lease_id)
         return len(held)
@@ -332,7 +368,11 @@ class Groups:
         """The cursor, unless it belongs to an earlier topic of the same name."""
         cursor = self._cursors.get((group, topic))
         found = self._store.get(topic)
-        return cursor if cursor is not None and found is not None and found.incarnation == cursor.incarnation else None
+        return (
+            cursor
+            if cursor is not None and found is not None and found.incarnation == cursor.incarnation
+            else None
+        )
 
     def _cursor(self, group: str, topic: Topic, offset: int) -> Cursor:
         cursor = self._find(group, topic.name)
@@ -345,7 +385,10 @@ class Groups:
         return [cursor for key, cursor in self._cursors.items() if self._find(*key) is cursor]
 
     def _lags(self) -> dict[tuple[str, str], float]:
-        return {(cursor.group, cursor.topic): self.lag(cursor.group, cursor.topic) for cursor in self._live()}
+        return {
+            (cursor.group, cursor.topic): self.lag(cursor.group, cursor.topic)
+            for cursor in self._live()
+        }
 
     def _forget(self, key: tuple[str, str]) -> bytes:
         cursor = self._cursors.pop(key)
@@ -372,10 +415,12 @@ class Groups:
         self._journal_size = len(journal or b"")
         if self._journal_size < self._copied:
             self._replay(snapshot)
-            what = f"has {len(journal)} bytes, {self._copied} were written" if journal is not None else "is missing"
-            text = (
-                f"{JOURNAL} {what}: {len(self._cursors)} cursors of groups go on from {COPY} and may read records again"
+            what = (
+                f"has {len(journal)} bytes, {self._copied} were written"
+                if journal is not None
+                else "is missing"
             )
+            text = f"{JOURNAL} {what}: {len(self._cursors)} cursors of groups go on from {COPY} and may read records again"
             self._report("restored", text)
             self._start_over = True
         elif journal is None and copy is None and (groups := self.minutes.groups()):
@@ -414,7 +459,11 @@ class Groups:
 
     async def _check_topics(self) -> None:
         """What the groups know of their topics against what the topics hold."""
-        gone = {cursor.topic for cursor in self._cursors.values() if self._store.get(cursor.topic) is None}
+        gone = {
+            cursor.topic
+            for cursor in self._cursors.values()
+            if self._store.get(cursor.topic) is None
+        }
         for name in sorted(gone - self._store.unreadable.keys()):
             self._report("lost", f"groups committed offsets on topic {name}, which does not exist")
         for cursor in self._cursors.values():
@@ -426,9 +475,7 @@ class Groups:
                     continue  # of an earlier topic of that name
                 cursor.incarnation = topic.incarnation
                 self._start_over = True
-                text = (
-                    f"topic {topic.name} lost its incarnation: group {cursor.group} keeps its offset {cursor.committed}"
-                )
+                text = f"topic {topic.name} lost its incarnation: group {cursor.group} keeps its offset {cursor.committed}"
                 self._report("restored", text)
             await topic.expect(cursor.committed, f"group {cursor.group}")
 
@@ -440,11 +487,15 @@ class Groups:
                 await asyncio.wait([self._writing])
         elif self._journal_size != self._copied:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._pool, self._write_copy, self._snapshot(), self._journal_size)
+            await loop.run_in_executor(
+                self._pool, self._write_copy, self._snapshot(), self._journal_size
+            )
 
     def _write_copy(self, snapshot: bytes, size: int) -> None:
         try:
-            self._fs.replace(self._directory / COPY, line(["copy", size]) + snapshot, sync=self._sync)
+            self._fs.replace(
+                self._directory / COPY, line(["copy", size]) + snapshot, sync=self._sync
+            )
             self._copied = size
         except (StorageFull, StorageFailed) as error:
             log.warning("the copy of the group offsets could not be written: %s", error)
@@ -471,7 +522,9 @@ class Groups:
                 copy = over or self._journal_size >= 2 * self._copied
                 snapshot = self._snapshot() if copy else b""
                 try:
-                    await loop.run_in_executor(self._pool, self._write_lines, b"".join(lines), snapshot, over)
+                    await loop.run_in_executor(
+                        self._pool, self._write_lines, b"".join(lines), snapshot, over
+                    )
                 except (StorageFull, StorageFailed) as error:
                     self._start_over = True
                     log.error("group offsets could not be written: %s", error)
@@ -495,7 +548,9 @@ class Groups:
         return b"".join(_commit_line(cursor) for cursor in self._cursors.values())
 
     def _write_lines(self, lines: bytes, snapshot: bytes, start_over: bool) -> None:
-        """Append the lines; with `start_over` the snapshot, which has them, becomes the journal instead."""
+        """Append the lines; with `start_over` the snapshot, which has them, becomes the journal
+        instead.
+        """
         path = self._directory / JOURNAL
         if start_over:
             self._write_copy(snapshot, min(len(snapshot), self._journal_size or len(snapshot)))
@@ -524,9 +579,13 @@ def _commit_line(cursor: Cursor) -> bytes:
 
 def _parse(text: bytes) -> list[Any] | None:
     event = parse(text)
-    known = isinstance(event, list) and event and len(event) == {"commit": 5, "delete": 3}.get(event[0])
+    known = (
+        isinstance(event, list) and event and len(event) == {"commit": 5, "delete": 3}.get(event[0])
+    )
     return event if known else None
 
 
 def _lost(lease_id: str) -> Conflict:
-    return Conflict(f"lease {lease_id} is no longer held: it ran out and was taken back, or was completed")
+    return Conflict(
+        f"lease {lease_id} is no longer held: it ran out and was taken back, or was completed"
+    )

@@ -1,16 +1,17 @@
 """Retention: whole sealed segments go, oldest first, by age and by size; the active one never does.
 
-A topic that is archived (it has an `archived` mark) keeps what was not archived yet; one whose policy is `compact`
-keeps its segments, since the only record of a key may lie in the oldest. The data file is removed last, so
-a data file that is missing while its index is there is always damage and never an interrupted removal.
+A topic that is archived (it has an `archived` mark) keeps what was not archived yet; one whose
+policy is `compact` keeps its segments, since the only record of a key may lie in the oldest. The
+data file is removed last, so a data file that is missing while its index is there is always damage
+and never an interrupted removal.
 """
 
 import logging
 
+from penstock.log.context import Context
+from penstock.log.layout import COMPACT
+from penstock.log.segment import Segment
 from penstock.topics.compaction import settle
-from penstock.topics.context import Context
-from penstock.topics.layout import COMPACT
-from penstock.topics.segment import Segment
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
@@ -26,7 +27,9 @@ async def retain(topic: Topic, context: Context) -> int:
         if context.now() - begun >= settings.segment_age * 1e6:
             await topic.seal()
     if topic.maintenance.locked():
-        return 0  # segments are being compacted: another time, the other topics need not wait for that
+        return (
+            0  # segments are being compacted: another time, the other topics need not wait for that
+        )
     if topic.ending or not (settings.retention_age or settings.retention_bytes or topic.unfinished):
         return 0
     async with topic.maintenance:
@@ -36,7 +39,12 @@ async def retain(topic: Topic, context: Context) -> int:
             return 0
         await topic.drop(going)
     context.instruments.deleted.add(len(going))
-    log.info("topic %s: retention deleted %d segments, up to offset %d", topic.name, len(going), going[-1].end)
+    log.info(
+        "topic %s: retention deleted %d segments, up to offset %d",
+        topic.name,
+        len(going),
+        going[-1].end,
+    )
     return len(going)
 
 
@@ -51,7 +59,9 @@ def surplus(topic: Topic, context: Context) -> list[Segment]:
     for segment in topic.segments[:-1]:
         aged = bool(settings.retention_age) and segment.newest < oldest
         too_much = bool(settings.retention_bytes) and total > settings.retention_bytes
-        if not (aged or too_much) or (topic.archived_offset is not None and segment.end > topic.archived_offset):
+        if not (aged or too_much) or (
+            topic.archived_offset is not None and segment.end > topic.archived_offset
+        ):
             break
         going.append(segment)
         total -= segment.size

@@ -1,18 +1,21 @@
-"""The scrub: sealed segments are read again every so often, slowly, and checked, before anyone needs what has rotted.
+"""The scrub: sealed segments are read again every so often, slowly, and checked, before anyone
+needs what has rotted.
 
-A pass goes through the topics by name and their sealed segments in order. A segment is checked in steps of about a
-megabyte: each runs in the pool, then the loop waits as long as `scrub_rate` asks, so the scrub holds no thread while it
-waits and ends as soon as the broker stops. What it reads comes from the disk and leaves the page cache again.
+A pass goes through the topics by name and their sealed segments in order. A segment is checked in
+steps of about a megabyte: each runs in the pool, then the loop waits as long as `scrub_rate` asks,
+so the scrub holds no thread while it waits and ends as soon as the broker stops. What it reads
+comes from the disk and leaves the page cache again.
 
-Checked is what `verify` checks of a sealed segment: every batch against its CRC32C, every index row against the record
-it points at, every sidecar row against its own checksum. A batch that fails is read a second time; if it fails again it
-is a hole from then on, as one that recovery finds: told, counted, in `damage.json`, and `Damaged` to whoever reads it.
+Checked is what `verify` checks of a sealed segment: every batch against its CRC32C, every index row
+against the record it points at, every sidecar row against its own checksum. A batch that fails is
+read a second time; if it fails again it is a hole from then on, as one that recovery finds: told,
+counted, in `damage.json`, and `Damaged` to whoever reads it.
 
-Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open files, and what it
-found counts only if the topic still has that segment.
+Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open
+files, and what it found counts only if the topic still has that segment.
 
-`.penstock/scrub.json` says how far the running pass is, and what the last one came to. It is a hint: written now and
-then and not synced; without it, or when it is damaged, a pass begins anew.
+`.penstock/scrub.json` says how far the running pass is, and what the last one came to. It is a
+hint: written now and then and not synced; without it, or when it is damaged, a pass begins anew.
 """
 
 import asyncio
@@ -26,11 +29,11 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.errors import Damaged, StorageFailed, StorageFull
+from penstock.log.checksums import Found, SegmentCheck
+from penstock.log.context import Context
+from penstock.log.layout import DATA
+from penstock.log.segment import Segment
 from penstock.metrics import Metrics
-from penstock.topics.check import Found, SegmentCheck
-from penstock.topics.context import Context
-from penstock.topics.layout import DATA
-from penstock.topics.segment import Segment
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
@@ -38,7 +41,8 @@ log = logging.getLogger("penstock.topics")
 STATE = "scrub.json"
 SAVE_SECONDS = 10.0
 START_SECONDS = 60.0  # a broker that was just started has more urgent things to read
-# Whatever a segment's files may do to the code that reads them: it is told, and the others are checked.
+# Whatever a segment's files may do to the code that reads them: it is told, and the others are
+# checked.
 CANNOT_CHECK = (Damaged, StorageFailed, OSError, ValueError, LookupError, ArithmeticError)
 SHARE = 0.2  # of one core, at most: small batches cost more time than their bytes tell
 
@@ -59,7 +63,9 @@ class State(msgspec.Struct, kw_only=True):
 
     current: Pass | None = None
     last: Pass | None = None
-    topic: str = ""  # the current pass is done with this topic's segments up to `base`, and with the topics before it
+    # the current pass is done with this topic's segments up to `base`, and with the topics before
+    # it
+    topic: str = ""
     base: int = -1
 
 
@@ -85,7 +91,11 @@ class Scrub:
         self._bytes = metrics.counter(
             "penstock_topic_scrubbed_bytes_total", "Bytes of sealed segments read and checked"
         )
-        metrics.gauge("penstock_topic_scrub_running", "Whether a scrub is under way", read=lambda: self.running)
+        metrics.gauge(
+            "penstock_topic_scrub_running",
+            "Whether a scrub is under way",
+            read=lambda: self.running,
+        )
         metrics.gauge(
             "penstock_topic_scrub_finished_seconds",
             "When the last whole scrub ended, seconds since 1970",
@@ -115,7 +125,9 @@ class Scrub:
     def status(self) -> dict[str, Any]:
         state, settings = self._state, self._context.settings
         topics = (self._topics.get(name) for name in self._topics.names())
-        total = sum(segment.data_size for topic in topics if topic for segment in topic.segments[:-1])
+        total = sum(
+            segment.data_size for topic in topics if topic for segment in topic.segments[:-1]
+        )
         return {
             "running": self.running,
             "interval": settings.scrub_interval,
@@ -179,7 +191,10 @@ class Scrub:
         await self._save()
         if current.segments:
             log.info(
-                "scrub: %d segments, %d bytes checked, %d findings", current.segments, current.bytes, current.findings
+                "scrub: %d segments, %d bytes checked, %d findings",
+                current.segments,
+                current.bytes,
+                current.findings,
             )
 
     def _following(self, name: str, base: int) -> tuple[Topic, Segment] | None:
@@ -226,7 +241,9 @@ class Scrub:
         self._next_step = max(now, self._next_step) + owed
         await asyncio.sleep(self._next_step - now)
 
-    async def _report(self, topic: Topic, segment: Segment, found: list[Found], current: Pass) -> None:
+    async def _report(
+        self, topic: Topic, segment: Segment, found: list[Found], current: Pass
+    ) -> None:
         damage = topic.findings
         known = {(place.get("file"), place.get("position")) for place in damage.places}
         for one in found:

@@ -1,11 +1,12 @@
 """What exactly-once sinks have written: a checksum of the content under each identity.
 
-A sink's rows are known by (sink, batch, task). Before a task writes the first of them it claims its place with a
-checksum of all of them. The same place with the same checksum may be written again, since whoever stored part of it
-is recognised row by row; the same place with another checksum is refused. A task that has no place yet gets one only
-when every task that an earlier run left in this batch has come again with its old checksum: until then it waits, so
-that a batch whose content changed is refused before anything new of it is written. A batch that is behind the newest
-takes no new tasks, nor does one that was committed.
+A sink's rows are known by (sink, batch, task). Before a task writes the first of them it claims its
+place with a checksum of all of them. The same place with the same checksum may be written again,
+since whoever stored part of it is recognised row by row; the same place with another checksum is
+refused. A task that has no place yet gets one only when every task that an earlier run left in this
+batch has come again with its old checksum: until then it waits, so that a batch whose content
+changed is refused before anything new of it is written. A batch that is behind the newest takes no
+new tasks, nor does one that was committed.
 
     <data_directory>/.penstock/groups/sinks.log    text, one line per event, the last one of a place counts
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
@@ -24,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.log.fs import DISK, Fs
+from penstock.log.journal_lines import line, parse
 from penstock.protocol.claims import Claim, Claimed, Commit
-from penstock.storage.fs import DISK, Fs
-from penstock.topics.lines import line, parse
 
 log = logging.getLogger("penstock.topics.sinks")
 
@@ -77,7 +78,9 @@ class Sinks:
 
     async def start(self) -> None:
         try:
-            data = await asyncio.get_running_loop().run_in_executor(self._pool, self._fs.read, self._path)
+            data = await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._fs.read, self._path
+            )
         except FileNotFoundError:
             return
         self._replay(data)
@@ -93,7 +96,11 @@ class Sinks:
                 damaged += 1
         self._size, self._rewrite = len(data), damaged > 0
         if damaged:
-            log.warning("%s: %d damaged lines were skipped; what they said of sinks is not known", JOURNAL, damaged)
+            log.warning(
+                "%s: %d damaged lines were skipped; what they said of sinks is not known",
+                JOURNAL,
+                damaged,
+            )
 
     async def claim(self, claim: Claim) -> Claimed:
         async with self._lock:
@@ -125,8 +132,9 @@ class Sinks:
                 await self._write(["commit", done.target, done.app, done.batch, self._clock()])
 
     def forget(self, topic: str) -> None:
-        """The topic was deleted, and what was written to it with it. If the broker ends before the next write, the
-        entries come back: harmless but for other rows under an old identity, which are then refused."""
+        """The topic was deleted, and what was written to it with it. If the broker ends before the
+        next write, the entries come back: harmless but for other rows under an old identity, which
+        are then refused."""
         for key in [key for key in self._sinks if key[0] == topic]:
             del self._sinks[key]
         self._rewrite = True
@@ -141,7 +149,9 @@ class Sinks:
         if self._rewrite or self._size > self._limit:
             self._expire()
             text = self._snapshot() + text
-            await loop.run_in_executor(self._pool, lambda: self._fs.replace(self._path, text, sync=self._sync))
+            await loop.run_in_executor(
+                self._pool, lambda: self._fs.replace(self._path, text, sync=self._sync)
+            )
             self._size, self._rewrite = len(text), False
             self._limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * len(text))
         else:

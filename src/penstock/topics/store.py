@@ -1,8 +1,9 @@
 """All topics of a data directory.
 
-Every topic is opened at start, which for one that was stopped cleanly means reading a checkpoint and a few rows of its
-indexes (in the pool, some 0.2 ms), so that damage is reported at once and sizes are known; files are only held open
-while they are used. A topic that cannot be read at all is left out, logged and counted: the others are served.
+Every topic is opened at start, which for one that was stopped cleanly means reading a checkpoint
+and a few rows of its indexes (in the pool, some 0.2 ms), so that damage is reported at once and
+sizes are known; files are only held open while they are used. A topic that cannot be read at all is
+left out, logged and counted: the others are served.
 
 A topic is deleted by renaming its directory away, which is atomic, and removing it after.
 """
@@ -17,13 +18,13 @@ from typing import Any
 
 from penstock.config.schema import Topics
 from penstock.errors import NotFound, PenstockError, StorageFailed, StorageFull, Unavailable
-from penstock.ids import uuid7
+from penstock.log.context import Context
+from penstock.log.fs import DISK, Fs
+from penstock.log.recovery import create_files, recover
 from penstock.metrics import Metrics
-from penstock.storage.fs import DISK, Fs
+from penstock.protocol.ids import uuid7
+from penstock.protocol.names import check_name
 from penstock.topics.compaction import Swapped, compact
-from penstock.topics.context import Context
-from penstock.topics.names import check_name
-from penstock.topics.recovery import create_files, recover
 from penstock.topics.retention import retain
 from penstock.topics.scrub import Scrub
 from penstock.topics.topic import Topic
@@ -34,7 +35,8 @@ PRIVATE = ".penstock"
 TRASH = "deleted-topics"
 IDLE_SECONDS = 30.0
 OPEN_AT_ONCE = 256
-# Whatever a topic's files may do to the code that reads them: the topic is left out, the others are served.
+# Whatever a topic's files may do to the code that reads them: the topic is left out, the others are
+# served.
 CANNOT_OPEN = (PenstockError, OSError, ValueError, LookupError, ArithmeticError)
 
 
@@ -62,12 +64,20 @@ class TopicStore:
         self._deletions: list[Callable[[Topic], Any]] = []
         metrics.gauge("penstock_topics", "Topics", read=lambda: len(self._topics))
         metrics.gauge(
-            "penstock_topics_unreadable", "Topics that could not be opened", read=lambda: len(self._unreadable)
+            "penstock_topics_unreadable",
+            "Topics that could not be opened",
+            read=lambda: len(self._unreadable),
         )
         metrics.gauge(
-            "penstock_topic_open_segments", "Segments with open files", read=lambda: len(self._context.open_files)
+            "penstock_topic_open_segments",
+            "Segments with open files",
+            read=lambda: len(self._context.open_files),
         )
-        metrics.gauge("penstock_topic_stored_bytes", "Bytes stored", read=lambda: sum(t.size_bytes for t in self))
+        metrics.gauge(
+            "penstock_topic_stored_bytes",
+            "Bytes stored",
+            read=lambda: sum(t.size_bytes for t in self),
+        )
 
     def __iter__(self) -> Any:
         return iter(list(self._topics.values()))
@@ -109,7 +119,12 @@ class TopicStore:
             except CANNOT_OPEN as error:
                 self._unreadable[name] = str(error)
                 self._context.instruments.damage.add(1, "refused")
-                log.error("topic %s cannot be opened: %s", name, error, exc_info=not isinstance(error, PenstockError))
+                log.error(
+                    "topic %s cannot be opened: %s",
+                    name,
+                    error,
+                    exc_info=not isinstance(error, PenstockError),
+                )
         return found
 
     async def stop(self) -> None:
@@ -197,7 +212,9 @@ class TopicStore:
         """Call it with each topic that is deleted."""
         self._deletions.append(callback)
 
-    async def compact(self, name: str, bases: Sequence[int], keep: bytes, incarnation: str | None = None) -> Swapped:
+    async def compact(
+        self, name: str, bases: Sequence[int], keep: bytes, incarnation: str | None = None
+    ) -> Swapped:
         """Swap these neighbouring sealed segments for one with only the records that `keep` names.
 
         `keep` has a bit for each offset from the first base on, the lowest bit of a byte first.
@@ -212,12 +229,18 @@ class TopicStore:
             await self.maintain()
 
     async def maintain(self) -> None:
-        """Roll old segments, delete what retention lets go, close what nobody uses. Runs by itself every so often."""
+        """Roll old segments, delete what retention lets go, close what nobody uses. Runs by itself
+        every so often.
+        """
         self._context.space.check()
         for topic in list(self._topics.values()):
             try:
                 await retain(topic, self._context)
-                if topic.idle and topic.segments[-1].open_files and time.monotonic() - topic.last_used > IDLE_SECONDS:
+                if (
+                    topic.idle
+                    and topic.segments[-1].open_files
+                    and time.monotonic() - topic.last_used > IDLE_SECONDS
+                ):
                     await topic.checkpoint()
                     if topic.idle:
                         topic.close_files()

@@ -1,8 +1,8 @@
 """A topic as everyone else sees it: append to it, read what is visible, wait for more.
 
-Reading takes no lock and shares no position; the list of segments is replaced, never changed in place, so a reader
-keeps what it started with while segments are rolled, deleted or compacted, and looks again when a file went away.
-How appends are committed is in `penstock.topics.log`.
+Reading takes no lock and shares no position; the list of segments is replaced, never changed in
+place, so a reader keeps what it started with while segments are rolled, deleted or compacted, and
+looks again when a file went away. How appends are committed is in `penstock.log.log`.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from penstock.errors import (
     StorageFailed,
     StorageFull,
 )
-from penstock.topics.commit import Appended
-from penstock.topics.context import Context
-from penstock.topics.durable import Recovered
-from penstock.topics.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
-from penstock.topics.log import Log
-from penstock.topics.producers import Producer
-from penstock.topics.segment import Batch, Raw, Segment, empty_batch
+from penstock.log.commit import Appended
+from penstock.log.context import Context
+from penstock.log.durable import Recovered
+from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
+from penstock.log.log import Log
+from penstock.log.producers import Producer
+from penstock.log.segment import Batch, Raw, Segment, empty_batch
 
 __all__ = ["Appended", "Batch", "Producer", "Raw", "Topic"]
 
@@ -41,7 +41,9 @@ class Topic(Log):
         self.archived_offset = found.archived
         self.policy = found.policy
         self.findings = found.damage
-        self.incarnation_lost = found.incarnation_lost  # it has a new one, though its records are the same
+        self.incarnation_lost = (
+            found.incarnation_lost
+        )  # it has a new one, though its records are the same
         self._subscribers: dict[int, Callable[[], None]] = {}
         self._subscriptions = 0
         self._waiters: dict[asyncio.Future[None], int] = {}
@@ -66,8 +68,12 @@ class Topic(Log):
         return sum(segment.rows for segment in self._segments)
 
     def records_from(self, offset: int) -> int:
-        """How many records there are at and after `offset`; compaction makes that fewer than offsets."""
-        return int(self._looking(lambda segments: sum(_rows_from(segment, offset) for segment in segments)))
+        """How many records there are at and after `offset`; compaction makes that fewer than
+        offsets.
+        """
+        return int(
+            self._looking(lambda segments: sum(_rows_from(segment, offset) for segment in segments))
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -116,24 +122,39 @@ class Topic(Log):
 
     # Reading
 
-    def read(self, offset: int, max_records: int = 1000, max_bytes: int = 1 << 20, *, strict: bool = False) -> Batch:
+    def read(
+        self,
+        offset: int,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        *,
+        strict: bool = False,
+    ) -> Batch:
         """Visible records from `offset` on, of one segment; at least one when there is one."""
         return self._reading(
             lambda segment, at: segment.read(at, max_records, max_bytes), offset, strict
         ) or empty_batch(max(offset, self.next_offset))
 
-    def raw(self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False) -> Raw:
+    def raw(
+        self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
+    ) -> Raw:
         """The same as bytes of the log: where they lie in which file."""
-        found = self._reading(lambda segment, at: segment.raw(at, max_bytes, max_records), offset, strict)
+        found = self._reading(
+            lambda segment, at: segment.raw(at, max_bytes, max_records), offset, strict
+        )
         end = max(offset, self.next_offset)
         return found or Raw(end, 0, end, None, 0, 0)
 
     def _reading(self, read: Callable[[Segment, int], Any], offset: int, strict: bool) -> Any:
-        """Call `read` on the segment that holds `offset` (or what follows it), with the offset to start at."""
+        """Call `read` on the segment that holds `offset` (or what follows it), with the offset to
+        start at.
+        """
 
         def look(segments: tuple[Segment, ...]) -> Any:
             if strict and not segments[0].base <= offset <= self.next_offset:
-                raise InvalidOffset(f"offset {offset} lies outside {segments[0].base} to {self.next_offset}")
+                raise InvalidOffset(
+                    f"offset {offset} lies outside {segments[0].base} to {self.next_offset}"
+                )
             if offset < segments[0].base:
                 self._refuse_lost_beginning(segments[0], offset)
             return self._read_from(segments, read, max(offset, segments[0].base))
@@ -153,7 +174,9 @@ class Topic(Log):
                     raise
                 raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
 
-    def _read_from(self, segments: tuple[Segment, ...], read: Callable[[Segment, int], Any], at: int) -> Any:
+    def _read_from(
+        self, segments: tuple[Segment, ...], read: Callable[[Segment, int], Any], at: int
+    ) -> Any:
         if at >= self.next_offset:
             return None
         low, high = 0, len(segments) - 1
@@ -172,7 +195,9 @@ class Topic(Log):
         return None
 
     def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
-        """What retention deleted is passed over; what was lost is not, when nothing was deleted since."""
+        """What retention deleted is passed over; what was lost is not, when nothing was deleted
+        since.
+        """
         place = self.lost_at(at)
         if place is not None and place["lost_to"] == first.base:
             raise _lost(place, first.base)
@@ -184,7 +209,11 @@ class Topic(Log):
 
     def lost_at(self, offset: int) -> dict[str, Any] | None:
         """The damage that cost the record of this offset, if one did."""
-        places = (place for place in self.damage if place.get("lost_from", -1) <= offset < place.get("lost_to", -1))
+        places = (
+            place
+            for place in self.damage
+            if place.get("lost_from", -1) <= offset < place.get("lost_to", -1)
+        )
         return next(places, None)
 
     def times(self, batch: Batch) -> np.ndarray:
@@ -196,7 +225,9 @@ class Topic(Log):
         return found
 
     def offset_at(self, timestamp: float) -> int:
-        """The first offset appended at or after `timestamp` (seconds since 1970); `next_offset` when there is none."""
+        """The first offset appended at or after `timestamp` (seconds since 1970); `next_offset`
+        when there is none.
+        """
         microseconds = round(timestamp * 1e6)
 
         def look(segments: tuple[Segment, ...]) -> int:
@@ -208,7 +239,9 @@ class Topic(Log):
     # Waiting for more
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once after each commit that became visible, and when the topic is deleted."""
+        """Call `callback` once after each commit that became visible, and when the topic is
+        deleted.
+        """
         self._subscriptions += 1
         key = self._subscriptions
         self._subscribers[key] = callback
@@ -244,8 +277,8 @@ class Topic(Log):
     # What others know
 
     async def expect(self, offset: int, who: str) -> None:
-        """Records below `offset` were there, as `who` knows. Those that are not are lost, and their offsets are not
-        given again. Called before anything is appended."""
+        """Records below `offset` were there, as `who` knows. Those that are not are lost, and their
+        offsets are not given again. Called before anything is appended."""
         if offset <= self.next_offset:
             return
         end = self.next_offset
@@ -285,10 +318,14 @@ class Topic(Log):
         self.archived_offset = offset
 
     async def set_policy(self, policy: str) -> None:
-        """`delete`: retention deletes old segments; `compact`: it does not, and compaction may swap them."""
+        """`delete`: retention deletes old segments; `compact`: it does not, and compaction may swap
+        them.
+        """
         if policy not in (DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
-        await self._context.run(self._context.fs.replace, self.directory / POLICY, pack_checked(policy))
+        await self._context.run(
+            self._context.fs.replace, self.directory / POLICY, pack_checked(policy)
+        )
         self.policy = policy
 
     async def mark_deleted(self) -> None:
@@ -310,7 +347,9 @@ class Topic(Log):
 
 
 def _lost(place: dict[str, Any], resume: int) -> Damaged:
-    return Damaged(f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", resume)
+    return Damaged(
+        f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", resume
+    )
 
 
 def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Whether what is to be listened on can be, asked before anything is started, and said so that one can act on it."""
+"""Whether what is to be listened on can be, asked before anything is started, and said so that one
+can act on it.
+"""
 
 import errno
 import os
@@ -21,7 +23,9 @@ class AddressUnavailable(PenstockError):
 
 @contextmanager
 def listening(section: str, settings: Settings) -> Iterator[None]:
-    """For opening the listener of a section of the configuration: failures name the address and what sets it."""
+    """For opening the listener of a section of the configuration: failures name the address and
+    what sets it.
+    """
     try:
         yield
     except (OSError, OverflowError) as error:
@@ -51,8 +55,8 @@ def _reason(error: OSError | OverflowError) -> str:
 def check_addresses(config: Config) -> None:
     """Raise `AddressUnavailable` when a listener of this configuration could not be opened now.
 
-    Without SO_REUSEPORT, which our own processes share a port with: two brokers on one port would go unnoticed, each
-    with half of the connections.
+    Without SO_REUSEPORT, which our own processes share a port with: two brokers on one port would
+    go unnoticed, each with half of the connections.
     """
     with ExitStack() as opened:
         for section in ("http_server", "tcp_server", "websocket_server"):
@@ -66,8 +70,12 @@ def check_addresses(config: Config) -> None:
 
 
 def _open(settings: Settings, opened: ExitStack) -> None:
-    """Listen on every address of the host; those that this machine does not have count only when it has none."""
-    found = socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Listen on every address of the host; those that this machine does not have count only when it
+    has none.
+    """
+    found = socket.getaddrinfo(
+        settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     missing: list[OSError] = []
     for family, _, _, _, address in found:
         try:

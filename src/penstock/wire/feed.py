@@ -1,14 +1,14 @@
 """Pushing a topic's records to many subscribers (SSE, WebSocket) as they are appended.
 
-A topic that someone watches has one feed. It reads each record once, formats it once (`Chunk`), and hands the same
-bytes to every subscriber at the head of the log. A subscriber that cannot take more (its socket is full) leaves the
-head and costs nothing more than its position; when its socket has room again it reads on from there by itself, at its
-own pace, until it is back at the head. So a slow one holds back only itself, misses nothing, and its memory is
-bounded.
+A topic that someone watches has one feed. It reads each record once, formats it once (`Chunk`), and
+hands the same bytes to every subscriber at the head of the log. A subscriber that cannot take more
+(its socket is full) leaves the head and costs nothing more than its position; when its socket has
+room again it reads on from there by itself, at its own pace, until it is back at the head. So a
+slow one holds back only itself, misses nothing, and its memory is bounded.
 
-Pacing: after a delivery the feed rests as long as the delivery took (at most `REST`), and what was appended meanwhile
-goes out together. With few subscribers that is nothing; with many it keeps the fan-out from taking more than half of
-the event loop.
+Pacing: after a delivery the feed rests as long as the delivery took (at most `REST`), and what was
+appended meanwhile goes out together. With few subscribers that is nothing; with many it keeps the
+fan-out from taking more than half of the event loop.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from typing import Protocol
 import msgspec
 
 from penstock.errors import Damaged
-from penstock.topics.segment import Batch
+from penstock.log.segment import Batch
+from penstock.protocol.records import Message, messages
 from penstock.topics.topic import Topic
-from penstock.wire.records import Message, messages
 
 MAX_RECORDS = 500  # per chunk
 MAX_BYTES = 256 << 10
@@ -60,7 +60,8 @@ class Chunk:
     @cached_property
     def sse(self) -> bytes:
         return b"".join(
-            b"id: %d\nevent: message\ndata: %b\n\n" % (message.offset, _encode(message)) for message in self._messages
+            b"id: %d\nevent: message\ndata: %b\n\n" % (message.offset, _encode(message))
+            for message in self._messages
         )
 
     @cached_property
@@ -88,7 +89,9 @@ class Lost(Chunk):
 
 class Subscriber(Protocol):
     def deliver(self, chunk: Chunk) -> bool:
-        """Take the chunk (always); False when no more can be taken until `Subscription.resume` is called."""
+        """Take the chunk (always); False when no more can be taken until `Subscription.resume` is
+        called.
+        """
 
     def ended(self) -> None:
         """The topic was deleted; nothing more will come."""
@@ -158,7 +161,9 @@ class Feed:
         self._empty(self)
 
     def catch_up(self, subscription: Subscription) -> None:
-        """Send a lagging subscriber what it lacks, a chunk per turn of the loop, until it is at the head or full."""
+        """Send a lagging subscriber what it lacks, a chunk per turn of the loop, until it is at the
+        head or full.
+        """
         if subscription.closed or subscription in self._live:
             return
         if subscription.position >= self._head:
@@ -197,7 +202,9 @@ class Feed:
             following = self._head
             full = []
             for subscription in self._live:
-                if subscription.position > first:  # it asked to start further on than the log reached
+                if (
+                    subscription.position > first
+                ):  # it asked to start further on than the log reached
                     if subscription.position < following:
                         full.append(subscription)
                         self._loop.call_soon(self.catch_up, subscription)
@@ -221,8 +228,14 @@ class Feed:
         try:
             batch = topic.read(position, MAX_RECORDS, MAX_BYTES)
         except Damaged as error:
-            log.error("topic %s: a subscriber at offset %d meets damage: %s", topic.name, position, error)
-            return Lost(topic.name, str(error), error.resume if error.resume is not None else topic.next_offset)
+            log.error(
+                "topic %s: a subscriber at offset %d meets damage: %s", topic.name, position, error
+            )
+            return Lost(
+                topic.name,
+                str(error),
+                error.resume if error.resume is not None else topic.next_offset,
+            )
         return Chunk(topic.name, batch) if batch.count else None
 
 

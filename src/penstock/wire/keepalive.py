@@ -1,6 +1,7 @@
 """A sign of life every fifteen seconds on every idle connection, from one timer.
 
-Every second it serves a fifteenth of them, so that ten thousand idle subscribers never make a burst.
+Every second it serves a fifteenth of them, so that ten thousand idle subscribers never make a
+burst.
 """
 
 import asyncio

@@ -1,8 +1,10 @@
-"""Listening, in clear or for TLS; those who speak in clear to a port for TLS are told so, in their own protocol.
+"""Listening, in clear or for TLS; those who speak in clear to a port for TLS are told so, in their
+own protocol.
 
-In clear it is the event loop's server. For TLS we accept connections ourselves and look at their first byte without
-taking it: 0x16 begins a handshake, and the connection goes to the event loop as it is. Anything else gets `refusal` and
-is closed. That costs a connection a few system calls beside a handshake of a millisecond, and later nothing.
+In clear it is the event loop's server. For TLS we accept connections ourselves and look at their
+first byte without taking it: 0x16 begins a handshake, and the connection goes to the event loop as
+it is. Anything else gets `refusal` and is closed. That costs a connection a few system calls beside
+a handshake of a millisecond, and later nothing.
 """
 
 import asyncio
@@ -46,12 +48,16 @@ async def listen(
     reuse_port: bool = False,
     sock: socket.socket | None = None,
 ) -> Server:
-    """Listen at an address, or on `sock`. `patience` is for the first byte, and again for the rest of a handshake."""
+    """Listen at an address, or on `sock`. `patience` is for the first byte, and again for the rest
+    of a handshake.
+    """
     loop = asyncio.get_running_loop()
     if certificate is None:
         if sock is not None:
             return await loop.create_server(make, sock=sock, backlog=backlog)
-        return await loop.create_server(make, host, port, backlog=backlog, reuse_port=reuse_port or None)
+        return await loop.create_server(
+            make, host, port, backlog=backlog, reuse_port=reuse_port or None
+        )
     if sock is not None:
         sock.listen(backlog)
         sockets = [sock]
@@ -62,11 +68,17 @@ async def listen(
 
 async def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = await loop.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
-            sockets.append(socket.create_server(address[:2], family=family, backlog=backlog, reuse_port=reuse_port))
+            sockets.append(
+                socket.create_server(
+                    address[:2], family=family, backlog=backlog, reuse_port=reuse_port
+                )
+            )
     except OSError:
         for one in sockets:
             one.close()
@@ -86,7 +98,9 @@ class TlsServer:
         self.sockets = tuple(sockets)
         self._make, self._context, self._refusal, self._patience = make, context, refusal, patience
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}  # for the first byte, or to be closed
+        self._waiting: dict[
+            socket.socket, asyncio.TimerHandle
+        ] = {}  # for the first byte, or to be closed
         self._shaking: set[asyncio.Task[None]] = set()
         self._closed = False
         for one in sockets:
@@ -94,7 +108,9 @@ class TlsServer:
             self._loop.add_reader(one, self._accept, one)
 
     def close(self) -> None:
-        """Accept no more; connections that have not begun yet are dropped, the others are their protocol's."""
+        """Accept no more; connections that have not begun yet are dropped, the others are their
+        protocol's.
+        """
         if self._closed:
             return
         self._closed = True
@@ -120,7 +136,9 @@ class TlsServer:
                 self._loop.call_later(PAUSE, self._accept_again, listening)
                 return
             connection.setblocking(False)
-            self._waiting[connection] = self._loop.call_later(self._patience, self._drop, connection)
+            self._waiting[connection] = self._loop.call_later(
+                self._patience, self._drop, connection
+            )
             self._loop.add_reader(connection, self._look, connection)
 
     def _accept_again(self, listening: socket.socket) -> None:
@@ -150,11 +168,16 @@ class TlsServer:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=self._patience
             )
-        except (OSError, TimeoutError) as error:  # theirs: no common version, no certificate that we accept
+        except (
+            OSError,
+            TimeoutError,
+        ) as error:  # theirs: no common version, no certificate that we accept
             log.info("a TLS handshake failed: %s", error)
 
     def _refuse(self, connection: socket.socket) -> None:
-        """Say it, and read what they sent: closing before would reset the connection and destroy the answer."""
+        """Say it, and read what they sent: closing before would reset the connection and destroy
+        the answer.
+        """
         with contextlib.suppress(OSError):
             connection.send(self._refusal)
             connection.shutdown(socket.SHUT_WR)

@@ -1,8 +1,9 @@
 """What listens: HTTP, TCP and WebSocket over one broker, opened last and closed first.
 
-With several worker processes all of them listen on the HTTP port (SO_REUSEPORT, the kernel spreads connections). A
-worker answers the queue API itself and forwards every other request to the owner over a Unix socket; the owner gathers
-the workers' metrics the same way. From outside it is one server.
+With several worker processes all of them listen on the HTTP port (SO_REUSEPORT, the kernel spreads
+connections). A worker answers the queue API itself and forwards every other request to the owner
+over a Unix socket; the owner gathers the workers' metrics the same way. From outside it is one
+server.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.broker import Broker
 from penstock.config import Config
-from penstock.server import Broker
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.bodies import Bodies
@@ -53,7 +54,8 @@ def spare_the_collector() -> None:
     """Leave what was loaded at start out of garbage collection, and collect the rest less often.
 
     Requests make thousands of short-lived objects that die by reference counting; a profile of
-    pushes showed much time in plain allocations, which points to the collector (not measured apart from other changes).
+    pushes showed much time in plain allocations, which points to the collector (not measured apart
+    from other changes).
     """
     gc.collect()
     gc.freeze()
@@ -62,21 +64,29 @@ def spare_the_collector() -> None:
 
 def _most_bytes(config: Config) -> int:
     """What all requests together may take: at least the largest one."""
-    largest = (config.http_server.max_body, config.tcp_server.max_frame, config.websocket_server.max_message)
+    largest = (
+        config.http_server.max_body,
+        config.tcp_server.max_frame,
+        config.websocket_server.max_message,
+    )
     return max(config.max_bodies, *largest)
 
 
 class Listeners:
     """Every listener of one process."""
 
-    def __init__(self, broker: Broker, worker: int = 0, rendezvous: Rendezvous | None = None) -> None:
+    def __init__(
+        self, broker: Broker, worker: int = 0, rendezvous: Rendezvous | None = None
+    ) -> None:
         self._broker = broker
         self._worker = worker
         self._http: HttpServer | None = None
         self._tcp: TcpServer | None = None
         self._websocket: WebsocketServer | None = None
         self._private: HttpServer | None = None  # for the other processes of this broker
-        self._verifier = verifier_of(broker.config.auth, broker.metrics)  # None: authentication is off
+        self._verifier = verifier_of(
+            broker.config.auth, broker.metrics
+        )  # None: authentication is off
         self.certificates = Certificates(broker.config)
         http = broker.config.http_server
         self._origins = Origins(
@@ -88,7 +98,9 @@ class Listeners:
         )
         self._bodies = Bodies(_most_bytes(broker.config))
         broker.metrics.gauge(
-            "penstock_request_bytes", "Bytes of large requests under way", read=lambda: self._bodies.total
+            "penstock_request_bytes",
+            "Bytes of large requests under way",
+            read=lambda: self._bodies.total,
         )
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
@@ -187,7 +199,8 @@ class Listeners:
         guard = Guard(self._verifier) if self._verifier else None
         if self._worker:
             assert self.rendezvous is not None
-            # The owner asks for the token, and where it comes from, itself: the headers come along with the request.
+            # The owner asks for the token, and where it comes from, itself: the headers come along
+            # with the request.
             handler = forward_to(self.rendezvous.owner)
             rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
             return Router([*self._queue_routes(), rest], guard)
@@ -197,8 +210,13 @@ class Listeners:
 
     def _owner_routes(self) -> list[Route]:
         logs, meeting = self._broker.logs, self.rendezvous
-        workers = [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
-        found = [*system.routes(self._broker, lambda: self.addresses, workers), *self._queue_routes()]
+        workers = (
+            [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
+        )
+        found = [
+            *system.routes(self._broker, lambda: self.addresses, workers),
+            *self._queue_routes(),
+        ]
         found += buffers.routes(self._broker.buffer)
         if logs:
             found += topics.routes(logs.topics, logs.groups, self._feeds, self._keep_alive)
@@ -210,17 +228,27 @@ class Listeners:
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""
         broker = self._broker
-        return queues.routes(broker.queues, broker.buffer, broker.buffer.maintenance.pops, broker.presence)
+        return queues.routes(
+            broker.queues, broker.buffer, broker.buffer.maintenance.pops, broker.presence
+        )
 
     async def _meet(self, rendezvous: Rendezvous) -> None:
         """Listen for the other processes of this broker."""
         if self._worker:
-            path, router = rendezvous.worker(self._worker), Router(system.worker_routes(self._broker))
+            path, router = (
+                rendezvous.worker(self._worker),
+                Router(system.worker_routes(self._broker)),
+            )
         else:
             path, router = rendezvous.owner, self._router()
         settings = owner_settings(self._broker.config.http_server)
         origins = None if self._worker else self._origins
         self._private = HttpServer(
-            router, settings, unix_path=path, executor=self._broker.pool, origins=origins, bodies=self._bodies
+            router,
+            settings,
+            unix_path=path,
+            executor=self._broker.pool,
+            origins=origins,
+            bodies=self._bodies,
         )
         await self._private.start()

@@ -9,9 +9,9 @@ headers that pages cannot change:
   typed the address). It is right behind a proxy that changes `Host` too, and it also comes with
   requests that have no `Origin`, such as images.
 
-A request with neither is no browser's (curl, clients) and passes. A page can still have its own name
-point at our address (DNS rebinding): then it is of "our" origin, but `Host` has its name. So while
-nobody is asked for a token, names that are not ours are refused too.
+A request with neither is no browser's (curl, clients) and passes. A page can still have its own
+name point at our address (DNS rebinding): then it is of "our" origin, but `Host` has its name. So
+while nobody is asked for a token, names that are not ours are refused too.
 
 A decision is made once per distinct head of a request, never per request.
 """
@@ -42,7 +42,8 @@ class Origins:
         any_host: bool = False,
         ports: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """`allowed`: further origins, or *, with commas. `hosts`: further names of ours, with commas.
+        """`allowed`: further origins, or *, with commas. `hosts`: further names of ours, with
+        commas.
 
         `bound`: names we listen on. `any_host`: names are not looked at. `ports`: pages from these
         ports of our host count as ours.
@@ -59,7 +60,9 @@ class Origins:
         names = [word.strip().lower().rstrip(".") for word in hosts.split(",") if word.strip()]
         for name in names:
             if "/" in name or (":" in name and not _is_address(name)):
-                raise ConfigError(f"http_server.hosts: {name!r} is no host name; leave out scheme and port")
+                raise ConfigError(
+                    f"http_server.hosts: {name!r} is no host name; leave out scheme and port"
+                )
         self._any_host = any_host or "*" in names
         own = socket.gethostname().lower().rstrip(".")
         self._names = {"localhost", own, own.split(".")[0], f"{own.split('.')[0]}.local", *names}
@@ -69,7 +72,9 @@ class Origins:
         self._ports = ports
         self._reported: set[str] = set()  # names that were refused
 
-    def refusal(self, host: str | None, origin: str | None, site: str | None, *, is_link: bool = False) -> str | None:
+    def refusal(
+        self, host: str | None, origin: str | None, site: str | None, *, is_link: bool = False
+    ) -> str | None:
         """Why a request with these headers is refused; None: it is not.
 
         `is_link`: a link, wherever it is, that leads to a page of ours.
@@ -88,7 +93,9 @@ class Origins:
                 return None
         elif site in (None, "none") or self._everyone or is_link:
             return None
-        page = f"from pages of {origin[:255]!r}" if origin is not None else "from pages of other sites"
+        page = (
+            f"from pages of {origin[:255]!r}" if origin is not None else "from pages of other sites"
+        )
         return (
             f"Requests {page} are refused: only pages of this broker may send them."
             " List the page's origin in http_server.cors_origin to allow it"
@@ -101,10 +108,15 @@ class Origins:
         return self._any_host or is_ours or _is_address(name)
 
     def _report(self, host: str) -> None:
-        """In the log, once per name: whoever set up the address of a client or a proxy should see why."""
+        """In the log, once per name: whoever set up the address of a client or a proxy should see
+        why.
+        """
         if host not in self._reported and len(self._reported) < _MOST_REPORTED:
             self._reported.add(host)
-            log.warning("refused a request for the host name %r: list it in http_server.hosts if it is ours", host)
+            log.warning(
+                "refused a request for the host name %r: list it in http_server.hosts if it is ours",
+                host,
+            )
 
     def allows(self, origin: str) -> bool:
         """Whether the configuration names it."""

@@ -1,7 +1,8 @@
 """Server-sent events: `GET /topics/{topic}/stream` as a subscriber of the topic's feed.
 
-Records are written to the socket from the feed's delivery itself; the request's task only sleeps until the socket is
-full, waits for room, and lets the feed go on. The shared timer writes a comment every fifteen seconds.
+Records are written to the socket from the feed's delivery itself; the request's task only sleeps
+until the socket is full, waits for room, and lets the feed go on. The shared timer writes a comment
+every fifteen seconds.
 """
 
 import asyncio
@@ -57,7 +58,9 @@ class EventStream:
             self._full.set_result(None)
 
 
-def stream_response(feeds: Feeds, keep_alive: KeepAlive, topic: Topic, position: int) -> StreamResponse:
+def stream_response(
+    feeds: Feeds, keep_alive: KeepAlive, topic: Topic, position: int
+) -> StreamResponse:
     async def run(stream: Stream) -> None:
         events = EventStream(stream)
         stop = keep_alive.add(events)

@@ -1,9 +1,9 @@
 """Certificates of what listens, renewed without a restart.
 
-A `Certificate` is one SSL context for as long as the broker runs. When its files change (they are looked at every few
-seconds, and on SIGHUP) they are tried in a context of their own first: a certificate whose key has not arrived yet, or
-a file that is half written, is logged and looked at again, and connections go on with what there was. Connections that
-are open stay as they are.
+A `Certificate` is one SSL context for as long as the broker runs. When its files change (they are
+looked at every few seconds, and on SIGHUP) they are tried in a context of their own first: a
+certificate whose key has not arrived yet, or a file that is half written, is logged and looked at
+again, and connections go on with what there was. Connections that are open stay as they are.
 """
 
 import asyncio
@@ -24,12 +24,23 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 class Certificate:
     def __init__(
-        self, certificate: Path | None, key: Path | None, client_ca: Path | None = None, minimum: str = "1.2"
+        self,
+        certificate: Path | None,
+        key: Path | None,
+        client_ca: Path | None = None,
+        minimum: str = "1.2",
     ) -> None:
-        """`key` may be in the certificate's file. With `client_ca` clients must show a certificate from it."""
+        """`key` may be in the certificate's file. With `client_ca` clients must show a certificate
+        from it.
+        """
         if certificate is None:
             raise ConfigError("a TLS key is set, but no certificate")
-        self._certificate, self._key, self._client_ca, self._minimum = certificate, key, client_ca, minimum
+        self._certificate, self._key, self._client_ca, self._minimum = (
+            certificate,
+            key,
+            client_ca,
+            minimum,
+        )
         self._seen = self._stamps()
         self._failed = ""
         self.expires = 0.0
@@ -56,7 +67,9 @@ class Certificate:
             reason = getattr(error, "reason", None) or str(error)
             if reason == "KEY_VALUES_MISMATCH":
                 key = self._key or self._certificate
-                raise ConfigError(f"TLS: the key {key} is not the one of the certificate {self._certificate}") from None
+                raise ConfigError(
+                    f"TLS: the key {key} is not the one of the certificate {self._certificate}"
+                ) from None
             what = f"{self._certificate}" + (f" with key {self._key}" if self._key else "")
             raise ConfigError(f"TLS: cannot use the certificate {what}: {_words(reason)}") from None
         if self._client_ca is not None:
@@ -64,7 +77,9 @@ class Certificate:
                 context.load_verify_locations(self._client_ca)
             except ssl.SSLError as error:
                 reason = _words(error.reason or str(error))
-                raise ConfigError(f"TLS: cannot use the client CA {self._client_ca}: {reason}") from None
+                raise ConfigError(
+                    f"TLS: cannot use the client CA {self._client_ca}: {reason}"
+                ) from None
             context.verify_mode = ssl.CERT_REQUIRED
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
@@ -97,7 +112,9 @@ class Certificate:
             return False
         self._failed = ""
         self._note_expiry()
-        log.info("TLS: %s was read again, it is valid until %s", self._certificate, _day(self.expires))
+        log.info(
+            "TLS: %s was read again, it is valid until %s", self._certificate, _day(self.expires)
+        )
         return True
 
     def _note_expiry(self) -> None:
@@ -105,7 +122,9 @@ class Certificate:
         self.expires = found.not_valid_after_utc.timestamp()
         if self.expires < time.time():
             log.error(
-                "TLS: the certificate %s expired on %s: clients will refuse it", self._certificate, _day(self.expires)
+                "TLS: the certificate %s expired on %s: clients will refuse it",
+                self._certificate,
+                _day(self.expires),
             )
 
 
@@ -121,7 +140,9 @@ class Certificates:
             raise ConfigError("tls.client_ca is set, but no tls.certificate")
         self.http = shared if http.tls else None
         if http.ssl_cert_path or http.ssl_key_path:
-            self.http = Certificate(http.ssl_cert_path, http.ssl_key_path, tls.client_ca, tls.min_version)
+            self.http = Certificate(
+                http.ssl_cert_path, http.ssl_key_path, tls.client_ca, tls.min_version
+            )
         self.websocket = self.http or shared if websocket.tls else None
         if websocket.ssl_cert_path or websocket.ssl_key_path:
             self.websocket = Certificate(

@@ -21,9 +21,9 @@ from penstock.cli.queue import commands as queue_commands
 from penstock.cli.topic import commands as topic_commands
 from penstock.client import TopicClient
 from penstock.pipeline.link import TopicLink
-from penstock.wire import frames
-from penstock.wire.frames import Command
-from penstock.wire.status import TcpStatus
+from penstock.protocol import frames
+from penstock.protocol.frames import Command
+from penstock.protocol.status import TcpStatus
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.tokens import (
@@ -90,26 +90,38 @@ def idp() -> Iterator[Provider]:
 def broker(postgres, tmp_path_factory, idp) -> Iterator[BrokerProcess]:
     env = {**ENV, "JWT_JWKS_URL": idp.url}
     directory = tmp_path_factory.mktemp("auth")
-    with BrokerProcess(directory, database_url=fresh_database(postgres), env=env, workers=2) as process:
+    with BrokerProcess(
+        directory, database_url=fresh_database(postgres), env=env, workers=2
+    ) as process:
         yield process
         process.stop()
         assert SECRET not in process.log
 
 
-def ask(broker: BrokerProcess, method: str, path: str, given: str | None = None, **more: Any) -> httpx.Response:
+def ask(
+    broker: BrokerProcess, method: str, path: str, given: str | None = None, **more: Any
+) -> httpx.Response:
     return httpx.request(method, broker.url + path, headers=bearer(given) if given else {}, **more)
 
 
-def on_every_process(broker: BrokerProcess, method: str, path: str, given: str | None, **more: Any) -> set[int]:
-    """The statuses of many requests, each on a connection of its own: the kernel spreads them over the processes."""
-    with httpx.Client(headers={"Connection": "close", **(bearer(given) if given else {})}) as client:
+def on_every_process(
+    broker: BrokerProcess, method: str, path: str, given: str | None, **more: Any
+) -> set[int]:
+    """The statuses of many requests, each on a connection of its own: the kernel spreads them over
+    the processes.
+    """
+    with httpx.Client(
+        headers={"Connection": "close", **(bearer(given) if given else {})}
+    ) as client:
         return {client.request(method, broker.url + path, **more).status_code for _ in range(12)}
 
 
 def test_without_a_good_token_it_is_401_with_the_reason(broker):
     missing = ask(broker, "GET", "/api/v1/resources/queues")
     assert missing.status_code == 401
-    assert missing.json() == {"error": "Authentication required: send the header Authorization: Bearer <token>"}
+    assert missing.json() == {
+        "error": "Authentication required: send the header Authorization: Bearer <token>"
+    }
     assert missing.headers["www-authenticate"] == "Bearer"
     for bad, text in (
         (token(lifetime=-1), "The token has expired"),
@@ -123,7 +135,9 @@ def test_without_a_good_token_it_is_401_with_the_reason(broker):
         assert (answer.status_code, answer.json()["error"]) == (401, text)
     basic = httpx.get(f"{broker.url}/topics", auth=("admin", "admin"))
     assert basic.status_code == 401
-    assert httpx.get(f"{broker.url}/topics", headers={"Authorization": READ_ONLY}).status_code == 200  # a bare token
+    assert (
+        httpx.get(f"{broker.url}/topics", headers={"Authorization": READ_ONLY}).status_code == 200
+    )  # a bare token
 
 
 def test_every_route_asks_for_the_role_the_document_names_in_every_process(broker):
@@ -159,10 +173,16 @@ def test_workers_and_the_owner_behind_them_agree(broker):
     for path in ("/api/v1/resources/queues", "/topics", "/api/v1/routes"):
         assert on_every_process(broker, "GET", path, None) == {401}
         assert on_every_process(broker, "GET", path, READ_ONLY) == {200}
-    assert on_every_process(broker, "POST", "/topics/t/produce", READ_ONLY, json={"payload": "x"}) == {403}
-    assert on_every_process(broker, "POST", "/topics/t/produce", READ_WRITE, json={"payload": "x"}) == {201}
+    assert on_every_process(
+        broker, "POST", "/topics/t/produce", READ_ONLY, json={"payload": "x"}
+    ) == {403}
+    assert on_every_process(
+        broker, "POST", "/topics/t/produce", READ_WRITE, json={"payload": "x"}
+    ) == {201}
     assert on_every_process(broker, "GET", "/nowhere", None) == {404}
-    assert on_every_process(broker, "GET", "/internal/metrics", ADMIN) == {404}  # between the processes only
+    assert on_every_process(broker, "GET", "/internal/metrics", ADMIN) == {
+        404
+    }  # between the processes only
     preflight = httpx.options(f"{broker.url}/api/v1/push")
     assert preflight.status_code == 204
     assert "Authorization" in preflight.headers["access-control-allow-headers"]
@@ -170,25 +190,43 @@ def test_workers_and_the_owner_behind_them_agree(broker):
 
 def test_the_producer_is_who_the_token_says_and_not_who_the_body_says(broker):
     def popped(queue: str) -> dict[Any, str | None]:
-        answer = ask(broker, "GET", f"/api/v1/pop/queue/{queue}?batch=50&autoAck=true&wait=true&timeout=5000", ADMIN)
+        answer = ask(
+            broker,
+            "GET",
+            f"/api/v1/pop/queue/{queue}?batch=50&autoAck=true&wait=true&timeout=5000",
+            ADMIN,
+        )
         return {message["data"]: message["producerSub"] for message in answer.json()["messages"]}
 
     lie = {"queue": "who", "producerSub": "mallory", "producer": "mallory"}
     for number, name in enumerate(["alice", "bob"]):
         items = [{**lie, "payload": number}]
-        on_every_process(broker, "POST", "/api/v1/push", token("read-write", name), json={"items": items})
+        on_every_process(
+            broker, "POST", "/api/v1/push", token("read-write", name), json={"items": items}
+        )
     flat = {"type": "push", **lie, "payload": 2}
     listed = {"type": "push", "items": [{**lie, "payload": 3}]}
     body = {"operations": [flat, listed], "producerSub": "mallory"}
-    assert ask(broker, "POST", "/api/v1/transaction", token("admin", "carol"), json=body).status_code == 200
+    assert (
+        ask(broker, "POST", "/api/v1/transaction", token("admin", "carol"), json=body).status_code
+        == 200
+    )
     nameless = [{**lie, "payload": 4}]
-    assert ask(broker, "POST", "/api/v1/push", token(subject=None), json={"items": nameless}).status_code == 201
+    assert (
+        ask(
+            broker, "POST", "/api/v1/push", token(subject=None), json={"items": nameless}
+        ).status_code
+        == 201
+    )
     found: dict[Any, str | None] = {}
     while len(found) < 5:
         found |= popped("who")
     assert found == {0: "alice", 1: "bob", 2: "carol", 3: "carol", 4: None}
     later = {"items": [{**lie, "queue": "later", "payload": 1}], "bufferMs": 10}
-    assert ask(broker, "POST", "/api/v1/push", token(subject="dora"), json=later).json()["qos0"] is True
+    assert (
+        ask(broker, "POST", "/api/v1/push", token(subject="dora"), json=later).json()["qos0"]
+        is True
+    )
     assert popped("later") == {1: "dora"}
     listing = ask(broker, "GET", "/api/v1/messages?queue=later", READ_ONLY).json()["messages"]
     assert [message["producerSub"] for message in listing] == ["dora"]
@@ -200,7 +238,10 @@ def test_a_push_in_maintenance_keeps_its_producer(broker):
     items = [{"queue": "kept", "payload": 1}]
     pushed = ask(broker, "POST", "/api/v1/push", token("read-write", "erin"), json={"items": items})
     ask(broker, "POST", switch, ADMIN, json={"enabled": False})
-    assert pushed.json()[0]["status"] in ("buffered", "queued")  # a worker hears of the switch a moment later
+    assert pushed.json()[0]["status"] in (
+        "buffered",
+        "queued",
+    )  # a worker hears of the switch a moment later
     answer = ask(broker, "GET", "/api/v1/pop/queue/kept?wait=true&timeout=10000", READ_WRITE)
     assert answer.json()["messages"][0]["producerSub"] == "erin"
 
@@ -234,7 +275,10 @@ def test_a_strangers_body_is_not_unpacked(broker):
         for value, status in ((None, 401), (READ_ONLY, 403), (READ_WRITE, 400)):
             headers = {**packed, **(bearer(value) if value else {})}
             for _ in range(4):  # to every process
-                assert httpx.post(f"{broker.url}{path}", content=nonsense, headers=headers).status_code == status
+                assert (
+                    httpx.post(f"{broker.url}{path}", content=nonsense, headers=headers).status_code
+                    == status
+                )
 
 
 def test_events_take_the_token_in_the_query_and_end_with_it(broker):
@@ -244,7 +288,9 @@ def test_events_take_the_token_in_the_query_and_end_with_it(broker):
         ask(broker, "GET", f"/topics?access_token={READ_ONLY}").status_code == 401
     )  # only where there is no other way
     began, short = time.monotonic(), token("read-only", lifetime=1.5)
-    with httpx.stream("GET", f"{broker.url}/topics/events/stream?offset=0&access_token={short}", timeout=20) as stream:
+    with httpx.stream(
+        "GET", f"{broker.url}/topics/events/stream?offset=0&access_token={short}", timeout=20
+    ) as stream:
         assert stream.status_code == 200
         lines = list(stream.iter_lines())  # to its end
     assert any(line.startswith("data:") for line in lines)
@@ -254,7 +300,10 @@ def test_events_take_the_token_in_the_query_and_end_with_it(broker):
 
 def test_a_websocket_needs_a_token_and_its_role(broker):
     async def body() -> None:
-        for address, headers in ((broker.websocket, {}), (broker.websocket, bearer(token(lifetime=-1)))):
+        for address, headers in (
+            (broker.websocket, {}),
+            (broker.websocket, bearer(token(lifetime=-1))),
+        ):
             with pytest.raises(InvalidStatus) as caught:
                 await connect(address, additional_headers=headers)
             assert caught.value.response.status_code == 401
@@ -267,7 +316,9 @@ def test_a_websocket_needs_a_token_and_its_role(broker):
             await reader.send(produce)
             answer = json.loads(await reader.recv())
             assert answer["command"] == "error_response"
-            assert answer["error_message"] == "This needs the role read-write; the token has read-only"
+            assert (
+                answer["error_message"] == "This needs the role read-write; the token has read-only"
+            )
             await reader.send(listing)
             assert json.loads(await reader.recv())["success"] is True
         brief = token("read-write", lifetime=1.5)
@@ -280,7 +331,10 @@ def test_a_websocket_needs_a_token_and_its_role(broker):
                         await writer.send(listing)
                         await writer.recv()
             assert closed.value.rcvd is not None
-            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "the token has expired")
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
+                1008,
+                "the token has expired",
+            )
 
     asyncio.run(body())
 
@@ -302,20 +356,31 @@ def test_over_tcp_a_connection_says_who_it_is_before_anything_else(broker):
             assert text[4:] == b"Authentication required: begin with AUTH and a token"
         bad = exchange(connection, frames.request(Command.AUTH, token(lifetime=-1).encode()))
         assert bad[:2] == (frames.ERROR, TcpStatus.UNAUTHORIZED)
-        assert exchange(connection, frames.request(Command.AUTH, READ_ONLY.encode())) == (0x90, 0, b"")
+        assert exchange(connection, frames.request(Command.AUTH, READ_ONLY.encode())) == (
+            0x90,
+            0,
+            b"",
+        )
         assert exchange(connection, listing)[:2] == (0x85, 0)
         assert exchange(connection, produce)[:2] == (frames.ERROR, TcpStatus.FORBIDDEN)
         assert exchange(connection, frames.request(Command.AUTH, READ_WRITE.encode()))[1] == 0
         assert exchange(connection, produce)[:2] == (0x81, 0)
         delete = frames.request(Command.DELETE_TOPIC, frames.name("tcp"))
         assert exchange(connection, delete)[:2] == (frames.ERROR, TcpStatus.FORBIDDEN)
-        assert exchange(connection, frames.request(Command.AUTH, b"nonsense"))[1] == TcpStatus.UNAUTHORIZED
+        assert (
+            exchange(connection, frames.request(Command.AUTH, b"nonsense"))[1]
+            == TcpStatus.UNAUTHORIZED
+        )
         assert exchange(connection, listing)[1] == TcpStatus.UNAUTHORIZED  # not who it was before
-        assert exchange(connection, frames.request(Command.AUTH, token(lifetime=1.5).encode()))[1] == 0
+        assert (
+            exchange(connection, frames.request(Command.AUTH, token(lifetime=1.5).encode()))[1] == 0
+        )
         deadline = time.monotonic() + 10
         while exchange(connection, listing)[1] != TcpStatus.UNAUTHORIZED:
             assert time.monotonic() < deadline
-    with socket.create_connection(broker.tcp, 10) as connection:  # a stranger's large frame is not even received
+    with socket.create_connection(
+        broker.tcp, 10
+    ) as connection:  # a stranger's large frame is not even received
         answer = exchange(connection, frames.REQUEST.pack(Command.PRODUCE, 1 << 20))
         assert answer[:2] == (frames.ERROR, TcpStatus.PAYLOAD_TOO_LARGE)
         assert connection.recv(1) == b""
@@ -332,7 +397,9 @@ def test_the_clients_send_their_token(broker, monkeypatch):
             with pytest.raises(errors.Forbidden, match="needs the role admin"):
                 await client.delete_queue("by-client")
         given = iter([READ_WRITE, ADMIN])
-        async with Client(broker.url, token=lambda: next(given)) as client:  # asked before each request
+        async with Client(
+            broker.url, token=lambda: next(given)
+        ) as client:  # asked before each request
             await client.push("by-client", {"n": 2})
             assert await client.delete_queue("by-client")
         async with Client(broker.url) as client:
@@ -354,7 +421,9 @@ def test_the_clients_send_their_token(broker, monkeypatch):
 
             async with TopicClient(address, token=renewed) as topics:
                 producer = topics.producer("by-client")
-                while len(given_out) < 2:  # the first token expires, the connection is made anew with the next
+                while (
+                    len(given_out) < 2
+                ):  # the first token expires, the connection is made anew with the next
                     await (await producer.send(b"more"))
                 await producer.close()
             for wrong in ("nonsense", None):
@@ -368,7 +437,10 @@ def test_the_clients_send_their_token(broker, monkeypatch):
     asyncio.run(body())
     with TopicLink(address, patience=5.0, token=READ_ONLY) as link:
         assert "by-client" in link.names()
-    with TopicLink(address, patience=5.0, token="nonsense") as link, pytest.raises(errors.Unauthorized):
+    with (
+        TopicLink(address, patience=5.0, token="nonsense") as link,
+        pytest.raises(errors.Unauthorized),
+    ):
         link.names()
     monkeypatch.setenv("PENSTOCK_TOKEN", ADMIN)
     with SyncClient(broker.url) as client:
@@ -394,10 +466,16 @@ def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, 
 
     for group, arguments in commands:
         text = said(group, arguments)
-        assert "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN" in text
+        assert (
+            "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
+            in text
+        )
         assert "{" not in text
         text = said(group, arguments, "--token", "nonsense")
-        assert "the broker does not accept the token (--token or PENSTOCK_TOKEN): The token is not a JWT" in text
+        assert (
+            "the broker does not accept the token (--token or PENSTOCK_TOKEN): The token is not a JWT"
+            in text
+        )
     forbidden = said(queue_commands, ["delete", "by-client", "--yes", *at], "--token", READ_ONLY)
     assert "needs the role admin; the token has read-only (--token or PENSTOCK_TOKEN)" in forbidden
 
@@ -405,7 +483,9 @@ def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, 
 def test_a_route_to_another_broker_sends_its_token(broker):
     def route(name: str, given: str) -> None:
         destination = {"type": "broker", "url": broker.url, "topic": name, "token": given}
-        made = ask(broker, "POST", "/api/v1/routes", ADMIN, json={"name": name, "destination": destination})
+        made = ask(
+            broker, "POST", "/api/v1/routes", ADMIN, json={"name": name, "destination": destination}
+        )
         assert made.status_code == 201, made.text
         assert given not in made.text
         ask(broker, "POST", f"/api/v1/routes/{name}/push", READ_WRITE, json={"records": [{"n": 1}]})

@@ -17,11 +17,28 @@ from penstock.errors import ConfigError, Forbidden, Unauthorized, Unavailable
 from penstock.metrics import Metrics
 from penstock.wire.auth import Identity, Role, Verifier, keys
 from penstock.wire.auth.verifier import UnknownKey, bearer
-from tests.support.tokens import AUDIENCE, ISSUER, SECRET, claims_of, jwk, pem, private_key, provider, signed, token
+from tests.support.tokens import (
+    AUDIENCE,
+    ISSUER,
+    SECRET,
+    claims_of,
+    jwk,
+    pem,
+    private_key,
+    provider,
+    signed,
+    token,
+)
 
 
 def verifier(**settings: Any) -> Verifier:
-    settings = {"secret": SECRET, "issuer": ISSUER, "audience": AUDIENCE, "clock_skew": 0.0, **settings}
+    settings = {
+        "secret": SECRET,
+        "issuer": ISSUER,
+        "audience": AUDIENCE,
+        "clock_skew": 0.0,
+        **settings,
+    }
     return Verifier(Auth(enabled=True, **settings), Metrics())
 
 
@@ -40,12 +57,18 @@ def test_a_token_says_who_what_role_and_until_when():
 @pytest.mark.parametrize("kind", ["RS256", "ES256", "EdDSA"])
 def test_public_keys_verify_what_their_private_keys_signed(kind, tmp_path):
     made = signed(claims_of("read-only"), private_key(kind), kind)
-    assert verifier(public_key=pem(private_key(kind)), secret="").identify(made).role == Role.READ_ONLY
+    assert (
+        verifier(public_key=pem(private_key(kind)), secret="").identify(made).role == Role.READ_ONLY
+    )
     file = tmp_path / "key.pem"
     file.write_text(pem(private_key(kind)))
     assert verifier(public_key=str(file)).identify(made).subject == "alice"
-    written_out = pem(private_key(kind)).replace("\n", "\\n")  # as environment variables often hold it
-    assert verifier(public_key=written_out, algorithm=kind.lower()).identify(made).subject == "alice"
+    written_out = pem(private_key(kind)).replace(
+        "\n", "\\n"
+    )  # as environment variables often hold it
+    assert (
+        verifier(public_key=written_out, algorithm=kind.lower()).identify(made).subject == "alice"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,13 +90,28 @@ def test_claims_that_do_not_fit_are_refused_with_the_reason(changes, text):
 
 def test_what_is_not_signed_by_our_key_is_refused():
     checked = verifier(public_key=pem(private_key("RS256")))
-    assert refusal(checked, signed(claims_of(), "x" * 40, "HS256")) == "The token's signature is wrong"
-    assert refusal(checked, signed(claims_of(), private_key("RS256", 1), "RS256")) == "The token's signature is wrong"
-    assert refusal(checked, signed(claims_of(), None, "none")) == "The token's algorithm 'none' is not accepted"
-    assert refusal(checked, signed(claims_of(), SECRET * 2, "HS512")) == "The token's algorithm 'HS512' is not accepted"
+    assert (
+        refusal(checked, signed(claims_of(), "x" * 40, "HS256")) == "The token's signature is wrong"
+    )
+    assert (
+        refusal(checked, signed(claims_of(), private_key("RS256", 1), "RS256"))
+        == "The token's signature is wrong"
+    )
+    assert (
+        refusal(checked, signed(claims_of(), None, "none"))
+        == "The token's algorithm 'none' is not accepted"
+    )
+    assert (
+        refusal(checked, signed(claims_of(), SECRET * 2, "HS512"))
+        == "The token's algorithm 'HS512' is not accepted"
+    )
     good = token()
     head, body, signature = good.split(".")
-    forged = base64.urlsafe_b64encode(json.dumps(claims_of("admin", "mallory")).encode()).decode().rstrip("=")
+    forged = (
+        base64.urlsafe_b64encode(json.dumps(claims_of("admin", "mallory")).encode())
+        .decode()
+        .rstrip("=")
+    )
     assert refusal(checked, f"{head}.{forged}.{signature}") == "The token's signature is wrong"
     assert refusal(checked, f"{head}.{body}.") == "The token's signature is wrong"
     for nonsense in ("x", "a.b.c", "..", "é", "Basic", f"{head}.{body}"):
@@ -87,9 +125,14 @@ def test_the_text_of_a_public_key_is_no_secret():
     public = pem(private_key("RS256"))
     head = base64.urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').rstrip(b"=")
     body = base64.urlsafe_b64encode(json.dumps(claims_of()).encode()).rstrip(b"=")
-    mac = base64.urlsafe_b64encode(hmac.new(public.encode(), head + b"." + body, hashlib.sha256).digest()).rstrip(b"=")
+    mac = base64.urlsafe_b64encode(
+        hmac.new(public.encode(), head + b"." + body, hashlib.sha256).digest()
+    ).rstrip(b"=")
     forged = b".".join((head, body, mac)).decode()
-    assert refusal(verifier(public_key=public, secret=""), forged) == "The token's algorithm 'HS256' is not accepted"
+    assert (
+        refusal(verifier(public_key=public, secret=""), forged)
+        == "The token's algorithm 'HS256' is not accepted"
+    )
     assert refusal(verifier(public_key=public), forged) == "The token's signature is wrong"
 
 
@@ -134,7 +177,9 @@ def test_a_known_token_is_not_verified_again_and_never_outlives_its_expiry(monke
     later = time.time() + 51
     monkeypatch.setattr(time, "time", lambda: later)
     checked.known[good] = Identity("alice", Role.ADMIN, later - 1)
-    monkeypatch.setattr(checked, "_verify", lambda *_, **__: Identity("verified again", Role.PUBLIC))
+    monkeypatch.setattr(
+        checked, "_verify", lambda *_, **__: Identity("verified again", Role.PUBLIC)
+    )
     assert checked.identify(good).subject == "verified again"
 
 
@@ -173,7 +218,8 @@ def test_the_header_may_lack_the_word_bearer_and_other_schemes_are_no_tokens():
     assert bearer("Bearer abc", "access_token=other") == "abc"
 
 
-# -- keys that are fetched --------------------------------------------------------------------------------------------
+# -- keys that are fetched
+# --------------------------------------------------------------------------------------------
 
 
 def fetching(body: Any, *published: dict[str, Any], **settings: Any) -> None:
@@ -199,7 +245,11 @@ def test_a_published_key_verifies_by_its_id_and_others_in_the_set_are_passed_ove
         with pytest.raises(Unauthorized, match="algorithm 'HS256'"):
             checked.identify(signed(claims_of(), "k" * 40, "HS256", kid="symmetric"))
 
-    symmetric = {"kty": "oct", "kid": "symmetric", "k": base64.urlsafe_b64encode(b"k" * 40).decode()}
+    symmetric = {
+        "kty": "oct",
+        "kid": "symmetric",
+        "k": base64.urlsafe_b64encode(b"k" * 40).decode(),
+    }
     fetching(
         body,
         jwk("RS256", "RS256"),
@@ -221,12 +271,17 @@ def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatc
         source.keys = [jwk("EdDSA", "new", 1)]
         with pytest.raises(UnknownKey):
             checked.identify(new)
-        assert all(found.subject == "alice" for found in await asyncio.gather(*[checked.learn(new) for _ in range(5)]))
+        assert all(
+            found.subject == "alice"
+            for found in await asyncio.gather(*[checked.learn(new) for _ in range(5)])
+        )
         assert source.asked == 2  # at start, and once for all five
         monkeypatch.setattr(keys, "PAUSE", 10.0)
         assert refusal(checked, old) == "The token is signed with a key that is not known here"
         for number in range(20):  # keys that strangers make up are not asked for again and again
-            refusal(checked, signed(claims_of(), private_key("EdDSA"), "EdDSA", kid=f"made up {number}"))
+            refusal(
+                checked, signed(claims_of(), private_key("EdDSA"), "EdDSA", kid=f"made up {number}")
+            )
         assert source.asked == 2
 
     fetching(body, jwk("EdDSA", "old"))
@@ -266,7 +321,10 @@ def test_a_key_set_may_be_a_file(tmp_path):
     async def run() -> None:
         checked = verifier(secret="", jwks_url=str(file))
         await checked.start()
-        assert checked.identify(signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="one")).role == Role.ADMIN
+        assert (
+            checked.identify(signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="one")).role
+            == Role.ADMIN
+        )
         await checked.stop()
 
     asyncio.run(run())

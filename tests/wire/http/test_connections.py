@@ -46,9 +46,16 @@ async def refused(wire: Wire, data: bytes, status: int) -> str:
 def test_a_chunked_body_arrives_whole_whatever_its_chunks() -> None:
     async def body() -> None:
         async with talking(ECHO) as (_, wire):
-            chunked = CHUNKED + b"5\r\nhello\r\n1;ext=1\r\n \r\n00005\r\nworld\r\n0\r\nX-Trailer: 1\r\n\r\n"
+            chunked = (
+                CHUNKED
+                + b"5\r\nhello\r\n1;ext=1\r\n \r\n00005\r\nworld\r\n0\r\nX-Trailer: 1\r\n\r\n"
+            )
             wire.send(chunked + post("/echo", b"next") + chunked)
-            assert [(await wire.reply()).body for _ in range(3)] == [b"hello world", b"next", b"hello world"]
+            assert [(await wire.reply()).body for _ in range(3)] == [
+                b"hello world",
+                b"next",
+                b"hello world",
+            ]
 
     run(body)
 
@@ -56,7 +63,9 @@ def test_a_chunked_body_arrives_whole_whatever_its_chunks() -> None:
 def test_a_request_may_arrive_byte_by_byte() -> None:
     async def body() -> None:
         async with talking(ECHO) as (_, wire):
-            wire.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.writer.get_extra_info("socket").setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+            )
             for data in (b"\r\n" + post("/echo", b"hello"), CHUNKED + b"3\r\nabc\r\n0\r\n\r\n"):
                 for byte in data:
                     wire.send(bytes([byte]))
@@ -116,7 +125,9 @@ def test_a_large_body_arrives_whole_and_goes_back_whole() -> None:
         (CHUNKED + b"3" + b";" + b"x" * 2000, 400),
     ],
 )
-def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connection(data: bytes, status: int) -> None:
+def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connection(
+    data: bytes, status: int
+) -> None:
     async def body() -> None:
         async with talking(ECHO) as (_, wire):
             assert await refused(wire, data + post("/echo", b"smuggled"), status)
@@ -187,7 +198,9 @@ def test_a_client_still_sending_its_refused_body_gets_to_read_the_answer() -> No
         (CHUNKED + b"5\r\nab", "body_timeout", "body"),
     ],
 )
-def test_a_request_that_does_not_arrive_in_time_is_a_408(data: bytes, setting: str, text: str) -> None:
+def test_a_request_that_does_not_arrive_in_time_is_a_408(
+    data: bytes, setting: str, text: str
+) -> None:
     async def body() -> None:
         async with talking(ECHO, **{setting: 0.1}) as (_, wire):
             assert text in await refused(wire, data, 408)
@@ -202,7 +215,10 @@ def test_headers_that_trickle_in_do_not_extend_their_time() -> None:
             async def trickle() -> None:
                 while True:
                     wire.send(
-                        b"POST /echo HTTP/1.1\r\nHost: t\r\nX: 1234567890123456789"[sent[0] : sent[0] + 1] or b"x"
+                        b"POST /echo HTTP/1.1\r\nHost: t\r\nX: 1234567890123456789"[
+                            sent[0] : sent[0] + 1
+                        ]
+                        or b"x"
                     )
                     sent[0] += 1
                     await asyncio.sleep(0.02)
@@ -231,7 +247,9 @@ def test_a_handler_that_takes_long_is_not_cut_by_any_time_limit() -> None:
         return json_response("done")
 
     async def body() -> None:
-        limits = dict.fromkeys(("idle_timeout", "header_timeout", "body_timeout", "send_timeout"), 0.1)
+        limits = dict.fromkeys(
+            ("idle_timeout", "header_timeout", "body_timeout", "send_timeout"), 0.1
+        )
         async with talking(Route("GET", "/slow", slow), **limits) as (_, wire):
             assert (await wire.ask(get("/slow"))).body == b'"done"'
 
@@ -272,7 +290,9 @@ def test_a_client_that_pipelines_and_does_not_read_stops_being_served_and_read()
             before = called
             most = 0
             for _ in range(20):
-                most = max(most, connection._transport.get_write_buffer_size() + len(connection.rest))
+                most = max(
+                    most, connection._transport.get_write_buffer_size() + len(connection.rest)
+                )
                 await asyncio.sleep(0.01)
             assert called == before < 1000, "requests were answered although nobody reads"
             assert most < 1_000_000
@@ -359,7 +379,13 @@ def test_a_client_that_closes_its_sending_half_still_gets_all_its_answers() -> N
                 chunked = CHUNKED + b"1\r\ny\r\n0\r\n\r\n"
                 wire.send(get("/later") + post("/echo", b"x") + chunked + get("/later") + chunked)
                 wire.writer.write_eof()
-                assert [(await wire.reply()).body for _ in range(5)] == [b'"later"', b"x", b"y", b'"later"', b"y"]
+                assert [(await wire.reply()).body for _ in range(5)] == [
+                    b'"later"',
+                    b"x",
+                    b"y",
+                    b'"later"',
+                    b"y",
+                ]
                 assert await wire.ended() == b""
             for cut in (post("/echo", b"x")[:-1], CHUNKED + b"5\r\nab", b"POST /echo HTTP/1.1\r\n"):
                 async with connected(server) as wire:
@@ -388,7 +414,11 @@ def test_a_handler_is_told_once_when_its_client_goes_away(how: str) -> None:
             async with connected(server) as wire:
                 wire.send(get("/poll"))
                 await waiting.wait()
-                {"close": wire.writer.close, "abort": wire.writer.transport.abort, "half": wire.writer.write_eof}[how]()
+                {
+                    "close": wire.writer.close,
+                    "abort": wire.writer.transport.abort,
+                    "half": wire.writer.write_eof,
+                }[how]()
                 await eventually(lambda: told)
                 await eventually(lambda: server.connections == 0 or how == "half")
             assert told == ["gone"]
@@ -425,7 +455,11 @@ def test_stopping_closes_idle_connections_and_finishes_what_is_under_way() -> No
             return json_response("finished")
 
         routes = Route("GET", "/slow", slow), ECHO
-        async with talking(*routes) as (server, idle), connected(server) as busy, connected(server) as uploading:
+        async with (
+            talking(*routes) as (server, idle),
+            connected(server) as busy,
+            connected(server) as uploading,
+        ):
             assert (await idle.ask(post("/echo", b""))).status == 200
             uploading.send(post("/echo", b"12345")[:-1])
             busy.send(get("/slow"))
@@ -499,7 +533,9 @@ def test_two_servers_share_a_port_when_told_to() -> None:
             for _ in range(200):
                 async with connected(one) as wire:
                     assert (await wire.ask(post("/echo", b"x"))).status == 200
-                    served.update(number for number, server in enumerate((one, two)) if server.connections)
+                    served.update(
+                        number for number, server in enumerate((one, two)) if server.connections
+                    )
                 if len(served) == 2:
                     break
             assert served == {0, 1}
@@ -513,7 +549,12 @@ def test_two_servers_share_a_port_when_told_to() -> None:
 def test_it_also_runs_on_the_loop_of_the_standard_library() -> None:
     async def body() -> None:
         async with talking(ECHO) as (_, wire):
-            wire.send(post("/echo", b"1") + CHUNKED + b"1\r\n2\r\n0\r\n\r\n" + post("/echo", b"3" * 500_000))
+            wire.send(
+                post("/echo", b"1")
+                + CHUNKED
+                + b"1\r\n2\r\n0\r\n\r\n"
+                + post("/echo", b"3" * 500_000)
+            )
             assert [len((await wire.reply()).body) for _ in range(3)] == [1, 1, 500_000]
 
     run(body, loop=asyncio.new_event_loop)
@@ -541,7 +582,9 @@ def test_after_an_error_a_connection_lingers_for_a_limited_time_however_much_its
     run(body)
 
 
-def test_after_an_error_a_limited_number_of_bytes_is_read_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_a_limited_number_of_bytes_is_read_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(protocol, "_LINGER_BYTES", 1_000_000)
     monkeypatch.setattr(protocol, "_LINGER_TIME", 600.0)
 
@@ -596,7 +639,11 @@ def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -> None
         end = b"x\r\n0\r\n\r\n" if chunked else b"x"
         async with serving(ECHO, max_body=600_000, max_bodies=1_010_000) as server:
             bodies = server._shared.bodies
-            async with connected(server) as one, connected(server) as two, connected(server) as three:
+            async with (
+                connected(server) as one,
+                connected(server) as two,
+                connected(server) as three,
+            ):
                 for count, wire in enumerate((one, two), 1):
                     wire.send(start + b"x" * 499_999)
                     await eventually(lambda: bodies.total >= count * 499_999)  # noqa: B023
@@ -643,7 +690,9 @@ def test_a_large_body_counts_until_its_request_is_answered(client_stays: bool) -
                     assert (await wire.reply()).status == 200
                 else:  # reset: a client that has closed may still wait for its answer
                     never = struct.pack("ii", 1, 0)
-                    wire.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, never)
+                    wire.writer.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, never
+                    )
                     wire.writer.transport.abort()
             if not client_stays:
                 await eventually(lambda: server.connections == 0)
@@ -678,8 +727,14 @@ def test_unpacked_bodies_count_as_well() -> None:
             return json_response("done")
 
         packed = post("/slow", gzip.compress(b"x" * 600_000), "Content-Encoding: gzip")
-        async with serving(Route("POST", "/slow", slow), max_body=600_000, max_bodies=600_000) as server:
-            async with connected(server) as one, connected(server) as two, connected(server) as three:
+        async with serving(
+            Route("POST", "/slow", slow), max_body=600_000, max_bodies=600_000
+        ) as server:
+            async with (
+                connected(server) as one,
+                connected(server) as two,
+                connected(server) as three,
+            ):
                 for count, wire in enumerate((one, two), 1):
                     wire.send(packed)
                     await eventually(lambda: server._shared.bodies.total == count * 600_000)  # noqa: B023

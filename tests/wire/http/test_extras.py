@@ -23,13 +23,17 @@ def test_large_json_is_compressed_when_the_client_asks_for_it() -> None:
         Route("GET", "/large", lambda _: LARGE),
         Route("GET", "/never", lambda _: LARGE, gzip=False),
         Route("GET", "/small", lambda _: json_response("x" * 1000)),
-        Route("GET", "/binary", lambda _: Response(200, bytes(200_000), "application/octet-stream")),
+        Route(
+            "GET", "/binary", lambda _: Response(200, bytes(200_000), "application/octet-stream")
+        ),
     )
 
     async def body() -> None:
         async with talking(*routes, compress_from=10_000) as (_, wire):
             asked = "Accept-Encoding: br, gzip;q=0.8"
-            wire.send(get("/large", asked) + get("/small", asked))  # the order holds while one is being compressed
+            wire.send(
+                get("/large", asked) + get("/small", asked)
+            )  # the order holds while one is being compressed
             reply = await wire.reply()
             assert reply.headers["content-encoding"] == "gzip"
             assert reply.headers["vary"] == "Accept-Encoding"
@@ -57,24 +61,35 @@ def test_static_files_have_types_and_are_revalidated(scratch: Path) -> None:
     (scratch / "data").write_bytes(bytes(10))
 
     async def body() -> None:
-        async with talking(*static_routes("/ui", scratch), file_route("/one.js", scratch / "js" / "app.js")) as (
+        async with talking(
+            *static_routes("/ui", scratch), file_route("/one.js", scratch / "js" / "app.js")
+        ) as (
             _,
             wire,
         ):
             index = await wire.ask(get("/ui/"))
-            assert (index.body, index.headers["content-type"]) == (b"<p>hello</p>", "text/html; charset=utf-8")
+            assert (index.body, index.headers["content-type"]) == (
+                b"<p>hello</p>",
+                "text/html; charset=utf-8",
+            )
             moved = await wire.ask(get("/ui"))
             assert (moved.status, moved.headers["location"]) == (308, "/ui/")
             script = await wire.ask(get("/ui/js/app.js", "Accept-Encoding: gzip"))
             assert script.headers["content-type"] == "text/javascript; charset=utf-8"
             assert gzip.decompress(script.body) == b"let x = 1; " * 500
             assert (await wire.ask(get("/one.js"))).body == b"let x = 1; " * 500
-            assert (await wire.ask(get("/ui/data"))).headers["content-type"] == "application/octet-stream"
+            assert (await wire.ask(get("/ui/data"))).headers[
+                "content-type"
+            ] == "application/octet-stream"
             assert (await wire.ask(request("HEAD", "/ui/", b""))).headers["content-length"] == "12"
 
             tag, date = index.headers["etag"], index.headers["last-modified"]
             assert index.headers["cache-control"] == "no-cache"
-            for header in (f"If-None-Match: {tag}", f'If-None-Match: "x", W/{tag}', f"If-Modified-Since: {date}"):
+            for header in (
+                f"If-None-Match: {tag}",
+                f'If-None-Match: "x", W/{tag}',
+                f"If-Modified-Since: {date}",
+            ):
                 same = await wire.ask(get("/ui/", header))
                 assert (same.status, same.headers["etag"]) == (304, tag)
             for header in (
@@ -130,7 +145,9 @@ def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: Path) -
     async def secure(server: HttpServer, name: str) -> Wire:
         context = ssl.create_default_context(cafile=str(cert))
         return Wire(
-            *await asyncio.open_connection("127.0.0.1", server.port, ssl=context, server_hostname=name, limit=1 << 24)
+            *await asyncio.open_connection(
+                "127.0.0.1", server.port, ssl=context, server_hostname=name, limit=1 << 24
+            )
         )
 
     async def body() -> None:
@@ -157,7 +174,9 @@ def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: Path) -
 
             plain = Wire(*await asyncio.open_connection("127.0.0.1", server.port))
             plain.send(post("/echo", b"plain"))
-            assert (await plain.reply()).body == b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
+            assert (
+                await plain.reply()
+            ).body == b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
             assert await plain.ended() == b""
             await plain.close()
 

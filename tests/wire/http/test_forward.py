@@ -11,7 +11,14 @@ import msgspec
 from penstock.config.schema import HttpServer as Settings
 from penstock.errors import Conflict
 from penstock.wire.http.forward import forward_to, forwarded, owner_settings
-from penstock.wire.http.messages import EMPTY, Request, Response, Stream, StreamResponse, json_response
+from penstock.wire.http.messages import (
+    EMPTY,
+    Request,
+    Response,
+    Stream,
+    StreamResponse,
+    json_response,
+)
 from penstock.wire.http.openapi import document
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
@@ -24,7 +31,13 @@ class Body(msgspec.Struct):
 
 
 def mirror(request: Request) -> Response:
-    about = [request.method, request.path, request.query, request.header("x-a"), request.header("x-forwarded-for")]
+    about = [
+        request.method,
+        request.path,
+        request.query,
+        request.header("x-a"),
+        request.header("x-forwarded-for"),
+    ]
     return json_response([*about, request.body.decode()], 201, (("X-B", "back"),))
 
 
@@ -48,11 +61,16 @@ ROUTES = [
 
 
 @asynccontextmanager
-async def pair(scratch: Path, owner_routes: list[Route] = ROUTES) -> AsyncIterator[tuple[HttpServer, HttpServer, Wire]]:
+async def pair(
+    scratch: Path, owner_routes: list[Route] = ROUTES
+) -> AsyncIterator[tuple[HttpServer, HttpServer, Wire]]:
     path = scratch / "owner.sock"
     owner = HttpServer(Router(owner_routes), owner_settings(Settings()), unix_path=path)
     await owner.start()
-    async with serving(Route("*", "/{rest...}", forward_to(path))) as front, connected(front) as wire:
+    async with (
+        serving(Route("*", "/{rest...}", forward_to(path))) as front,
+        connected(front) as wire,
+    ):
         yield owner, front, wire
     await owner.stop()
 
@@ -61,10 +79,22 @@ def test_method_path_query_headers_body_and_answer_pass_through_unchanged(scratc
     async def body() -> None:
         async with pair(scratch) as (owner, _, wire):
             for method in ("POST", "DELETE", "PUT"):
-                reply = await wire.ask(request(method, "/topics/a%2Fb?x=1&y=%20", b"hi", "X-A: 1", "Content-Length: 2"))
+                reply = await wire.ask(
+                    request(method, "/topics/a%2Fb?x=1&y=%20", b"hi", "X-A: 1", "Content-Length: 2")
+                )
                 assert reply.status == 201
-                assert json.loads(reply.body) == [method, "/topics/a%2Fb", "x=1&y=%20", "1", "127.0.0.1", "hi"]
-                assert (reply.headers["x-b"], reply.headers["content-type"]) == ("back", "application/json")
+                assert json.loads(reply.body) == [
+                    method,
+                    "/topics/a%2Fb",
+                    "x=1&y=%20",
+                    "1",
+                    "127.0.0.1",
+                    "hi",
+                ]
+                assert (reply.headers["x-b"], reply.headers["content-type"]) == (
+                    "back",
+                    "application/json",
+                )
             wire.send(get("/conflict") + get("/empty") + get("/large") + get("/big") + get("/nope"))
             replies = [await wire.reply() for _ in range(5)]
             assert [reply.status for reply in replies] == [409, 204, 200, 200, 404]
@@ -78,7 +108,9 @@ def test_method_path_query_headers_body_and_answer_pass_through_unchanged(scratc
     run(body)
 
 
-def test_an_event_stream_is_passed_on_as_it_comes_and_ends_when_the_client_leaves(scratch: Path) -> None:
+def test_an_event_stream_is_passed_on_as_it_comes_and_ends_when_the_client_leaves(
+    scratch: Path,
+) -> None:
     async def body() -> None:
         events: asyncio.Queue[bytes] = asyncio.Queue()
         ended = asyncio.Event()
@@ -90,7 +122,9 @@ def test_an_event_stream_is_passed_on_as_it_comes_and_ends_when_the_client_leave
             finally:
                 ended.set()
 
-        route = Route("GET", "/events", lambda _: StreamResponse(live, "text/event-stream", live=True))
+        route = Route(
+            "GET", "/events", lambda _: StreamResponse(live, "text/event-stream", live=True)
+        )
         async with pair(scratch, [route]) as (_, front, wire):
             wire.send(get("/events"))
             head = await wire.reader.readuntil(b"\r\n\r\n")
@@ -137,7 +171,11 @@ def test_a_slow_client_slows_the_owner_down(scratch: Path) -> None:
             written += 10_000
 
     async def body() -> None:
-        async with pair(scratch, [Route("GET", "/s", lambda _: StreamResponse(endless))]) as (_, _, wire):
+        async with pair(scratch, [Route("GET", "/s", lambda _: StreamResponse(endless))]) as (
+            _,
+            _,
+            wire,
+        ):
             wire.send(get("/s"))
             await wire.reader.readuntil(b"\r\n\r\n")
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -157,7 +195,10 @@ def test_a_slow_client_slows_the_owner_down(scratch: Path) -> None:
 def test_an_owner_that_is_away_is_a_503_and_it_is_found_again(scratch: Path) -> None:
     async def body() -> None:
         path = scratch / "owner.sock"
-        async with serving(Route("*", "/{rest...}", forward_to(path))) as front, connected(front) as wire:
+        async with (
+            serving(Route("*", "/{rest...}", forward_to(path))) as front,
+            connected(front) as wire,
+        ):
             for _ in range(2):
                 reply = await wire.ask(get("/topics/x"))
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1")
@@ -178,7 +219,10 @@ def test_an_owner_that_dies_within_an_answer_is_a_503(scratch: Path) -> None:
 
         path = scratch / "owner.sock"
         owner = await asyncio.start_unix_server(die, str(path))
-        async with serving(Route("*", "/{rest...}", forward_to(path))) as front, connected(front) as wire:
+        async with (
+            serving(Route("*", "/{rest...}", forward_to(path))) as front,
+            connected(front) as wire,
+        ):
             reply = await wire.ask(get("/topics/x"))
             assert (reply.status, b"outcome is unknown" in reply.body) == (503, True)
         owner.close()

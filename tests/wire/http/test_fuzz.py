@@ -1,4 +1,6 @@
-"""Nonsense over raw sockets: the server answers 4xx/5xx or closes, and always serves the next client."""
+"""Nonsense over raw sockets: the server answers 4xx/5xx or closes, and always serves the next
+client.
+"""
 
 import asyncio
 import os
@@ -39,7 +41,12 @@ async def later(request: Request) -> Response:
 ROUTES = (
     Route("POST", "/push", lambda request: json_response(request.data.queue), body=Body),
     Route("GET", "/pop/{queue}", later, query=Query),
-    Route("POST", "/raw/{rest...}", lambda request: Response(200, request.body, "text/plain"), body=bytes),
+    Route(
+        "POST",
+        "/raw/{rest...}",
+        lambda request: Response(200, request.body, "text/plain"),
+        body=bytes,
+    ),
 )
 VALID = (
     post("/push", b'{"queue":"orders","items":[1,2,3]}', "Content-Type: application/json"),
@@ -103,7 +110,8 @@ async def provoke(server: HttpServer, pieces: list[bytes]) -> list[int]:
             while piece := await reader.read(1 << 16):
                 received += piece
     except (ConnectionError, RuntimeError):
-        pass  # it closed on us, as it may (uvloop calls writing to a closed transport a RuntimeError)
+        # it closed on us, as it may (uvloop calls writing to a closed transport a RuntimeError)
+        pass
     finally:
         await wire.close()
     return statuses(bytes(received))
@@ -185,7 +193,9 @@ def read_by_llhttp(encoded: bytes) -> bytes | None:
     collected = Llhttp()
     parser = httptools.HttpRequestParser(collected)
     try:
-        parser.feed_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + encoded)
+        parser.feed_data(
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + encoded
+        )
     except httptools.HttpParserError:
         return None
     return collected.body if collected.complete else None
@@ -210,7 +220,9 @@ CUTS = st.lists(st.integers(0, 300), max_size=6)
 
 @settings(deadline=None, database=None, derandomize=True, max_examples=ROUNDS)
 @given(chunks=CHUNKS, cuts=CUTS)
-def test_a_chunked_body_is_its_chunks_joined_however_it_is_cut(chunks: list[bytes], cuts: list[int]) -> None:
+def test_a_chunked_body_is_its_chunks_joined_however_it_is_cut(
+    chunks: list[bytes], cuts: list[int]
+) -> None:
     encoded = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     assert read_by_us(encoded, cuts) == b"".join(chunks) == read_by_llhttp(encoded)
 
@@ -250,7 +262,9 @@ PARTS = st.sampled_from(
 
 @settings(deadline=None, database=None, derandomize=True, max_examples=4 * ROUNDS)
 @given(parts=st.lists(PARTS, max_size=7), cuts=CUTS)
-def test_no_chunked_body_is_read_differently_from_llhttp(parts: list[bytes], cuts: list[int]) -> None:
+def test_no_chunked_body_is_read_differently_from_llhttp(
+    parts: list[bytes], cuts: list[int]
+) -> None:
     encoded = b"".join(parts)
     ours = read_by_us(encoded, cuts)
     if ours is not None:

@@ -70,11 +70,35 @@ class Shop:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/items", self.listing, query=Listing, answer=list[Stored], summary="List", tag="items"),
-            Route("POST", "/items", self.create, body=Item, answer=Stored, status=201, summary="Add", tag="items"),
+            Route(
+                "GET",
+                "/items",
+                self.listing,
+                query=Listing,
+                answer=list[Stored],
+                summary="List",
+                tag="items",
+            ),
+            Route(
+                "POST",
+                "/items",
+                self.create,
+                body=Item,
+                answer=Stored,
+                status=201,
+                summary="Add",
+                tag="items",
+            ),
             Route("GET", "/items/{id}", self.read, answer=Stored, tag="items"),
             Route("DELETE", "/items/{id}", self.delete, status=204, tag="items"),
-            Route("POST", "/raw/{name...}", self.raw, body=bytes, answer=bytes, answer_type="application/octet-stream"),
+            Route(
+                "POST",
+                "/raw/{name...}",
+                self.raw,
+                body=bytes,
+                answer=bytes,
+                answer_type="application/octet-stream",
+            ),
             Route("GET", "/hidden", self.delete, hidden=True),
         ]
 
@@ -99,10 +123,14 @@ def test_the_document_describes_parameters_bodies_and_answers() -> None:
         "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 10},
     }
     create = made["paths"]["/items"]["post"]
-    assert create["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Item"}
+    assert create["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/Item"
+    }
     assert set(create["responses"]) == {"201", "default"}
     assert made["paths"]["/items/{id}"]["get"]["parameters"][0]["in"] == "path"
-    identifiers = [operation["operationId"] for path in made["paths"].values() for operation in path.values()]
+    identifiers = [
+        operation["operationId"] for path in made["paths"].values() for operation in path.values()
+    ]
     assert len(identifiers) == len(set(identifiers))
 
 
@@ -120,7 +148,10 @@ def test_the_page_shows_every_route_and_loads_nothing_from_elsewhere() -> None:
 def test_the_server_keeps_what_its_document_promises() -> None:
     with serving_in_thread(*Shop().routes()) as server:
         kind, served = fetch(f"{server.url}/openapi.json")
-        assert (kind, json.loads(served)) == ("application/json", json.loads(json.dumps(document(Shop().routes()))))
+        assert (kind, json.loads(served)) == (
+            "application/json",
+            json.loads(json.dumps(document(Shop().routes()))),
+        )
         assert fetch(f"{server.url}/docs")[0] == "text/html; charset=utf-8"
         assert check_document(server.url) > 100
 

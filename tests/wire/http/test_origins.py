@@ -43,7 +43,14 @@ def ask(
     **limits: int,
 ) -> Reply:
     found: list[Reply] = []
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}", *headers, "", ""]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host}",
+        f"Content-Length: {len(body)}",
+        *headers,
+        "",
+        "",
+    ]
 
     async def talk() -> None:
         async with talking(*ROUTES, origins=origins or Origins(), **limits) as (_, wire):
@@ -68,17 +75,25 @@ def error(reply: Reply) -> str:
         ("POST /push", ["Origin: http://127.0.0.1.evil.example:6632"]),
         ("POST /push", ["Origin: chrome-extension://abcdef"]),
         ("OPTIONS /push", ["Origin: https://evil.example", "Access-Control-Request-Method: POST"]),
-        ("GET /pop?autoAck=true", ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image"]),
+        (
+            "GET /pop?autoAck=true",
+            ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image"],
+        ),
         ("GET /pop?autoAck=true", ["Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: no-cors"]),
         (
             "GET /pop?autoAck=true",
             ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"],
         ),
-        ("GET /page", ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe"]),
+        (
+            "GET /page",
+            ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe"],
+        ),
         ("GET /nowhere", ["Origin: https://evil.example"]),
     ],
 )
-def test_a_request_from_a_page_of_another_site_is_refused(request_line: str, headers: list[str]) -> None:
+def test_a_request_from_a_page_of_another_site_is_refused(
+    request_line: str, headers: list[str]
+) -> None:
     reply = ask(*request_line.split(" "), *headers)
     assert (reply.status, "cors_origin" in error(reply)) == (403, True)
     assert not [name for name in reply.headers if name.startswith("access-control")]
@@ -88,7 +103,11 @@ def test_a_request_from_a_page_of_another_site_is_refused(request_line: str, hea
     ("request_line", "headers", "host"),
     [
         ("POST /push", [], HERE),
-        ("POST /push", ["User-Agent: curl/8.0", "Content-Type: application/x-www-form-urlencoded"], HERE),
+        (
+            "POST /push",
+            ["User-Agent: curl/8.0", "Content-Type: application/x-www-form-urlencoded"],
+            HERE,
+        ),
         ("POST /push", ["Origin: http://127.0.0.1:6632", "Sec-Fetch-Site: same-origin"], HERE),
         ("POST /push", ["Origin: http://127.0.0.1:6632"], HERE),
         ("POST /push", ["Origin: http://[::1]:6632"], "[::1]:6632"),
@@ -98,16 +117,27 @@ def test_a_request_from_a_page_of_another_site_is_refused(request_line: str, hea
         ("POST /push", ["Origin: https://broker.example", "Sec-Fetch-Site: same-origin"], HERE),
         ("GET /pop", ["Sec-Fetch-Site: same-origin"], HERE),
         ("GET /pop", ["Sec-Fetch-Site: none", "Sec-Fetch-Mode: navigate"], HERE),
-        ("GET /page", ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"], HERE),
+        (
+            "GET /page",
+            ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"],
+            HERE,
+        ),
     ],
 )
 def test_pages_of_the_broker_and_programs_that_are_no_browsers_pass(
     request_line: str, headers: list[str], host: str
 ) -> None:
-    assert ask(*request_line.split(" "), *headers, host=host, body=b"{}" * ("POST" in request_line)).status == 200
+    assert (
+        ask(
+            *request_line.split(" "), *headers, host=host, body=b"{}" * ("POST" in request_line)
+        ).status
+        == 200
+    )
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:6632", "127.0.0.1.evil.example", "localhost.evil", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:6632", "127.0.0.1.evil.example", "localhost.evil", ""]
+)
 def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
     reply = ask("GET", "/pop", f"Origin: http://{host or 'x'}", host=host)
     assert (reply.status, "http_server.hosts" in error(reply)) == (403, True)
@@ -116,8 +146,21 @@ def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        *("127.0.0.1", "10.1.2.3:80", "[::1]:6632", "localhost:6632", "LOCALHOST.", "app.localhost"),
-        *(socket.gethostname(), "broker.example", "broker.example:443", "a.b.internal", "bound.example:6632"),
+        *(
+            "127.0.0.1",
+            "10.1.2.3:80",
+            "[::1]:6632",
+            "localhost:6632",
+            "LOCALHOST.",
+            "app.localhost",
+        ),
+        *(
+            socket.gethostname(),
+            "broker.example",
+            "broker.example:443",
+            "a.b.internal",
+            "bound.example:6632",
+        ),
     ],
 )
 def test_addresses_and_names_of_ours_pass(host: str) -> None:
@@ -129,13 +172,24 @@ def test_addresses_and_names_of_ours_pass(host: str) -> None:
 def test_names_are_not_looked_at_when_tokens_are_asked_for_or_all_are_listed() -> None:
     for origins in (Origins(any_host=True), Origins(hosts="*")):
         assert ask("GET", "/pop", host="any.example", origins=origins).status == 200
-        assert ask("GET", "/pop", "Origin: http://evil.example", host="any.example", origins=origins).status == 403
+        assert (
+            ask(
+                "GET", "/pop", "Origin: http://evil.example", host="any.example", origins=origins
+            ).status
+            == 403
+        )
 
 
 def test_origins_in_the_configuration_may_send_requests_and_read_the_answers() -> None:
     listed = Origins("https://console.example, http://localhost:3000/")
-    for origin, status in (("https://console.example", 200), ("http://localhost:3000", 200), ("http://c.example", 403)):
-        reply = ask("GET", "/pop", f"Origin: {origin}", "Sec-Fetch-Site: cross-site", origins=listed)
+    for origin, status in (
+        ("https://console.example", 200),
+        ("http://localhost:3000", 200),
+        ("http://c.example", 403),
+    ):
+        reply = ask(
+            "GET", "/pop", f"Origin: {origin}", "Sec-Fetch-Site: cross-site", origins=listed
+        )
         allowed = reply.headers.get("access-control-allow-origin")
         assert (reply.status, allowed) == (status, origin if status == 200 else None)
     asked = ("Origin: https://console.example", "Access-Control-Request-Headers: X-One")
@@ -147,7 +201,9 @@ def test_origins_in_the_configuration_may_send_requests_and_read_the_answers() -
     assert too_large.status == 413
 
 
-@pytest.mark.parametrize("allowed", ["console.example", "https://", "https://x/path", "http://x:port", "null"])
+@pytest.mark.parametrize(
+    "allowed", ["console.example", "https://", "https://x/path", "http://x:port", "null"]
+)
 def test_an_origin_that_is_none_is_an_error_at_the_start(allowed: str) -> None:
     with pytest.raises(ConfigError, match="cors_origin"):
         Origins(allowed)
@@ -175,21 +231,31 @@ def test_a_host_with_scheme_or_port_is_an_error_at_the_start(hosts: str) -> None
         ("/raw", "text/plain", 200),
     ],
 )
-def test_a_body_of_a_wrong_type_is_a_415_that_says_which_is_right(path: str, media: str, status: int) -> None:
+def test_a_body_of_a_wrong_type_is_a_415_that_says_which_is_right(
+    path: str, media: str, status: int
+) -> None:
     reply = ask("POST", path, f"Content-Type: {media}", body=b'{"a":1}')
     assert reply.status == status
     if status == 415:
         assert "application/json" in error(reply)
     else:
         assert reply.body == b'{"a":1}'
-    assert ask("POST", path, f"Content-Type: {media}").status == 200  # of nothing, the type says nothing
+    assert (
+        ask("POST", path, f"Content-Type: {media}").status == 200
+    )  # of nothing, the type says nothing
 
 
 def zstd(data: bytes) -> bytes:
     return bytes(cramjam.zstd.compress(data))
 
 
-PACKED = {"gzip": gzip.compress, "x-gzip": gzip.compress, "zstd": zstd, "identity": bytes, "GZIP": gzip.compress}
+PACKED = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "zstd": zstd,
+    "identity": bytes,
+    "GZIP": gzip.compress,
+}
 
 
 @pytest.mark.parametrize("coding", PACKED)
@@ -222,7 +288,12 @@ def test_a_body_that_is_not_packed_as_it_says_is_a_400(coding: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=5000), st.integers(1, 200), st.integers(0, 3000), st.sampled_from(["gzip", "zstd"]))
+@given(
+    st.binary(max_size=5000),
+    st.integers(1, 200),
+    st.integers(0, 3000),
+    st.sampled_from(["gzip", "zstd"]),
+)
 def test_unpacking_gives_what_was_packed_or_says_that_it_is_too_large(
     data: bytes, times: int, limit: int, coding: str
 ) -> None:

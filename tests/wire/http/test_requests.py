@@ -68,11 +68,17 @@ def error(reply: Reply) -> str:
 def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_their_order() -> None:
     def future(request: Request) -> "asyncio.Future[Response]":
         made = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.01, made.set_result, Response(200, b"future", "text/plain"))
+        asyncio.get_running_loop().call_later(
+            0.01, made.set_result, Response(200, b"future", "text/plain")
+        )
         return made
 
     async def body() -> None:
-        routes = Route("POST", "/echo", echo), Route("GET", "/later/{id}", later), Route("GET", "/future", future)
+        routes = (
+            Route("POST", "/echo", echo),
+            Route("GET", "/later/{id}", later),
+            Route("GET", "/future", future),
+        )
         async with talking(*routes) as (_, wire):
             wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
             wire.send(get("/later/4") + post("/echo", b"5"))
@@ -86,7 +92,9 @@ def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> 
     def named(name: str) -> Route:
         return Route("GET", name, lambda request: json_response([name, dict(request.params)]))
 
-    routes = [named(path) for path in ("/a/b", "/a/{x}", "/a/{x}/c", "/a/{rest...}", "/{one}/b/{two}")]
+    routes = [
+        named(path) for path in ("/a/b", "/a/{x}", "/a/{x}/c", "/a/{rest...}", "/{one}/b/{two}")
+    ]
     asked = ("/a/b", "/a/q", "/a/q/c", "/a/q/d/e", "/a/", "/z/b/y", "/a/b/y")
     found = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
     assert found == [
@@ -108,7 +116,9 @@ def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
     assert found[2].status == 404
 
 
-@pytest.mark.parametrize(("path", "text"), [("/q/%zz", "hexadecimal"), ("/q/%2", "hexadecimal"), ("/q/%ff", "UTF-8")])
+@pytest.mark.parametrize(
+    ("path", "text"), [("/q/%zz", "hexadecimal"), ("/q/%2", "hexadecimal"), ("/q/%ff", "UTF-8")]
+)
 def test_a_path_that_cannot_be_decoded_is_a_400(path: str, text: str) -> None:
     reply = answers([Route("GET", "/q/{x}", shown)], get(path))[0]
     assert reply.status == 400
@@ -117,7 +127,9 @@ def test_a_path_that_cannot_be_decoded_is_a_400(path: str, text: str) -> None:
 
 def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> None:
     routes = [Route("GET", "/x", shown), Route("POST", "/x", shown), Route("PUT", "/{y}", shown)]
-    missing, refused, fallen = answers(routes, get("/nope/n"), request("DELETE", "/x", b""), request("PUT", "/x", b""))
+    missing, refused, fallen = answers(
+        routes, get("/nope/n"), request("DELETE", "/x", b""), request("PUT", "/x", b"")
+    )
     assert missing.status == 404
     assert error(missing) == "Nothing at /nope/n"
     assert refused.status == 405
@@ -126,8 +138,16 @@ def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> No
 
 
 def test_a_route_for_any_method_takes_every_method() -> None:
-    routes = [Route("*", "/f/{rest...}", lambda request: Response(200, request.method.encode(), "text/plain"))]
-    found = answers(routes, get("/f/1"), request("DELETE", "/f/2", b""), request("OPTIONS", "/f/3", b""))
+    routes = [
+        Route(
+            "*",
+            "/f/{rest...}",
+            lambda request: Response(200, request.method.encode(), "text/plain"),
+        )
+    ]
+    found = answers(
+        routes, get("/f/1"), request("DELETE", "/f/2", b""), request("OPTIONS", "/f/3", b"")
+    )
     assert [reply.body for reply in found] == [b"GET", b"DELETE", b"OPTIONS"]
 
 
@@ -138,7 +158,10 @@ def test_a_route_that_exists_twice_is_refused_when_it_is_added() -> None:
 
 def test_head_gives_the_head_of_get_without_its_body() -> None:
     async def body() -> None:
-        async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (_, wire):
+        async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
+            _,
+            wire,
+        ):
             reply = await wire.ask(request("HEAD", "/x", b""))
             assert (reply.status, reply.headers["content-length"], reply.body) == (200, "5", b"")
             assert (await wire.ask(get("/x"))).body == b"12345"
@@ -147,7 +170,9 @@ def test_head_gives_the_head_of_get_without_its_body() -> None:
 
 
 def test_options_tells_a_browser_what_it_may_send() -> None:
-    asked = request("OPTIONS", "/x", b"", "Origin: http://a", "Access-Control-Request-Headers: X-One, X-Two")
+    asked = request(
+        "OPTIONS", "/x", b"", "Origin: http://a", "Access-Control-Request-Headers: X-One, X-Two"
+    )
     reply, plain = answers(
         [Route("POST", "/x", shown)],
         asked,
@@ -159,12 +184,20 @@ def test_options_tells_a_browser_what_it_may_send() -> None:
     assert reply.headers["access-control-allow-methods"] == "OPTIONS, POST"
     assert reply.headers["access-control-allow-headers"] == "X-One, X-Two"
     assert reply.headers["access-control-allow-origin"] == "http://a"
-    assert (plain.headers["access-control-allow-origin"], plain.headers["vary"]) == ("http://a", "Origin")
+    assert (plain.headers["access-control-allow-origin"], plain.headers["vary"]) == (
+        "http://a",
+        "Origin",
+    )
 
 
 def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ignored() -> None:
     routes = [Route("GET", "/q", args, query=Page)]
-    asked = ("/q", "/q?limit=5&wait=1&name=a+b%C3%A9&x=y", "/q?wait=True&tag=a&tag=b", "/q?limit=1&limit=2&name=")
+    asked = (
+        "/q",
+        "/q?limit=5&wait=1&name=a+b%C3%A9&x=y",
+        "/q?wait=True&tag=a&tag=b",
+        "/q?limit=1&limit=2&name=",
+    )
     found = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
     assert found == [
         {"limit": 10, "wait": False, "name": None, "tag": []},
@@ -207,8 +240,16 @@ def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
 
 def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
     routes = [
-        Route("POST", "/optional", lambda request: json_response(request.data), body=Push, body_optional=True),
-        Route("POST", "/raw", lambda request: Response(200, request.data, "text/plain"), body=bytes),
+        Route(
+            "POST",
+            "/optional",
+            lambda request: json_response(request.data),
+            body=Push,
+            body_optional=True,
+        ),
+        Route(
+            "POST", "/raw", lambda request: Response(200, request.data, "text/plain"), body=bytes
+        ),
     ]
     found = answers(routes, post("/optional", b""), post("/raw", b"\xff\x00"), post("/raw", b""))
     assert [reply.body for reply in found] == [b"null", b"\xff\x00", b""]
@@ -225,7 +266,9 @@ def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
         (StorageFull("disk full"), 507, None),
     ],
 )
-def test_errors_become_statuses_with_their_text(raised: Exception, status: int, retry: str | None) -> None:
+def test_errors_become_statuses_with_their_text(
+    raised: Exception, status: int, retry: str | None
+) -> None:
     def plain(_: Request) -> Response:
         raise raised
 
@@ -233,8 +276,14 @@ def test_errors_become_statuses_with_their_text(raised: Exception, status: int, 
         await asyncio.sleep(0)
         raise raised
 
-    for reply in answers([Route("GET", "/p", plain), Route("GET", "/c", coroutine)], get("/p"), get("/c")):
-        assert (reply.status, error(reply), reply.headers.get("retry-after")) == (status, str(raised), retry)
+    for reply in answers(
+        [Route("GET", "/p", plain), Route("GET", "/c", coroutine)], get("/p"), get("/c")
+    ):
+        assert (reply.status, error(reply), reply.headers.get("retry-after")) == (
+            status,
+            str(raised),
+            retry,
+        )
 
 
 def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_nothing_else(
@@ -247,7 +296,9 @@ def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_not
         return Response(200, b"", headers=(("X-A", "1\r\nX-B: 2"),))
 
     with caplog.at_level(logging.ERROR, "penstock.http"):
-        found = answers([Route("GET", "/x", broken), Route("GET", "/h", bad_header)], get("/x"), get("/h"))
+        found = answers(
+            [Route("GET", "/x", broken), Route("GET", "/h", bad_header)], get("/x"), get("/h")
+        )
     for reply, record in zip(found, caplog.records, strict=True):
         answer = json.loads(reply.body)
         assert (reply.status, answer["error"]) == (500, "internal error")
@@ -269,7 +320,9 @@ def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined() -> 
     def handler(request: Request) -> Response:
         return json_response([request.header("x-a"), request.header("x-none"), request.address])
 
-    assert json.loads(answers([Route("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2"))[0].body) == [
+    assert json.loads(
+        answers([Route("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2"))[0].body
+    ) == [
         "1, 2",
         None,
         "127.0.0.1",
@@ -287,7 +340,10 @@ def test_every_answer_is_counted_by_route_and_status() -> None:
     metrics = Metrics()
 
     async def body() -> None:
-        async with serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server, connected(server) as wire:
+        async with (
+            serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server,
+            connected(server) as wire,
+        ):
             for path in ("/q/1", "/q/2", "/nope"):
                 await wire.ask(get(path))
             assert metrics.snapshot()["penstock_http_connections"] == 1
@@ -303,7 +359,9 @@ def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_onc
         async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
             cache = server._shared.cache
             for start in range(0, 10_000, 100):
-                wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))
+                wire.send(
+                    b"".join(get(f"/q?limit={number}") for number in range(start, start + 100))
+                )
                 found = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
                 assert found == list(range(start, start + 100))
                 assert len(cache.young) + len(cache.old) + len(cache._seen) <= 6144

@@ -36,7 +36,11 @@ def test_a_stream_is_sent_in_chunks_and_the_connection_stays_usable() -> None:
         async with talking(*routes) as (_, wire):
             wire.send(get("/s") + get("/l") + get("/nope"))
             first, second, third = [await wire.reply() for _ in range(3)]
-            assert (first.body, first.headers["x-a"], first.headers["content-type"]) == (WHOLE, "b", "text/plain")
+            assert (first.body, first.headers["x-a"], first.headers["content-type"]) == (
+                WHOLE,
+                "b",
+                "text/plain",
+            )
             assert (second.body, third.status) == (WHOLE, 404)
 
     run(body)
@@ -102,7 +106,9 @@ def test_a_stream_is_cancelled_when_the_client_goes_away(how: str) -> None:
             finally:
                 ended.set()
 
-        async with serving(Route("GET", "/s", lambda _: StreamResponse(quiet, live=True))) as server:
+        async with serving(
+            Route("GET", "/s", lambda _: StreamResponse(quiet, live=True))
+        ) as server:
             async with connected(server) as wire:
                 wire.send(get("/s"))
                 assert await wire.reader.readuntil(b"hello")
@@ -120,7 +126,10 @@ def test_a_live_stream_ends_properly_at_once_when_the_server_stops() -> None:
             await stream.write(b"hello")
             await asyncio.Event().wait()
 
-        async with talking(Route("GET", "/s", lambda _: StreamResponse(live, live=True))) as (server, wire):
+        async with talking(Route("GET", "/s", lambda _: StreamResponse(live, live=True))) as (
+            server,
+            wire,
+        ):
             wire.send(get("/s"))
             await wire.reader.readuntil(b"hello\r\n")
             loop = asyncio.get_running_loop()
@@ -154,7 +163,9 @@ def test_a_stream_that_ends_by_itself_is_finished_before_the_server_stops() -> N
     run(body)
 
 
-def test_a_stream_that_fails_is_cut_so_that_the_client_knows_it_is_not_whole(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_fails_is_cut_so_that_the_client_knows_it_is_not_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def broken(stream: Stream) -> None:
         await stream.write(b"begin")
         raise RuntimeError("disk on fire")
@@ -176,7 +187,9 @@ def test_a_stream_that_fails_is_cut_so_that_the_client_knows_it_is_not_whole(cap
 def test_a_stream_with_a_header_that_cannot_be_sent_is_a_500() -> None:
     async def body() -> None:
         bad = StreamResponse(three, headers=(("X", "a\nb"),))
-        async with talking(Route("GET", "/s", lambda _: bad), Route("GET", "/r", lambda _: Response())) as (_, wire):
+        async with talking(
+            Route("GET", "/s", lambda _: bad), Route("GET", "/r", lambda _: Response())
+        ) as (_, wire):
             wire.send(get("/s") + get("/r"))
             assert [(await wire.reply()).status for _ in range(2)] == [500, 200]
 
@@ -189,7 +202,10 @@ def test_a_stream_to_a_fast_client_leaves_the_loop_to_others() -> None:
             await stream.write(b"x" * 10_000)
 
     async def body() -> None:
-        routes = Route("GET", "/s", lambda _: StreamResponse(endless)), Route("GET", "/r", lambda _: Response())
+        routes = (
+            Route("GET", "/s", lambda _: StreamResponse(endless)),
+            Route("GET", "/r", lambda _: Response()),
+        )
         async with talking(*routes) as (server, other):
             reader = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", READ_FAST, str(server.port), stdout=asyncio.subprocess.PIPE

@@ -1,8 +1,10 @@
-"""Where routes deliver to. A destination is one small class; the queue, retries and the rest are not its affair.
+"""Where routes deliver to. A destination is one small class; the queue, retries and the rest are
+not its affair.
 
-It says which encoding and compression it takes (a batch is stored that way, so it is sent as it lies on disk), turns a
-batch into what it sends (`prepare`, CPU work, may run in a pool) and sends it. How a send failed decides what happens
-to the batch, so `send` raises one of four things, and nothing else:
+It says which encoding and compression it takes (a batch is stored that way, so it is sent as it
+lies on disk), turns a batch into what it sends (`prepare`, CPU work, may run in a pool) and sends
+it. How a send failed decides what happens to the batch, so `send` raises one of four things, and
+nothing else:
 
     Retry     not now: the destination is down, slow, or asks for patience
     Refused   never, as it is: the batch is cut in halves until the bad records stand alone
@@ -65,7 +67,9 @@ class Batch:
     def part(self, start: int, stop: int, key: str) -> "Batch":
         records = self.split()[start:stop]
         body = join(records, self.encoding)
-        return Batch(key, compress(body, self.compression), stop - start, self.encoding, self.compression)
+        return Batch(
+            key, compress(body, self.compression), stop - start, self.encoding, self.compression
+        )
 
 
 class Destination(Protocol):

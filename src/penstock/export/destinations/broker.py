@@ -5,13 +5,14 @@
     topic: orders
     token: "..."        sent as a bearer token
 
-Records arrive byte for byte and in the order they are sent; with one worker that is the order of the source.
+Records arrive byte for byte and in the order they are sent; with one worker that is the order of
+the source.
 
-A batch whose answer was lost may have arrived. Before it is sent again, the other topic is asked: everything behind
-the last place we know is compared with the batch, except what other batches of ours are known to have written. Found
-there, it counts as delivered. So an outage, a reset or a kill of the other broker leaves no duplicates. What remains: a
-kill of this broker repeats the batches that were on their way, and a request so slow that it was given up may still
-arrive after we looked.
+A batch whose answer was lost may have arrived. Before it is sent again, the other topic is asked:
+everything behind the last place we know is compared with the batch, except what other batches of
+ours are known to have written. Found there, it counts as delivered. So an outage, a reset or a kill
+of the other broker leaves no duplicates. What remains: a kill of this broker repeats the batches
+that were on their way, and a request so slow that it was given up may still arrive after we looked.
 """
 
 import asyncio
@@ -31,7 +32,9 @@ from penstock.net.http import CannotConnect, HttpAnswer
 from penstock.net.tls import client_context
 
 PAGE = 1000  # records asked for at a time
-LOOK_BACK = 100_000  # most records looked at for one batch; other producers may have written as many
+LOOK_BACK = (
+    100_000  # most records looked at for one batch; other producers may have written as many
+)
 RANGES = 1000  # most ranges of ours remembered
 
 
@@ -50,7 +53,9 @@ class Message(msgspec.Struct, gc=False):
     encoding: str = ""
 
     def bytes(self) -> bytes:
-        return base64.b64decode(self.payload) if self.encoding == "base64" else self.payload.encode()
+        return (
+            base64.b64decode(self.payload) if self.encoding == "base64" else self.payload.encode()
+        )
 
 
 _messages = msgspec.json.Decoder(list[Message]).decode
@@ -60,17 +65,25 @@ class BrokerDestination:
     encoding = FRAMES
     compression: int | None = None
 
-    def __init__(self, url: str, topic: str, *, token: str = "", timeout: float = 30.0, ca: str = "") -> None:
+    def __init__(
+        self, url: str, topic: str, *, token: str = "", timeout: float = 30.0, ca: str = ""
+    ) -> None:
         self._url, self._topic, self._timeout = url, topic, timeout
         self._headers = [("Content-Type", "application/json")]
         if token:
             self._headers.append(("Authorization", f"Bearer {token}"))
         self._base = f"/topics/{quote(topic, safe='')}"
         self._client: HttpClient | None = None
-        self._floor: int | None = None  # what is below is ours, or was there before we began, or is forgotten
-        self._ours: list[tuple[int, int]] = []  # ranges of offsets above it that hold batches of ours
+        self._floor: int | None = (
+            None  # what is below is ours, or was there before we began, or is forgotten
+        )
+        self._ours: list[
+            tuple[int, int]
+        ] = []  # ranges of offsets above it that hold batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
-        self._gate = asyncio.Lock()  # held while looking, which waits until nothing of ours is on its way
+        self._gate = (
+            asyncio.Lock()
+        )  # held while looking, which waits until nothing of ours is on its way
         self._sending = 0
         self._quiet = asyncio.Event()
         self._tls = client_context(ca) if ca else None
@@ -129,7 +142,9 @@ class BrokerDestination:
         assert self._client is not None
         headers = [("Idempotency-Key", key)] if key else []
         try:
-            answer = await self._client.request(method, self._base + target, body, headers, timeout=self._timeout)
+            answer = await self._client.request(
+                method, self._base + target, body, headers, timeout=self._timeout
+            )
         except TimeoutError as error:
             raise Retry("timeout", str(error)) from error
         except Unavailable as error:
@@ -157,7 +172,9 @@ class BrokerDestination:
         for first, stop in [*self._ours, (1 << 63, 1 << 63)]:
             found: list[Message] = []
             while start < first and looked < LOOK_BACK:
-                answer = await self._ask("GET", f"/consume?offset={start}&max_messages={min(PAGE, first - start)}")
+                answer = await self._ask(
+                    "GET", f"/consume?offset={start}&max_messages={min(PAGE, first - start)}"
+                )
                 page = [message for message in _messages(answer.body) if message.offset < first]
                 found += page
                 looked += len(page)

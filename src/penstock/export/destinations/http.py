@@ -10,10 +10,11 @@
     connections: 64
     ca: /path/to/ca.pem                          trust this instead of the system's
 
-Every request carries `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records when a batch was cut), the
-same at every attempt. 2xx is success; 401 and 403, redirects, and what says that the address or the format is wrong
-(404, 405, 410, 415) pause the route; 413 asks for smaller batches; 408, 425, 429 and 5xx are tried again (Retry-After
-is honoured); any other 4xx means the data is bad.
+Every request carries `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records when a
+batch was cut), the same at every attempt. 2xx is success; 401 and 403, redirects, and what says
+that the address or the format is wrong (404, 405, 410, 415) pause the route; 413 asks for smaller
+batches; 408, 425, 429 and 5xx are tried again (Retry-After is honoured); any other 4xx means the
+data is bad.
 """
 
 import email.utils
@@ -28,7 +29,11 @@ from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS
 from penstock.net import HttpClient
 from penstock.net.tls import client_context
 
-CONTENT_TYPES = {"ndjson": "application/x-ndjson", "json": "application/json", "raw": "application/octet-stream"}
+CONTENT_TYPES = {
+    "ndjson": "application/x-ndjson",
+    "json": "application/json",
+    "raw": "application/octet-stream",
+}
 WRONG = {
     404: "nothing is at this address",
     405: "the address does not take this method",
@@ -54,18 +59,28 @@ class HttpDestination:
         parts = urlsplit(url)
         self._origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
         self._target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        self._shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        self._shown = urlunsplit(
+            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
+        )
         self._method, self._timeout, self._connections = method, timeout, connections
-        self._headers = [("Content-Type", CONTENT_TYPES[format]), ("User-Agent", "penstock"), *(headers or {}).items()]
+        self._headers = [
+            ("Content-Type", CONTENT_TYPES[format]),
+            ("User-Agent", "penstock"),
+            *(headers or {}).items(),
+        ]
         self._tls = client_context(ca) if ca else None
         self._client: HttpClient | None = None
         self.encoding = ENCODINGS[format]
         self.compression: int | None = COMPRESSIONS[compression]
         self._wanted = COMPRESSIONS[compression]
-        HttpClient(self._origin, headers=self._headers, tls=self._tls)  # refuses a bad address or header at once
+        HttpClient(
+            self._origin, headers=self._headers, tls=self._tls
+        )  # refuses a bad address or header at once
 
     async def start(self) -> None:
-        self._client = HttpClient(self._origin, headers=self._headers, pool_size=self._connections, tls=self._tls)
+        self._client = HttpClient(
+            self._origin, headers=self._headers, pool_size=self._connections, tls=self._tls
+        )
 
     async def stop(self) -> None:
         if self._client is not None:
@@ -112,10 +127,15 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
     if status in (401, 403):
         raise Denied(text)
     if status in WRONG:
-        raise Denied(f"{text} ({WRONG[status]}: correct it, then resume the route; nothing was dropped)", "address")
+        raise Denied(
+            f"{text} ({WRONG[status]}: correct it, then resume the route; nothing was dropped)",
+            "address",
+        )
     if 300 <= status < 400:
         there = headers.get("location", "...")
-        raise Denied(f"{text} (redirects are not followed: change the address to {there})", "address")
+        raise Denied(
+            f"{text} (redirects are not followed: change the address to {there})", "address"
+        )
     if status == 413:
         raise TooBig(text)
     if status in AGAIN or status >= 500 or status < 200:

@@ -4,8 +4,9 @@
     topic: enriched               queue: orders
                                   partition: Default
 
-A queue takes JSON payloads and drops what it has seen (each message's transaction id is the batch's key and its
-place), so redelivery changes nothing there. A topic may hold a batch twice after a crash.
+A queue takes JSON payloads and drops what it has seen (each message's transaction id is the batch's
+key and its place), so redelivery changes nothing there. A topic may hold a batch twice after a
+crash.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from penstock.errors import Full, InvalidRequest, StorageFailed, StorageFull, TooLarge, Unavailable
 from penstock.export.destinations import Batch, Refused, Retry, TooBig, cheap_to_open
 from penstock.export.payload import FRAMES, as_json
-from penstock.export.ports import QueuePort, TopicsPort
+from penstock.export.protocols import QueuePort, TopicsPort
 
 
 class _Local:

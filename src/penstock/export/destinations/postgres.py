@@ -10,8 +10,9 @@
     once: true                    remember batch keys in table penstock_exported, in the same transaction (default)
     timeout: 30s
 
-With `once` a batch that is sent again after a lost answer changes nothing: each record is in the table exactly once.
-Keys older than a week are forgotten. A record the table refuses (constraint, type) is isolated like any bad record.
+With `once` a batch that is sent again after a lost answer changes nothing: each record is in the
+table exactly once. Keys older than a week are forgotten. A record the table refuses (constraint,
+type) is isolated like any bad record.
 """
 
 import asyncio
@@ -29,14 +30,21 @@ from penstock.export.payload import FRAMES
 KEYS = "penstock_exported"
 FORGET_AFTER = "7 days"
 FORGET_EVERY = 3600.0
-DENIED = ("28", "3D", "3F", "42")  # login, no such database or schema, no such table or no right to it
+DENIED = (
+    "28",
+    "3D",
+    "3F",
+    "42",
+)  # login, no such database or schema, no such table or no right to it
 BAD_DATA = ("22", "23", "P0", "44")
 TOO_BIG = ("54",)
 
 
 @dataclass(slots=True)
 class Rows:
-    """A batch of objects: its records with the number of their shape, the keys of each shape, and what is wrong."""
+    """A batch of objects: its records with the number of their shape, the keys of each shape, and
+    what is wrong.
+    """
 
     records: list[tuple[int, str]]
     shapes: list[tuple[str, ...]]
@@ -117,7 +125,9 @@ class PostgresDestination:
                 self._prepared_tables = True
             if self._once and time.monotonic() - self._forgot_at > FORGET_EVERY:
                 self._forgot_at = time.monotonic()
-                await self._pool.execute(f"DELETE FROM {KEYS} WHERE at < now() - interval '{FORGET_AFTER}'")
+                await self._pool.execute(
+                    f"DELETE FROM {KEYS} WHERE at < now() - interval '{FORGET_AFTER}'"
+                )
 
     async def _look_at_table(self, connection: Any) -> None:
         if self._once:
@@ -151,7 +161,9 @@ class PostgresDestination:
         return found is not None
 
     async def _write_rows(self, connection: Any, rows: Rows) -> None:
-        """One COPY, then one INSERT for each shape: a column no record of a shape names gets its default."""
+        """One COPY, then one INSERT for each shape: a column no record of a shape names gets its
+        default.
+        """
         if rows.bad is not None:
             raise Refused(rows.bad)
         if not all(map(self._known.issuperset, rows.shapes)):
@@ -164,7 +176,9 @@ class PostgresDestination:
         await connection.execute(
             "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) ON COMMIT DELETE ROWS"
         )
-        await connection.copy_records_to_table("penstock_batch", records=rows.records, columns=["shape", "record"])
+        await connection.copy_records_to_table(
+            "penstock_batch", records=rows.records, columns=["shape", "record"]
+        )
         for shape_number, found in enumerate(columns):
             names = ", ".join(found)
             await connection.execute(
@@ -174,9 +188,14 @@ class PostgresDestination:
             )
 
     async def _write(self, connection: Any, records: list[bytes]) -> None:
-        values: list[Any] = records if self._kind == "bytea" else [record.decode() for record in records]
+        values: list[Any] = (
+            records if self._kind == "bytea" else [record.decode() for record in records]
+        )
         await connection.copy_records_to_table(
-            self._table, schema_name=self._schema, records=[(value,) for value in values], columns=[self._column]
+            self._table,
+            schema_name=self._schema,
+            records=[(value,) for value in values],
+            columns=[self._column],
         )
 
     def describe(self) -> str:

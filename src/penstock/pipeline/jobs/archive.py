@@ -1,9 +1,9 @@
 """archive: a topic or queue to Parquet, by topic or queue and day, each record once.
 
-A run takes what came since the last one, up to a fixed end; `penstock.pipeline.jobs.lake` makes it all or nothing. Rows
-are sorted into files of about `file_bytes`, and small files of a day are rewritten into larger ones as they gather, in
-the same step. For a topic the broker is told how far the archive reaches, which `topic describe` shows and retention
-respects.
+A run takes what came since the last one, up to a fixed end; `penstock.pipeline.jobs.lake` makes it
+all or nothing. Rows are sorted into files of about `file_bytes`, and small files of a day are
+rewritten into larger ones as they gather, in the same step. For a topic the broker is told how far
+the archive reaches, which `topic describe` shows and retention respects.
 """
 
 import json
@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs.broker import Broker
+from penstock.pipeline.jobs.broker_api import Broker
 from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
 from penstock.pipeline.options import Options
-from penstock.pipeline.queue_source import QueueOptions
 from penstock.pipeline.session import activate
-from penstock.pipeline.topic_source import REMEDY, DataLoss
-from penstock.pipeline.topics import Topics
+from penstock.pipeline.sources.queue import QueueOptions
+from penstock.pipeline.sources.topic import REMEDY, DataLoss
+from penstock.pipeline.sources.topic_readers import Topics
 
 FILE_BYTES = 128 << 20
-COMPRESSED = 3  # what Parquet makes of raw log bytes, roughly; only decides how many files a run writes
+COMPRESSED = (
+    3  # what Parquet makes of raw log bytes, roughly; only decides how many files a run writes
+)
 RECORDS_AT_ONCE = 20_000_000
 SMALL_FILES = 8  # of one day, before they are rewritten into one
 
@@ -56,20 +58,30 @@ def archive(
 ) -> Archived:
     """Archive all there is of a topic or a queue now. Safe to kill at any moment and to run again."""
     if bool(topic) == bool(queue):
-        raise InvalidRequest("archive takes a topic or a queue: give --topic or --queue, and not both")
+        raise InvalidRequest(
+            "archive takes a topic or a queue: give --topic or --queue, and not both"
+        )
     spark = activate(spark)
     lake = Lake(target)
     kind, name = ("topic", topic) if topic else ("queue", queue)
     assert name is not None
     manifest = lake.manifest(kind, name)
     done = Archived(kind, name, strays=lake.remove_strays(manifest))
-    options = {"broker": broker, "directory": directory, "database": database, "topic": topic, "queue": queue}
+    options = {
+        "broker": broker,
+        "directory": directory,
+        "database": database,
+        "topic": topic,
+        "queue": queue,
+    }
     options["token"] = token
     given = {key: value for key, value in options.items() if value}
     plan = _topic_plan(given, manifest) if topic else _queue_plan(given, manifest)
     for frame_options, position, size in plan:
         frame = spark.read.format("penstock").options(**given, **frame_options).load()
-        rows = _append(lake, manifest, frame, position, max(1, -(-size // (COMPRESSED * file_bytes))))
+        rows = _append(
+            lake, manifest, frame, position, max(1, -(-size // (COMPRESSED * file_bytes)))
+        )
         done.rows += rows
         say(f"{kind} {name}: {rows} rows archived, {done.rows} in this run")
         if topic and url:
@@ -98,8 +110,15 @@ def _topic_plan(given: dict[str, str], manifest: Manifest) -> Any:
         )
     while start < state.next:
         end = min(state.next, start + RECORDS_AT_ONCE)
-        read = {"startingOffsets": json.dumps({name: start}), "endingOffsets": json.dumps({name: end})}
-        yield read, {"incarnation": state.incarnation, "next": end}, int((end - start) * state.mean_bytes)
+        read = {
+            "startingOffsets": json.dumps({name: start}),
+            "endingOffsets": json.dumps({name: end}),
+        }
+        yield (
+            read,
+            {"incarnation": state.incarnation, "next": end},
+            int((end - start) * state.mean_bytes),
+        )
         start = end
 
 
@@ -121,7 +140,9 @@ def _queue_plan(given: dict[str, str], manifest: Manifest) -> Any:
         yield {"fromXid": str(low), "toXid": str(state.horizon)}, after, FILE_BYTES
 
 
-def _append(lake: Lake, manifest: Manifest, frame: Any, position: dict[str, Any], files: int) -> int:
+def _append(
+    lake: Lake, manifest: Manifest, frame: Any, position: dict[str, Any], files: int
+) -> int:
     """One run: write aside, move in, replace the manifest."""
     from pyspark.sql import functions as f
 
@@ -130,7 +151,9 @@ def _append(lake: Lake, manifest: Manifest, frame: Any, position: dict[str, Any]
     dated = frame.drop("topic", "queue").withColumn("date", f.to_date(time))
     ordered = dated.repartitionByRange(files, "date", column) if files > 1 else dated.coalesce(1)
     ordered.sortWithinPartitions("date", column).write.partitionBy("date").parquet(staging)
-    added = [lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)]
+    added = [
+        lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)
+    ]
     manifest.files += added
     manifest.position = position
     lake.replace(manifest)
@@ -151,9 +174,13 @@ def _merge_small(spark: Any, lake: Lake, manifest: Manifest, file_bytes: int) ->
         run, staging = lake.staging()
         frame = spark.read.parquet(*(lake.url(entry.path) for entry in small))
         frame.coalesce(1).sortWithinPartitions(column).write.parquet(f"{staging}/{day}")
-        added = [lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)]
+        added = [
+            lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)
+        ]
         if sum(entry.rows for entry in added) != sum(entry.rows for entry in small):
-            raise DataLoss(f"{day}: rewriting {len(small)} files gave another number of rows; the archive is unchanged")
+            raise DataLoss(
+                f"{day}: rewriting {len(small)} files gave another number of rows; the archive is unchanged"
+            )
         gone = {entry.path for entry in small}
         manifest.files = [entry for entry in manifest.files if entry.path not in gone] + added
         lake.replace(manifest)
@@ -162,7 +189,9 @@ def _merge_small(spark: Any, lake: Lake, manifest: Manifest, file_bytes: int) ->
     return merged
 
 
-def read_archive(spark: Any, target: str, *, topic: str | None = None, queue: str | None = None) -> Any:
+def read_archive(
+    spark: Any, target: str, *, topic: str | None = None, queue: str | None = None
+) -> Any:
     """The archived rows, exactly those the manifest lists."""
     lake = Lake(target)
     kind, name = ("topic", topic) if topic else ("queue", queue)

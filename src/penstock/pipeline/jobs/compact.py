@@ -1,33 +1,37 @@
 """compact: the latest record per key of a topic, to another topic, to Parquet, or in place.
 
-The key is a JSON path into the payload, or a SQL expression over topic, offset, timestamp and payload; keys are
-compared as text. A tombstone (an empty payload, or what the caller says is one) deletes its key. A record that has no
-key, or is no JSON, belongs to nobody: it is kept as it is, and counted.
+The key is a JSON path into the payload, or a SQL expression over topic, offset, timestamp and
+payload; keys are compared as text. A tombstone (an empty payload, or what the caller says is one)
+deletes its key. A record that has no key, or is no JSON, belongs to nobody: it is kept as it is,
+and counted.
 
 In place: see `penstock.pipeline.jobs.inplace`.
 
-To a topic: each run appends the latest of what came since the last one, in order. How far it got is a consumer group
-of the source, `compact-<target>`; where the run under way ends is written down before it writes, in the group
-`compact-<target>-plan`, so one that was killed is repeated exactly, and the idempotent producer drops what is there.
+To a topic: each run appends the latest of what came since the last one, in order. How far it got is
+a consumer group of the source, `compact-<target>`; where the run under way ends is written down
+before it writes, in the group `compact-<target>-plan`, so one that was killed is repeated exactly,
+and the idempotent producer drops what is there.
 
-To Parquet: a snapshot, replaced as a whole by replacing its manifest (`penstock.pipeline.jobs.lake`). The files of the
-snapshot before stay until the next run, for those who read them.
+To Parquet: a snapshot, replaced as a whole by replacing its manifest
+(`penstock.pipeline.jobs.lake`). The files of the snapshot before stay until the next run, for those
+who read them.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
-from penstock.pipeline.jobs.broker import Broker
+from penstock.pipeline.jobs.broker_api import Broker
 from penstock.pipeline.jobs.inplace import in_place as swap_segments
 from penstock.pipeline.jobs.lake import Lake, Manifest
 from penstock.pipeline.jobs.latest import OVERHEAD, Compacted, Keys, Source, latest_rows
 from penstock.pipeline.session import activate
-from penstock.pipeline.topic_source import DataLoss
+from penstock.pipeline.sources.topic import DataLoss
 
 __all__ = ["Compacted", "compact", "read_compacted"]
 
-RANGE = 1_000_000  # source offsets written to a topic at once; part of the identity, so it never changes
+# source offsets written to a topic at once; part of the identity, so it never changes
+RANGE = 1_000_000
 SEGMENT_BYTES = 256 << 20  # neighbouring segments are merged up to this size
 FILE_ROWS = 5_000_000
 TOMBSTONE_SECONDS = 86_400.0
@@ -56,7 +60,9 @@ def compact(
 ) -> Compacted:
     """Keep the latest record per key of `topic`. Safe to kill at any moment and to run again."""
     if sum((bool(to_topic), bool(to), in_place)) != 1:
-        raise InvalidRequest("compact goes to a topic, to a directory of Parquet files, or is done in place")
+        raise InvalidRequest(
+            "compact goes to a topic, to a directory of Parquet files, or is done in place"
+        )
     if to_topic == topic:
         raise InvalidRequest(f"to compact {topic!r} into itself is to do it in place")
     keys = Keys(key, key_sql, tombstone, tombstone_sql)
@@ -99,12 +105,14 @@ def _to_topic(source: Source, target: str) -> Compacted:
             return done
         _commit(source, plan, end)
         app = f"compact:{source.topic}:{source.state['incarnation']}:{target}:{source.keys.digest}:{start}:{end}"
-        # Which records they are is part of who writes them: what a compaction in place took out of a range since a
-        # killed run must not shift others onto numbers that the broker has seen.
+        # Which records they are is part of who writes them: what a compaction in place took out of
+        # a range since a killed run must not shift others onto numbers that the broker has seen.
         ranges = chosen.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
         found = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
         for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in found), 1):
-            part = chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
+            part = (
+                chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
+            )
             writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
             writer = (
                 writer.option("appId", f"{app}:{low}:{rows}:{identity}")
@@ -114,7 +122,9 @@ def _to_topic(source: Source, target: str) -> Compacted:
             if source.http.token:
                 writer = writer.option("token", source.http.token)
             writer.save()
-            source.say(f"topic {source.topic}: {number} of {len(found)} ranges written to topic {target}")
+            source.say(
+                f"topic {source.topic}: {number} of {len(found)} ranges written to topic {target}"
+            )
         _commit(source, group, end)
     finally:
         latest.unpersist()
@@ -123,13 +133,17 @@ def _to_topic(source: Source, target: str) -> Compacted:
 
 def _position(source: Source, group: str) -> int | None:
     try:
-        return int(source.http.ask("GET", source.http.topic(source.topic, "groups", group))["committed"])
+        return int(
+            source.http.ask("GET", source.http.topic(source.topic, "groups", group))["committed"]
+        )
     except NotFound:
         return None
 
 
 def _commit(source: Source, group: str, offset: int) -> None:
-    source.http.ask("POST", source.http.topic(source.topic, "groups", group, "commit"), {"offset": offset})
+    source.http.ask(
+        "POST", source.http.topic(source.topic, "groups", group, "commit"), {"offset": offset}
+    )
 
 
 def _count(done: Compacted, latest: Any, chosen: Any) -> None:
@@ -142,7 +156,9 @@ def _count(done: Compacted, latest: Any, chosen: Any) -> None:
     ).collect()[0]
     done.records_before, done.bytes_before = totals.records or 0, totals.bytes or 0
     done.keyless, done.broken = totals.keyless, totals.broken
-    left = chosen.selectExpr("count(*) AS records", f"sum(length(payload) + {OVERHEAD}) AS bytes").collect()[0]
+    left = chosen.selectExpr(
+        "count(*) AS records", f"sum(length(payload) + {OVERHEAD}) AS bytes"
+    ).collect()[0]
     done.records, done.bytes = left.records, left.bytes or 0
     done.tombstones = totals.groups - left.records
 
@@ -164,18 +180,31 @@ def _to_parquet(source: Source, root: str) -> Compacted:
         rows = older.unionByName(rows)
     latest = latest_rows(rows).persist()
     try:
-        chosen = latest.where("key IS NULL OR NOT tombstone").select("key", "offset", "timestamp", "payload")
+        chosen = latest.where("key IS NULL OR NOT tombstone").select(
+            "key", "offset", "timestamp", "payload"
+        )
         _count(done, latest, chosen)
         if source.dry_run:
             return done
         lake.remove_strays(manifest)
         run, staging = lake.staging()
         files = max(1, -(-done.records // FILE_ROWS))
-        chosen.repartitionByRange(files, "offset").sortWithinPartitions("offset").write.parquet(staging)
-        manifest.files = [lake.describe(path, "offset") for path in lake.take_in(run, manifest.kind, manifest.name)]
+        chosen.repartitionByRange(files, "offset").sortWithinPartitions("offset").write.parquet(
+            staging
+        )
+        manifest.files = [
+            lake.describe(path, "offset")
+            for path in lake.take_in(run, manifest.kind, manifest.name)
+        ]
         if manifest.rows != done.records:
-            raise DataLoss(f"{manifest.rows} rows were written instead of {done.records}; the snapshot is unchanged")
-        manifest.position = {"incarnation": source.state["incarnation"], "next": end, "keys": source.keys.digest}
+            raise DataLoss(
+                f"{manifest.rows} rows were written instead of {done.records}; the snapshot is unchanged"
+            )
+        manifest.position = {
+            "incarnation": source.state["incarnation"],
+            "next": end,
+            "keys": source.keys.digest,
+        }
         lake.replace(manifest)
     finally:
         latest.unpersist()
@@ -191,7 +220,9 @@ def _parquet_range(source: Source, manifest: Manifest) -> tuple[int, int]:
             f"topic {source.topic!r} was deleted and created again since this snapshot: compact to another directory"
         )
     if position["keys"] != source.keys.digest:
-        raise Conflict("this snapshot was made with another key or other tombstones: compact to another directory")
+        raise Conflict(
+            "this snapshot was made with another key or other tombstones: compact to another directory"
+        )
     if position["next"] < first:
         raise DataLoss(
             f"topic {source.topic!r}: offsets {position['next']} to {first - 1} aged out before they were compacted: "

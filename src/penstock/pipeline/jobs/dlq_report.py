@@ -1,8 +1,9 @@
 """dlq-report: what went wrong how often. Dead letters by error and queue, with samples, over time.
 
-Errors are told apart by their text without what differs from one message to the next: ids, hexadecimal numbers,
-times, addresses and numbers become placeholders; of a Python traceback the last line counts, of any other text the
-first. Payloads are read for the samples only; those of encrypted messages stay closed.
+Errors are told apart by their text without what differs from one message to the next: ids,
+hexadecimal numbers, times, addresses and numbers become placeholders; of a Python traceback the
+last line counts, of any other text the first. Payloads are read for the samples only; those of
+encrypted messages stay closed.
 """
 
 from collections import defaultdict
@@ -20,8 +21,8 @@ from penstock.pipeline.jobs import tables
 from penstock.pipeline.jobs.report import Panel, Report, Series, Table, number, short, top
 from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Postgres
 from penstock.pipeline.session import activate
+from penstock.pipeline.sources.postgres import Postgres
 
 TASKS = 8
 PER_TASK = 50_000
@@ -44,12 +45,18 @@ SOURCE = """
     FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
     JOIN partitions p ON p.id = d.partition_id LEFT JOIN groups g ON g.id = d.group_id
    WHERE d.failed_at < '{until}' {where}"""
-READ = "SELECT d.id, q.name, g.name, p.name, d.transaction_id, d.failed_at, d.attempts::bigint, d.error" + SOURCE
+READ = (
+    "SELECT d.id, q.name, g.name, p.name, d.transaction_id, d.failed_at, d.attempts::bigint, d.error"
+    + SOURCE
+)
 
 # In this order: what is longer and more telling first.
 PATTERNS = (
     (r"(?i)\\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\b", "<id>"),
-    (r"\\b\\d{4}-\\d\\d-\\d\\d([T ]\\d\\d:\\d\\d(:\\d\\d)?([.,]\\d+)?(Z|[+-]\\d\\d:?\\d\\d)?)?", "<time>"),
+    (
+        r"\\b\\d{4}-\\d\\d-\\d\\d([T ]\\d\\d:\\d\\d(:\\d\\d)?([.,]\\d+)?(Z|[+-]\\d\\d:?\\d\\d)?)?",
+        "<time>",
+    ),
     (r"\\b\\d{1,3}(\\.\\d{1,3}){3}(:\\d+)?\\b", "<address>"),
     (r"(?i)\\b0x[0-9a-f]+\\b", "<hex>"),
     (r"(?i)\\b(?=[0-9a-f]*\\d)[0-9a-f]{12,}\\b", "<id>"),
@@ -104,7 +111,9 @@ def dlq_report(
     png: str | Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Letters:
-    """Group the dead letters that failed between `since` (default: the first) and `until` (default: now)."""
+    """Group the dead letters that failed between `since` (default: the first) and `until` (default:
+    now).
+    """
     if not 0 <= samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")
     drawing.check_targets([html, png])
@@ -112,7 +121,9 @@ def dlq_report(
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = moment(until, now, "until") if until else now
     begin = moment(since, now, "since") if since else None
-    found = _collect(activate(spark), postgres, _queries(postgres, queues, begin, end), begin, end, samples)
+    found = _collect(
+        activate(spark), postgres, _queries(postgres, queues, begin, end), begin, end, samples
+    )
     say(f"{found.total} dead letters of {len(found.kinds)} kinds")
     _add_payloads(postgres, found.kinds)
     if html or png:
@@ -120,37 +131,64 @@ def dlq_report(
     return found
 
 
-def _queries(postgres: Postgres, queues: Sequence[str], since: datetime | None, until: datetime) -> list[str]:
-    known = {name: number for number, name in postgres.rows("SELECT id, name FROM queues WHERE deleted_at IS NULL")}
+def _queries(
+    postgres: Postgres, queues: Sequence[str], since: datetime | None, until: datetime
+) -> list[str]:
+    known = {
+        name: number
+        for number, name in postgres.rows("SELECT id, name FROM queues WHERE deleted_at IS NULL")
+    }
     missing = [name for name in queues if name not in known]
     if missing:
         raise NotFound(f"there is no queue {missing[0]!r}")
-    where = f"AND d.queue_id IN ({', '.join(str(known[name]) for name in queues)}) " if queues else ""
+    where = (
+        f"AND d.queue_id IN ({', '.join(str(known[name]) for name in queues)}) " if queues else ""
+    )
     where += f"AND d.failed_at >= '{since.isoformat()}' " if since else ""
     bounds = {"until": until.isoformat(), "where": where}
-    ((first, last, count),) = postgres.rows("SELECT min(d.id), max(d.id), count(*)" + SOURCE.format(**bounds))
+    ((first, last, count),) = postgres.rows(
+        "SELECT min(d.id), max(d.id), count(*)" + SOURCE.format(**bounds)
+    )
     if not count:
         return []
     shares = min(TASKS, -(-count // PER_TASK))
     step = -(-(last - first + 1) // shares)
     return [
-        READ.format(until=until.isoformat(), where=where + f"AND d.id >= {at} AND d.id < {at + step}")
+        READ.format(
+            until=until.isoformat(), where=where + f"AND d.id >= {at} AND d.id < {at + step}"
+        )
         for at in range(first, last + 1, step)
     ]
 
 
 def _collect(
-    spark: Any, postgres: Postgres, queries: list[str], since: datetime | None, until: datetime, samples: int
+    spark: Any,
+    postgres: Postgres,
+    queries: list[str],
+    since: datetime | None,
+    until: datetime,
+    samples: int,
 ) -> Letters:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     if not queries:
         return Letters(since or until - timedelta(days=1), until, 0, [])
-    letters = tables.read(spark, postgres, queries, LETTERS).withColumn("kind", f.expr(signature("error")))
+    letters = tables.read(spark, postgres, queries, LETTERS).withColumn(
+        "kind", f.expr(signature("error"))
+    )
     nth = f.row_number().over(Window.partitionBy("kind", "queue").orderBy(f.desc("id")))
-    sample = f.struct("id", "partition", "consumer", "transaction", "at", f.substring("error", 1, 2000).alias("error"))
-    grouped = letters.withColumn("nth", nth).groupBy("kind", "queue", f.date_trunc("minute", "at").alias("minute"))
+    sample = f.struct(
+        "id",
+        "partition",
+        "consumer",
+        "transaction",
+        "at",
+        f.substring("error", 1, 2000).alias("error"),
+    )
+    grouped = letters.withColumn("nth", nth).groupBy(
+        "kind", "queue", f.date_trunc("minute", "at").alias("minute")
+    )
     rows = grouped.agg(
         f.count("*").alias("count"),
         f.collect_set("consumer").alias("groups"),
@@ -170,7 +208,9 @@ def _collect(
         one.attempts = max(one.attempts, row.attempts)
         one.first, one.last = min(one.first, first), max(one.last, last)
         one.samples += [
-            Sample(s.id, s.partition, s.consumer, s.transaction, s["at"].astimezone(UTC), s.error, None)
+            Sample(
+                s.id, s.partition, s.consumer, s.transaction, s["at"].astimezone(UTC), s.error, None
+            )
             for s in row.samples
         ]
         times[key][minute_of(row.minute.astimezone(UTC))] = row["count"]
@@ -255,7 +295,13 @@ def build(found: Letters) -> Report:
         until,
         times,
         [
-            Panel("By error", f"dead letters {called}", over_time(lambda key: short(key[0], 60)), "bar", none),
+            Panel(
+                "By error",
+                f"dead letters {called}",
+                over_time(lambda key: short(key[0], 60)),
+                "bar",
+                none,
+            ),
             Panel("By queue", f"dead letters {called}", over_time(lambda key: key[1]), "bar", none),
         ],
         [
@@ -266,10 +312,18 @@ def build(found: Letters) -> Report:
         ],
         [
             Table(
-                "Errors", ["error", "queue", "groups", "count", "most attempts", "first", "last"], kinds, none, text=3
+                "Errors",
+                ["error", "queue", "groups", "count", "most attempts", "first", "last"],
+                kinds,
+                none,
+                text=3,
             ),
             Table(
-                "Samples", ["error", "payload", "queue", "partition", "transactionId", "failed"], samples, none, text=6
+                "Samples",
+                ["error", "payload", "queue", "partition", "transactionId", "failed"],
+                samples,
+                none,
+                text=6,
             ),
         ],
         ["Put them back with `penstock queue dlq requeue` once the cause is gone. Times are UTC."],

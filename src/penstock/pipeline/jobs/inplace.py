@@ -1,9 +1,10 @@
 """compact in place: which offsets of the sealed segments stay, told to the broker, who swaps them.
 
-The broker has the bytes, so it is only told which offsets stay, a bit each, for neighbouring sealed segments
-(`POST /topics/{topic}/compact`). Only sealed segments are read: what lies behind them may still be lost with the power,
-and must not be the reason to remove anything. Oldest segments go first and a swap is all or nothing, so a value is
-always gone before the tombstone that deleted it, wherever the job dies; run again, it goes on.
+The broker has the bytes, so it is only told which offsets stay, a bit each, for neighbouring sealed
+segments (`POST /topics/{topic}/compact`). Only sealed segments are read: what lies behind them may
+still be lost with the power, and must not be the reason to remove anything. Oldest segments go
+first and a swap is all or nothing, so a value is always gone before the tombstone that deleted it,
+wherever the job dies; run again, it goes on.
 """
 
 import base64
@@ -32,7 +33,9 @@ class Kept:
             if (packed := self._buckets.get(bucket)) is not None:
                 low, high = max(start, bucket * BUCKET), min(end, (bucket + 1) * BUCKET)
                 bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
-                found[low - start : high - start] = bits[low - bucket * BUCKET : high - bucket * BUCKET]
+                found[low - start : high - start] = bits[
+                    low - bucket * BUCKET : high - bucket * BUCKET
+                ]
         return found
 
     def count(self, start: int, end: int) -> int:
@@ -44,7 +47,11 @@ def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
     groups: list[list[Any]] = []
     size = 0.0
     for segment in sealed:
-        share = segment["bytes"] * kept.count(segment["base"], segment["end"]) / max(1, segment["records"])
+        share = (
+            segment["bytes"]
+            * kept.count(segment["base"], segment["end"])
+            / max(1, segment["records"])
+        )
         if groups and (size + share <= target or size == 0):
             groups[-1].append(segment)
             size += share
@@ -56,7 +63,10 @@ def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
 
 def _dirty(group: list[Any], kept: Kept) -> bool:
     """Whether there is anything to remove."""
-    return bool(kept.count(group[0]["base"], group[-1]["end"]) < sum(segment["records"] for segment in group))
+    return bool(
+        kept.count(group[0]["base"], group[-1]["end"])
+        < sum(segment["records"] for segment in group)
+    )
 
 
 def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes: int) -> Compacted:
@@ -75,7 +85,10 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
     done = Compacted(source.topic, "in place", first, sealed[-1]["end"] if sealed else first)
     done.executed = not source.dry_run
     if not sealed:
-        source.say(f"topic {source.topic}: nothing is sealed" + (" and archived" if archived is not None else ""))
+        source.say(
+            f"topic {source.topic}: nothing is sealed"
+            + (" and archived" if archived is not None else "")
+        )
         return done
     kept = _plan(source, done, tombstone_seconds)
     there, stored = (sum(segment[name] for segment in sealed) for name in ("records", "bytes"))
@@ -118,14 +131,21 @@ def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
         f.sum("size").alias("bytes"),
         f.max("broken").alias("broken"),
     )
-    # Readers that are behind must meet the tombstone, so it stays a while; and a log ends with a record.
+    # Readers that are behind must meet the tombstone, so it stays a while; and a log ends with a
+    # record.
     aged = f.col("timestamp") < f.timestamp_seconds(f.lit(oldest))
-    dropped = f.col("key").isNotNull() & f.col("tombstone") & aged & (f.col("offset") != done.end - 1)
-    judged = latest.withColumn("dropped", dropped).withColumn("bucket", f.expr(f"offset DIV {BUCKET}"))
+    dropped = (
+        f.col("key").isNotNull() & f.col("tombstone") & aged & (f.col("offset") != done.end - 1)
+    )
+    judged = latest.withColumn("dropped", dropped).withColumn(
+        "bucket", f.expr(f"offset DIV {BUCKET}")
+    )
     buckets = (
         judged.groupBy("bucket")
         .agg(
-            f.expr(f"bitmap_construct_agg(offset % {BUCKET}) FILTER (WHERE NOT dropped)").alias("bits"),
+            f.expr(f"bitmap_construct_agg(offset % {BUCKET}) FILTER (WHERE NOT dropped)").alias(
+                "bits"
+            ),
             f.sum("records").alias("before"),
             f.sum("bytes").alias("bytes_before"),
             f.expr("sum(size) FILTER (WHERE NOT dropped)").alias("bytes"),
@@ -156,7 +176,9 @@ def _swap(source: Source, group: list[Any], kept: Kept) -> Any:
         "keep": base64.b64encode(bits).decode(),
     }
     try:
-        return source.http.ask("POST", source.http.topic(source.topic, "compact"), body, timeout=3600.0)
+        return source.http.ask(
+            "POST", source.http.topic(source.topic, "compact"), body, timeout=3600.0
+        )
     except Conflict:
         if not source.http.repeated:
             raise

@@ -4,10 +4,11 @@
     <root>/topic=<name>/date=<day>/<run>-<n>.parquet
     <root>/_staging/<run>/...                       what a run is writing; ignored by every reader
 
-A run writes its files aside, moves them in, then replaces the manifest, which holds both the new position and the list
-of files. That one replacement is the moment at which the run counts: files that are not listed are left over from a
-run that was killed, and the next one removes them. So nothing is ever in the archive twice and nothing is missing,
-whenever the process dies. Any file system of pyarrow will do (a path, s3://, gs://, hdfs://).
+A run writes its files aside, moves them in, then replaces the manifest, which holds both the new
+position and the list of files. That one replacement is the moment at which the run counts: files
+that are not listed are left over from a run that was killed, and the next one removes them. So
+nothing is ever in the archive twice and nothing is missing, whenever the process dies. Any file
+system of pyarrow will do (a path, s3://, gs://, hdfs://).
 """
 
 import json
@@ -34,9 +35,12 @@ class Entry:
 
 @dataclass
 class Manifest:
-    kind: str  # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
+    # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
+    kind: str
     name: str
-    position: dict[str, Any] = field(default_factory=dict)  # where the next run begins, in the source's own terms
+    position: dict[str, Any] = field(
+        default_factory=dict
+    )  # where the next run begins, in the source's own terms
     files: list[Entry] = field(default_factory=list)
 
     @property
@@ -111,9 +115,15 @@ class Lake:
         """Move a run's files into place; their paths below the root."""
         moved: list[str] = []
         source = f"{self._base}/_staging/{run}"
-        for info in self._fs.get_file_info(fs.FileSelector(source, recursive=True, allow_not_found=True)):
+        for info in self._fs.get_file_info(
+            fs.FileSelector(source, recursive=True, allow_not_found=True)
+        ):
             if info.type == fs.FileType.File and info.base_name.endswith(".parquet"):
-                days = [part for part in info.path.removeprefix(source).split("/") if part.startswith("date=")]
+                days = [
+                    part
+                    for part in info.path.removeprefix(source).split("/")
+                    if part.startswith("date=")
+                ]
                 path = "/".join([self.folder(kind, name), *days, f"{run}-{len(moved)}.parquet"])
                 self._fs.create_dir(f"{self._base}/{path.rpartition('/')[0]}", recursive=True)
                 self._fs.move(info.path, f"{self._base}/{path}")
@@ -126,7 +136,9 @@ class Lake:
             self._fs.delete_dir(f"{self._base}/_staging/{run}")
 
     def remove_strays(self, manifest: Manifest) -> int:
-        """Delete files of this topic or queue that the manifest does not list: a killed run's. How many there were."""
+        """Delete files of this topic or queue that the manifest does not list: a killed run's. How
+        many there were.
+        """
         listed = {entry.path for entry in manifest.files}
         folder = self.folder(manifest.kind, manifest.name)
         strays = 0
@@ -149,8 +161,12 @@ class Lake:
         if not footer.num_rows:
             return Entry(path, 0, size, 0, -1)
         place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
-        bounds = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
-        return Entry(path, footer.num_rows, size, min(b.min for b in bounds), max(b.max for b in bounds))
+        bounds = [
+            footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)
+        ]
+        return Entry(
+            path, footer.num_rows, size, min(b.min for b in bounds), max(b.max for b in bounds)
+        )
 
     def _manifest_path(self, kind: str, name: str) -> str:
         return f"{self._base}/_archive/{kind}-{quote(name, safe='')}.json"

@@ -1,4 +1,6 @@
-"""A topic by key: how a record tells its key, and the latest record of each. What the ways of `compact` share."""
+"""A topic by key: how a record tells its key, and the latest record of each. What the ways of
+`compact` share.
+"""
 
 import hashlib
 import json
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs.broker import Broker
+from penstock.pipeline.jobs.broker_api import Broker
 
 OVERHEAD = 12 + 16  # header and index row of a record
 
@@ -23,9 +25,13 @@ class Keys:
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.sql):
-            raise InvalidRequest("compact takes a key: a JSON path such as '$.id', or a SQL expression")
+            raise InvalidRequest(
+                "compact takes a key: a JSON path such as '$.id', or a SQL expression"
+            )
         if self.tombstone_path and self.tombstone_sql:
-            raise InvalidRequest("a tombstone is told by a JSON path or by a SQL expression, not both")
+            raise InvalidRequest(
+                "a tombstone is told by a JSON path or by a SQL expression, not both"
+            )
         for path in (self.path, self.tombstone_path):
             if path and not path.startswith("$"):
                 raise InvalidRequest(f"a JSON path begins with $, as in $.id; {path!r} does not")
@@ -36,19 +42,26 @@ class Keys:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
     def read(self, frame: Any) -> Any:
-        """Columns key, own (the offset of a record without a key), offset, timestamp, payload, tombstone, broken."""
+        """Columns key, own (the offset of a record without a key), offset, timestamp, payload,
+        tombstone, broken.
+        """
         from pyspark.errors import AnalysisException
         from pyspark.sql import functions as f
 
         text = f.col("payload").cast("string")
-        # Strict, and the whole record: half a JSON object, or one in another encoding, must not pass for an update.
+        # Strict, and the whole record: half a JSON object, or one in another encoding, must not
+        # pass for an update.
         valid = f.is_valid_utf8(text) & f.try_parse_json(text).isNotNull()
         whole = f.when(valid, text)
         empty = f.length("payload") == 0
         broken = f.lit(False)
         if self.path or self.tombstone_path:
             broken = ~empty & ~f.coalesce(valid, f.lit(False))
-        key = f.get_json_object(whole, self.path) if self.path else f.expr(str(self.sql)).cast("string")
+        key = (
+            f.get_json_object(whole, self.path)
+            if self.path
+            else f.expr(str(self.sql)).cast("string")
+        )
         if self.tombstone_path:
             tombstone = f.get_json_object(whole, self.tombstone_path) == "true"
         else:
@@ -63,13 +76,17 @@ class Keys:
                 broken.alias("broken"),
             )
         except AnalysisException as error:
-            raise InvalidRequest(f"the SQL of the key or the tombstone: {str(error).splitlines()[0]}") from None
+            raise InvalidRequest(
+                f"the SQL of the key or the tombstone: {str(error).splitlines()[0]}"
+            ) from None
         return found.withColumn("own", f.when(f.col("key").isNull(), f.col("offset")))
 
 
 @dataclass
 class Compacted:
-    """What was, or in a dry run would be, done. Records that are left out are superseded, or tombstones."""
+    """What was, or in a dry run would be, done. Records that are left out are superseded, or
+    tombstones.
+    """
 
     topic: str
     to: str
@@ -113,10 +130,19 @@ class Source:
 
     def rows(self, start: int, end: int) -> Any:
         """The records in [start, end) with their keys."""
-        given = {"topic": self.topic, "broker": self.broker, "directory": self.directory, "token": self.http.token}
+        given = {
+            "topic": self.topic,
+            "broker": self.broker,
+            "directory": self.directory,
+            "token": self.http.token,
+        }
         given["startingOffsets"] = json.dumps({self.topic: start})
         given["endingOffsets"] = json.dumps({self.topic: end})
-        frame = self.spark.read.format("penstock").options(**{k: v for k, v in given.items() if v}).load()
+        frame = (
+            self.spark.read.format("penstock")
+            .options(**{k: v for k, v in given.items() if v})
+            .load()
+        )
         return self.keys.read(frame)
 
 

@@ -1,14 +1,17 @@
-"""recover: buffer files of one or many brokers into PostgreSQL, when there are too many for the brokers' own replay.
+"""recover: buffer files of one or many brokers into PostgreSQL, when there are too many for the
+brokers' own replay.
 
-The files (failover_*.buf, qos0_*.buf, also `failed/` and a dead broker's .tmp) are newline-delimited JSON events whose
-names sort by time. Spark reads them once, deals the partitions out to tasks and pushes each partition's events in order
-through a broker. The broker stores an event once per transaction id, the first of several, so nothing is looked up or
-remembered here, and a recovery may be killed and run again. Files are left where they are: remove them when the report
+The files (failover_*.buf, qos0_*.buf, also `failed/` and a dead broker's .tmp) are
+newline-delimited JSON events whose names sort by time. Spark reads them once, deals the partitions
+out to tasks and pushes each partition's events in order through a broker. The broker stores an
+event once per transaction id, the first of several, so nothing is looked up or remembered here, and
+a recovery may be killed and run again. Files are left where they are: remove them when the report
 says that nothing was rejected.
 
-What Spark deals out and sorts is not events but pieces: the events of one partition in one block of one file, as the
-JSON they will be pushed as. So Spark's cost is per piece, and a request is mostly of one partition. Each task pushes on
-several connections, a partition on one of them, so that PostgreSQL works while a request is put together or answered.
+What Spark deals out and sorts is not events but pieces: the events of one partition in one block of
+one file, as the JSON they will be pushed as. So Spark's cost is per piece, and a request is mostly
+of one partition. Each task pushes on several connections, a partition on one of them, so that
+PostgreSQL works while a request is put together or answered.
 """
 
 from collections import defaultdict, deque
@@ -23,8 +26,8 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
-from penstock.pipeline.queue_sink import PUSH_BYTES, PushLink
 from penstock.pipeline.session import activate
+from penstock.pipeline.sinks.queue import PUSH_BYTES, PushLink
 from penstock.protocol.buffer_lines import Event, decode
 
 PIECES = pa.schema(
@@ -35,10 +38,15 @@ PIECES = pa.schema(
         ("number", pa.int64()),  # of the piece within its file
         ("events", pa.int64()),
         ("items", pa.binary()),  # as they are pushed, with commas between
-        ("unreadable", pa.int64()),  # lines of the block that are no event; they come as a piece of no partition
+        (
+            "unreadable",
+            pa.int64(),
+        ),  # lines of the block that are no event; they come as a piece of no partition
     ]
 )
-IDENTITIES = pa.schema([("queue", pa.string()), ("partition", pa.string()), ("transactionId", pa.string())])
+IDENTITIES = pa.schema(
+    [("queue", pa.string()), ("partition", pa.string()), ("transactionId", pa.string())]
+)
 COUNTS = pa.schema(
     [
         ("queued", pa.int64()),
@@ -52,7 +60,8 @@ BLOCK_BYTES = 8 << 20  # of a file, parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
 LANES = 2  # connections of a task
-PUSH = "/api/v1/push/recovered"  # takes who pushed at first, where `push` takes the token's word, and sealed payloads
+# takes who pushed at first, where `push` takes the token's word, and sealed payloads
+PUSH = "/api/v1/push/recovered"
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
 
@@ -104,8 +113,12 @@ def recover(
     if not files:
         return report
     spark = activate(spark)
-    numbered = [(str(path), i) for i, path in enumerate(files)]  # the order of time, whatever the directory
-    paths = spark.createDataFrame(numbered, "path STRING, file BIGINT").repartition(min(len(files), 4 * tasks))
+    numbered = [
+        (str(path), i) for i, path in enumerate(files)
+    ]  # the order of time, whatever the directory
+    paths = spark.createDataFrame(numbered, "path STRING, file BIGINT").repartition(
+        min(len(files), 4 * tasks)
+    )
     if dry_run:
         counted = (
             paths.mapInArrow(_identities, _ddl(IDENTITIES))
@@ -132,9 +145,13 @@ def recover(
 
 
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Event | None]]]:
-    """The files' events, some at a time: the file's number, whether it begins here, the events (None: no event)."""
+    """The files' events, some at a time: the file's number, whether it begins here, the events
+    (None: no event).
+    """
     for batch in batches:
-        for path, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+        for path, file in zip(
+            batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True
+        ):
             first = True
             with Path(path).open("rb") as lines:
                 while some := lines.readlines(BLOCK_BYTES):
@@ -182,7 +199,9 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Files to what tells their events apart, for a dry run; nulls for a line that is no event."""
     for _, _, events in _blocks(batches):
-        rows = [(e.queue, e.partition, e.transaction_id) if e else (None, None, None) for e in events]
+        rows = [
+            (e.queue, e.partition, e.transaction_id) if e else (None, None, None) for e in events
+        ]
         yield _batch(rows, IDENTITIES)
 
 
@@ -193,8 +212,8 @@ def _batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Lane:
-    """A connection and the thread that pushes on it, one request after the other; none after one that failed, since
-    what follows would be stored before it when the task is run again."""
+    """A connection and the thread that pushes on it, one request after the other; none after one
+    that failed, since what follows would be stored before it when the task is run again."""
 
     def __init__(self, link: PushLink) -> None:
         self._link = link
@@ -206,7 +225,9 @@ class _Lane:
 
     def add(self, piece: bytes, events: int) -> Iterator[dict[str, Any]]:
         """Push the piece, with others of this lane; gives what became of those before."""
-        if self._events and (self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES):
+        if self._events and (
+            self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES
+        ):
             yield from self.push()
         self._pieces.append(piece)
         self._events += events
@@ -237,7 +258,9 @@ class _Lane:
         return sum(not push.done() for push in self._pushes)
 
     def close(self) -> None:
-        """Leaves nothing behind that still pushes: a task that is run again must be alone with its partitions."""
+        """Leaves nothing behind that still pushes: a task that is run again must be alone with its
+        partitions.
+        """
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._link.close()
 
@@ -257,7 +280,10 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
                         found.append({"unreadable": unreadable})
                     if not events:
                         continue
-                    if place != (queue, partition):  # pieces of one partition follow each other, on one lane
+                    if place != (
+                        queue,
+                        partition,
+                    ):  # pieces of one partition follow each other, on one lane
                         place = (queue, partition)
                         lane = min(lanes, key=lambda lane: lane.waiting)
                     found += lane.add(items, events)
@@ -271,7 +297,9 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
 
 
 def _pushed(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
-    """Push them; when the broker refuses the batch for its content, push them one by one so that one fails alone."""
+    """Push them; when the broker refuses the batch for its content, push them one by one so that
+    one fails alone.
+    """
     try:
         done = link.push(items, repeatable=True)
         return [{"queued": done.queued, "duplicate": done.duplicate, "buffered": done.buffered}]

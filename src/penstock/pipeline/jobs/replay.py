@@ -1,10 +1,11 @@
 """replay: records of an archive, or a range of a topic, once more into a topic or a queue.
 
-It goes forward in ranges of offsets, one after another, so that order is kept and the rate can be held: a range holds
-at most a second's worth of records. Every range is written under an identity made of the replay's `id` and the range
-itself. What the replay is (which records, how far, in what ranges) is kept at its target when it is first begun, under
-its id: run again it goes by that, so one that was killed adds what is missing, and one that was finished adds nothing,
-however the source has grown since. The same id for other records is refused. Run without `execute` it changes nothing
+It goes forward in ranges of offsets, one after another, so that order is kept and the rate can be
+held: a range holds at most a second's worth of records. Every range is written under an identity
+made of the replay's `id` and the range itself. What the replay is (which records, how far, in what
+ranges) is kept at its target when it is first begun, under its id: run again it goes by that, so
+one that was killed adds what is missing, and one that was finished adds nothing, however the source
+has grown since. The same id for other records is refused. Run without `execute` it changes nothing
 and says what it would do.
 """
 
@@ -19,12 +20,12 @@ from typing import Any
 from penstock.errors import Conflict, InvalidRequest
 from penstock.net.tls import ca_text
 from penstock.pipeline.failure import cause
-from penstock.pipeline.identity import OTHER_ROWS
 from penstock.pipeline.jobs.archive import read_archive
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
-from penstock.pipeline.queue_sink import PushLink
 from penstock.pipeline.session import activate
+from penstock.pipeline.sinks.identity import OTHER_ROWS
+from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.claims import Claim, Claimed
 
 RANGE = 100_000  # offsets in one write, at most; part of the identity
@@ -61,7 +62,9 @@ def replay(
     execute: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Replayed:
-    """Write the records of `topic` again that `where` (SQL over topic, offset, timestamp, payload) selects."""
+    """Write the records of `topic` again that `where` (SQL over topic, offset, timestamp, payload)
+    selects.
+    """
     if bool(to_topic) == bool(to_queue):
         raise InvalidRequest("replay goes to a topic or to a queue")
     if to_topic == topic and not archive:
@@ -80,13 +83,25 @@ def replay(
     limit, step = bounds.last + 1, min(RANGE, max(1, int(rate))) if rate else RANGE
     if execute:
         keeper = (
-            TopicLink(str(broker), BROKER_PATIENCE, Options({"token": token} if token else {}).token(), ca_text(None))
+            TopicLink(
+                str(broker),
+                BROKER_PATIENCE,
+                Options({"token": token} if token else {}).token(),
+                ca_text(None),
+            )
             if to_topic
-            else PushLink(str(url), Options({"token": token} if token else {}).token(), BROKER_PATIENCE, ca_text(None))
+            else PushLink(
+                str(url),
+                Options({"token": token} if token else {}).token(),
+                BROKER_PATIENCE,
+                ca_text(None),
+            )
         )
         try:
             plan = json.dumps([where or "", start, end, bool(archive)])
-            limit, step = _planned(keeper.claim, to_topic or str(to_queue), topic, id, plan, limit, step)
+            limit, step = _planned(
+                keeper.claim, to_topic or str(to_queue), topic, id, plan, limit, step
+            )
         finally:
             keeper.close()
     frame = frame.where(f"offset < {limit}")
@@ -100,7 +115,11 @@ def replay(
     for number, count in ranges:
         began = time.monotonic()
         low = number * step
-        part = frame.where(f"offset >= {low} AND offset < {low + step}").coalesce(1).select("offset", "payload")
+        part = (
+            frame.where(f"offset >= {low} AND offset < {low + step}")
+            .coalesce(1)
+            .select("offset", "payload")
+        )
         writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
         app = f"replay:{id}:{topic}:{low}" if step == RANGE else f"replay:{id}:{topic}:{low}:{step}"
         writer = writer.option("appId", app).options(**({"token": token} if token else {}))
@@ -121,13 +140,21 @@ def replay(
         written += count
         say(f"{written} of {result.rows} records")
         fastest = min(fastest, time.monotonic() - began)
-        if rate and written < result.rows:  # the next ones arrive at the end of a write, which takes its time too
+        if (
+            rate and written < result.rows
+        ):  # the next ones arrive at the end of a write, which takes its time too
             time.sleep(max(0.0, count / rate - fastest))
     return result
 
 
 def _planned(
-    claim: Callable[[Claim], Claimed], target: str, topic: str, id: str, plan: str, limit: int, step: int
+    claim: Callable[[Claim], Claimed],
+    target: str,
+    topic: str,
+    id: str,
+    plan: str,
+    limit: int,
+    step: int,
 ) -> tuple[int, int]:
     """How far the replay of this id goes and in what ranges: as now, or as when it was first begun."""
     checksum = hashlib.sha256(plan.encode()).hexdigest()[:32]
@@ -160,7 +187,9 @@ def _source(
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:
             given["endingOffsets"] = json.dumps({topic: end})
-        frame = spark.read.format("penstock").options(**{k: v for k, v in given.items() if v}).load()
+        frame = (
+            spark.read.format("penstock").options(**{k: v for k, v in given.items() if v}).load()
+        )
     if start is not None:
         frame = frame.where(f"offset >= {int(start)}")
     return frame.where(f"offset < {int(end)}") if end is not None else frame

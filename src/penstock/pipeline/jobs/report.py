@@ -1,7 +1,9 @@
-"""Reports for people: panels over time, drawn twice from the same numbers, as one HTML file and as a PNG.
+"""Reports for people: panels over time, drawn twice from the same numbers, as one HTML file and as
+a PNG.
 
-The HTML holds plotly.js itself, so it opens anywhere, without a network. The PNG is drawn by matplotlib: plotly's own
-images need a browser on the machine, and a job that runs at night on a server has none.
+The HTML holds plotly.js itself, so it opens anywhere, without a network. The PNG is drawn by
+matplotlib: plotly's own images need a browser on the machine, and a job that runs at night on a
+server has none.
 """
 
 import os
@@ -78,11 +80,23 @@ def write(report: Report, html: str | Path | None = None, png: str | Path | None
 
 
 def top(found: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
-    """The first of the ranks, the rest added up: nobody can read forty lines. A label has one color in all panels."""
-    shown = [Series(label, found[label], color) for label, color in zip(ranks, COLORS, strict=False) if label in found]
+    """The first of the ranks, the rest added up: nobody can read forty lines. A label has one color
+    in all panels.
+    """
+    shown = [
+        Series(label, found[label], color)
+        for label, color in zip(ranks, COLORS, strict=False)
+        if label in found
+    ]
     rest = [found[label] for label in found if label not in ranks[:MOST]]
     if rest:
-        shown.append(Series(OTHERS, [sum(value or 0 for value in values) for values in zip(*rest, strict=True)], GREY))
+        shown.append(
+            Series(
+                OTHERS,
+                [sum(value or 0 for value in values) for values in zip(*rest, strict=True)],
+                GREY,
+            )
+        )
     return shown
 
 
@@ -93,7 +107,8 @@ def to_html(report: Report) -> str:
     except ImportError:
         raise _missing("plotly") from None
     tiles = "".join(
-        f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in report.tiles
+        f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
+        for name, value in report.tiles
     )
     panels = "".join(_section(report, panel) for panel in report.panels)
     tables = "".join(_table(table) for table in report.tables)
@@ -152,7 +167,10 @@ def _section(report: Report, panel: Panel) -> str:
     )
     figure.update_xaxes(range=[report.since, report.until], gridcolor=GRID)
     figure.update_yaxes(
-        title_text=panel.unit, gridcolor=GRID, rangemode="tozero", type="log" if panel.log else "linear"
+        title_text=panel.unit,
+        gridcolor=GRID,
+        rangemode="tozero",
+        type="log" if panel.log else "linear",
     )
     if panel.log:
         ticks = _ticks(panel)
@@ -177,11 +195,15 @@ def _sparse(series: Series) -> bool:
 
 def _table(table: Table) -> str:
     head = "".join(
-        f"<th{'' if place >= table.text else ' class=text'}>{escape(name)}" for place, name in enumerate(table.columns)
+        f"<th{'' if place >= table.text else ' class=text'}>{escape(name)}"
+        for place, name in enumerate(table.columns)
     )
     rows = "".join(
         "<tr>"
-        + "".join(f"<td{'' if place >= table.text else ' class=text'}>{escape(cell)}" for place, cell in enumerate(row))
+        + "".join(
+            f"<td{'' if place >= table.text else ' class=text'}>{escape(cell)}"
+            for place, cell in enumerate(row)
+        )
         for row in table.rows
     )
     body = f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>"
@@ -203,14 +225,31 @@ def to_png(report: Report) -> bytes:
     height = 1.5 + 3.6 * down
     figure = Figure(figsize=(15, height), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.text(0.035, 1 - 0.38 / height, report.title, fontsize=19, fontweight="bold", color=INK, va="center")
+    figure.text(
+        0.035,
+        1 - 0.38 / height,
+        report.title,
+        fontsize=19,
+        fontweight="bold",
+        color=INK,
+        va="center",
+    )
     figure.text(0.035, 1 - 0.72 / height, report.subtitle, fontsize=11, color=FAINT, va="center")
     for place, (name, value) in enumerate(report.tiles):
         x = 0.035 + place * 0.93 / max(1, len(report.tiles))
-        figure.text(x, 1 - 1.12 / height, value, fontsize=15, fontweight="bold", color=INK, va="center")
+        figure.text(
+            x, 1 - 1.12 / height, value, fontsize=15, fontweight="bold", color=INK, va="center"
+        )
         figure.text(x, 1 - 1.38 / height, name, fontsize=9, color=FAINT, va="center")
     grid = figure.add_gridspec(
-        down, across, left=0.055, right=0.985, top=1 - 2.0 / height, bottom=0.85 / height, hspace=0.5, wspace=0.14
+        down,
+        across,
+        left=0.055,
+        right=0.985,
+        top=1 - 2.0 / height,
+        bottom=0.85 / height,
+        hspace=0.5,
+        wspace=0.14,
     )
     for place, panel in enumerate(report.panels):
         _draw(figure.add_subplot(grid[place // across, place % across]), report, panel)
@@ -236,9 +275,20 @@ def _draw(axes: Any, report: Report, panel: Panel) -> None:
         side.set_visible(False)
     if panel.is_empty:
         axes.set_yticks([])
-        axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=11)
+        axes.text(
+            0.5,
+            0.5,
+            panel.empty,
+            transform=axes.transAxes,
+            ha="center",
+            va="center",
+            color=FAINT,
+            fontsize=11,
+        )
         return
-    width = report.times[1] - report.times[0] if len(report.times) > 1 else report.until - report.since
+    width = (
+        report.times[1] - report.times[0] if len(report.times) > 1 else report.until - report.since
+    )
     base = [0.0] * len(report.times)
     for series in panel.series:
         values = [float("nan") if value is None else value for value in series.values]
@@ -257,7 +307,14 @@ def _draw(axes: Any, report: Report, panel: Panel) -> None:
             base = [below + value for below, value in zip(base, heights, strict=True)]
         else:
             dot = {"marker": "o", "markersize": 2.5} if _sparse(series) else {}
-            axes.plot(report.times, values, color=series.color, linewidth=1.6, label=_legend(series.label), **dot)
+            axes.plot(
+                report.times,
+                values,
+                color=series.color,
+                linewidth=1.6,
+                label=_legend(series.label),
+                **dot,
+            )
     if panel.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -267,12 +324,19 @@ def _draw(axes: Any, report: Report, panel: Panel) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     across = 3 if max(len(series.label) for series in panel.series) <= 28 else 2
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=across, fontsize=8.5, frameon=False, labelcolor=INK
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.1),
+        ncols=across,
+        fontsize=8.5,
+        frameon=False,
+        labelcolor=INK,
     )
 
 
 def _legend(label: str) -> str:
-    """As it is: to matplotlib dollars are formulas, and names that begin with an underscore are not shown."""
+    """As it is: to matplotlib dollars are formulas, and names that begin with an underscore are not
+    shown.
+    """
     return ("\u2009" if label.startswith("_") else "") + short(label, 48).replace("$", r"\$")
 
 
@@ -311,7 +375,13 @@ def short(text: str, most: int) -> str:
 def bins(since: datetime, until: datetime, most: int = 180) -> tuple[int, str]:
     """The shortest step in seconds that makes at most so many, and what to call it."""
     length = (until - since).total_seconds()
-    steps = {60: "per minute", 300: "per 5 minutes", 900: "per 15 minutes", 3600: "per hour", 21600: "per 6 hours"}
+    steps = {
+        60: "per minute",
+        300: "per 5 minutes",
+        900: "per 15 minutes",
+        3600: "per hour",
+        21600: "per 6 hours",
+    }
     for step, name in steps.items():
         if length / step <= most:
             return step, name
@@ -320,7 +390,9 @@ def bins(since: datetime, until: datetime, most: int = 180) -> tuple[int, str]:
 
 def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
     first, last = int(since.timestamp()) // step * step, until.timestamp()
-    return [datetime.fromtimestamp(at, UTC) for at in range(first, int(last) + (last % 1 > 0), step)]
+    return [
+        datetime.fromtimestamp(at, UTC) for at in range(first, int(last) + (last % 1 > 0), step)
+    ]
 
 
 def check_targets(targets: Sequence[str | Path | None]) -> None:

@@ -1,4 +1,5 @@
-"""rollup: what happened, minute by minute, of every queue, group and topic, into the table behind /api/v1/analytics.
+"""rollup: what happened, minute by minute, of every queue, group and topic, into the table behind
+/api/v1/analytics.
 
     topics   records and bytes by append time, read through the topic source
     queues   messages pushed (the broker's counters) and bytes (the stored messages, counted in PostgreSQL by tasks that
@@ -6,11 +7,12 @@
     groups   acknowledged, failed, retried, dead and dropped messages, latencies from push to ack, and lag, from the
              history that the broker's upkeep folds every few seconds
     groups on topics    committed records, latencies from append to commit, records handed out again, and lag, from the
-             minutes that the broker counts as groups commit (`penstock.topics.minutes`)
+             minutes that the broker counts as groups commit (`penstock.topics.group_history`)
 
-Incremental and idempotent: a run begins a little before the last one ended, and a minute that is rolled up again
-replaces itself. Counts are never made smaller by that, because what a source can say about a minute only ever shrinks:
-retention, compaction and the history's week take away what was counted before.
+Incremental and idempotent: a run begins a little before the last one ended, and a minute that is
+rolled up again replaces itself. Counts are never made smaller by that, because what a source can
+say about a minute only ever shrinks: retention, compaction and the history's week take away what
+was counted before.
 """
 
 import json
@@ -21,15 +23,18 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
-from penstock.pipeline.jobs import minutes, tables
-from penstock.pipeline.jobs.broker import Broker
+from penstock.pipeline.jobs import rollup_minutes as minutes
+from penstock.pipeline.jobs import tables
+from penstock.pipeline.jobs.broker_api import Broker
 from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Postgres
 from penstock.pipeline.session import activate
-from penstock.pipeline.topics import Topics
+from penstock.pipeline.sources.postgres import Postgres
+from penstock.pipeline.sources.topic_readers import Topics
 
-OVERLAP = timedelta(minutes=5)  # of runs: longer than counters wait to be folded and commits are late
+OVERLAP = timedelta(
+    minutes=5
+)  # of runs: longer than counters wait to be folded and commits are late
 FIRST = timedelta(days=1)  # how far back a first run looks
 TASKS = 8
 
@@ -47,7 +52,8 @@ WRITE = f"""
     latency_buckets = CASE WHEN excluded.acked >= a.acked THEN excluded.latency_buckets ELSE a.latency_buckets END,
     latency_counts = CASE WHEN excluded.acked >= a.acked THEN excluded.latency_counts ELSE a.latency_counts END"""
 
-# A run that leaves out what is before it does not count: the next one still begins where the last whole one ended.
+# A run that leaves out what is before it does not count: the next one still begins where the last
+# whole one ended.
 REACHED = """
   INSERT INTO rollups AS r (scope, upto) SELECT $1, $3::text::timestamptz
   ON CONFLICT (scope) DO UPDATE SET upto = greatest(r.upto, excluded.upto), ran_at = clock_timestamp()
@@ -82,9 +88,11 @@ def rollup(
     tasks: int = TASKS,
     say: Callable[[str], None] = lambda _: None,
 ) -> RolledUp:
-    """Roll up whole minutes from `since` (default: where the last run ended) to `until` (default: now).
+    """Roll up whole minutes from `since` (default: where the last run ended) to `until` (default:
+    now).
 
-    Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their groups when `url` is.
+    Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their
+    groups when `url` is.
     """
     postgres = Postgres(Options({"database": database} if database else {}))
     if topics and not broker:
@@ -101,7 +109,9 @@ def rollup(
         known = _known(postgres, queues)
         done.queues, done.groups = len(known.queues), len(known.groups)
         if known.queues:
-            say(f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to {end:%F %H:%M} UTC")
+            say(
+                f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to {end:%F %H:%M} UTC"
+            )
             made = minutes.queue_minutes(spark, postgres, known, start, end, tasks)
             done.rows += tables.write(made, postgres, WRITE)
     if broker and (topics or not queues):
@@ -109,35 +119,51 @@ def rollup(
         done.topics = len(names)
         if names:
             say(f"{done.topics} topics, {start:%F %H:%M} to {end:%F %H:%M} UTC")
-            done.rows += tables.write(minutes.topic_minutes(spark, broker, token, names, start, end), postgres, WRITE)
+            done.rows += tables.write(
+                minutes.topic_minutes(spark, broker, token, names, start, end), postgres, WRITE
+            )
             if url:
-                done.rows += _topic_groups(postgres, Broker(url, token, patience=10), set(topics), start, end)
+                done.rows += _topic_groups(
+                    postgres, Broker(url, token, patience=10), set(topics), start, end
+                )
     for scope in scopes:
         postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
     if keep_days is not None:
         forget = "WITH gone AS (DELETE FROM analytics WHERE minute < now() - make_interval(days => {}) RETURNING 1)"
-        done.forgotten = postgres.rows(forget.format(int(keep_days)) + " SELECT count(*) FROM gone")[0][0]
+        done.forgotten = postgres.rows(
+            forget.format(int(keep_days)) + " SELECT count(*) FROM gone"
+        )[0][0]
     return done
 
 
 def _window(
-    postgres: Postgres, scopes: list[str], since: str | datetime | None, until: str | datetime | None
+    postgres: Postgres,
+    scopes: list[str],
+    since: str | datetime | None,
+    until: str | datetime | None,
 ) -> tuple[datetime, datetime]:
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = minute_of(now)
     if until:
-        end = min(minute_of(moment(until, now, "until")), end + MINUTE)  # the minute that runs, when it is asked for
+        end = min(
+            minute_of(moment(until, now, "until")), end + MINUTE
+        )  # the minute that runs, when it is asked for
     if since:
         return minute_of(moment(since, now, "since")), end
     ends: dict[str, datetime] = dict(postgres.rows("SELECT scope, upto FROM rollups"))
     never = now - FIRST + OVERLAP
-    reached = [max(ends.get(scope, never), ends.get(scope.partition(":")[0] + "s", never)) for scope in scopes]
+    reached = [
+        max(ends.get(scope, never), ends.get(scope.partition(":")[0] + "s", never))
+        for scope in scopes
+    ]
     return minute_of(min(reached) - OVERLAP), end
 
 
 def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
     found = minutes.Known()
-    for number, name in postgres.rows("SELECT id, name FROM queues WHERE deleted_at IS NULL ORDER BY id"):
+    for number, name in postgres.rows(
+        "SELECT id, name FROM queues WHERE deleted_at IS NULL ORDER BY id"
+    ):
         if not queues or name in queues:
             found.queues[number] = name
     missing = [name for name in queues if name not in found.queues.values()]
@@ -149,8 +175,12 @@ def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
     return found
 
 
-def _topic_groups(postgres: Postgres, broker: Broker, topics: set[str], start: datetime, end: datetime) -> int:
-    """Groups on topics: the broker has counted them, a row per minute in which they settled something."""
+def _topic_groups(
+    postgres: Postgres, broker: Broker, topics: set[str], start: datetime, end: datetime
+) -> int:
+    """Groups on topics: the broker has counted them, a row per minute in which they settled
+    something.
+    """
     times = urlencode({"from": start.isoformat(), "to": end.isoformat()})
     rows = [
         {
@@ -173,7 +203,9 @@ def _topic_groups(postgres: Postgres, broker: Broker, topics: set[str], start: d
 
 
 def _topic_names(broker: str, token: str | None, topics: Sequence[str]) -> list[str]:
-    looking = Topics(Options({"broker": broker, "brokerTimeout": "10", **({"token": token} if token else {})}))
+    looking = Topics(
+        Options({"broker": broker, "brokerTimeout": "10", **({"token": token} if token else {})})
+    )
     try:
         names = looking.names()
     finally:

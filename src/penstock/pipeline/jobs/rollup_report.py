@@ -1,4 +1,6 @@
-"""The report over rolled up minutes: throughput, latency, lag, retries and dead letters by queue and topic."""
+"""The report over rolled up minutes: throughput, latency, lag, retries and dead letters by queue
+and topic.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,12 +8,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.latency import ERROR, Latencies
 from penstock.pipeline.jobs import report as drawing
-from penstock.pipeline.jobs.report import COLORS, Panel, Report, Series, Table, duration, number, size, top
+from penstock.pipeline.jobs.report import (
+    COLORS,
+    Panel,
+    Report,
+    Series,
+    Table,
+    duration,
+    number,
+    size,
+    top,
+)
 from penstock.pipeline.options import Options
-from penstock.pipeline.postgres import Postgres
-from penstock.points import QUEUE_MODE, Point, point_of
+from penstock.pipeline.sources.postgres import Postgres
+from penstock.protocol.analytics import QUEUE_MODE, Point, point_of
+from penstock.protocol.latency import ERROR, Latencies
 
 MOST = 1_000_000  # points
 SQL = "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', NULL, NULL, {most})"
@@ -30,7 +42,11 @@ def write_report(
 ) -> Report:
     """Draw what the table says of the time from `since` to `until`."""
     made = build(
-        load(Postgres(Options({"database": database} if database else {})), since, until), since, until, queues, topics
+        load(Postgres(Options({"database": database} if database else {})), since, until),
+        since,
+        until,
+        queues,
+        topics,
     )
     drawing.write(made, html, png)
     return made
@@ -38,18 +54,26 @@ def write_report(
 
 def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
     step, _ = drawing.bins(since, until)
-    rows = postgres.rows(SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST))
+    rows = postgres.rows(
+        SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST)
+    )
     return [point_of(row) for row in rows]
 
 
 def build(
-    points: list[Point], since: datetime, until: datetime, queues: Sequence[str] = (), topics: Sequence[str] = ()
+    points: list[Point],
+    since: datetime,
+    until: datetime,
+    queues: Sequence[str] = (),
+    topics: Sequence[str] = (),
 ) -> Report:
     step, called = drawing.bins(since, until)
     times = drawing.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}
     if queues or topics:
-        points = [point for point in points if point.name in (topics if point.kind == "topic" else queues)]
+        points = [
+            point for point in points if point.name in (topics if point.kind == "topic" else queues)
+        ]
     points = [point for point in points if point.at in place]
     of: dict[str, list[Point]] = {"queue": [], "group": [], "topic": []}
     for point in points:
@@ -77,7 +101,10 @@ def build(
         Panel(
             "Latency from push to ack, all groups",
             "ms",
-            [Series(f"p{p}", [_ms(one.percentile(p)) for one in overall], color) for p, color in PERCENTILES.items()],
+            [
+                Series(f"p{p}", [_ms(one.percentile(p)) for one in overall], color)
+                for p, color in PERCENTILES.items()
+            ],
             log=True,
             empty="nothing was acknowledged in this time",
         ),
@@ -102,9 +129,18 @@ def build(
             empty="nothing was retried",
         ),
         Panel(
-            "Dead letters, by group", f"messages {called}", rates("group", "dead", 1), "bar", empty="no dead letters"
+            "Dead letters, by group",
+            f"messages {called}",
+            rates("group", "dead", 1),
+            "bar",
+            empty="no dead letters",
         ),
-        Panel("Topics: appended", "records/s", rates("topic", "pushed", step), empty="nothing was appended to a topic"),
+        Panel(
+            "Topics: appended",
+            "records/s",
+            rates("topic", "pushed", step),
+            empty="nothing was appended to a topic",
+        ),
         Panel("Bytes pushed, by queue", "KiB/s", rates("queue", "bytes", step * 1024)),
         Panel(
             "Bytes appended, by topic",
@@ -132,7 +168,17 @@ def build(
         "Lag is at the end of each interval, within the 5 s in which brokers fold their counters.",
         "A retry is a delivery that did not settle its message: failed, asked for again, or not answered in time.",
     ]
-    return Report("Penstock: queues and topics", since, until, times, panels, tiles, _tables(of), notes, step=called)
+    return Report(
+        "Penstock: queues and topics",
+        since,
+        until,
+        times,
+        panels,
+        tiles,
+        _tables(of),
+        notes,
+        step=called,
+    )
 
 
 def _ranks(points: list[Point], column: str) -> list[str]:
@@ -145,13 +191,22 @@ def _ranks(points: list[Point], column: str) -> list[str]:
 
 def _p99(each: dict[str, dict[int, Latencies]], ranks: list[str], count: int) -> list[Series]:
     return [
-        Series(label, [_ms(each[label][i].percentile(99)) if i in each[label] else None for i in range(count)], color)
+        Series(
+            label,
+            [
+                _ms(each[label][i].percentile(99)) if i in each[label] else None
+                for i in range(count)
+            ],
+            color,
+        )
         for label, color in zip(ranks, COLORS, strict=False)
         if any(one.total for one in each[label].values())
     ]
 
 
-def _lags(points: list[Point], ranks: list[str], place: dict[datetime, int], count: int) -> list[Series]:
+def _lags(
+    points: list[Point], ranks: list[str], place: dict[datetime, int], count: int
+) -> list[Series]:
     found: dict[str, list[float | None]] = defaultdict(lambda: [None] * count)
     for point in points:
         found[point.label][place[point.at]] = point.lag
@@ -162,7 +217,18 @@ def _lags(points: list[Point], ranks: list[str], place: dict[datetime, int], cou
     return top({label: values for label, values in found.items() if any(values)}, ranks)
 
 
-COLUMNS = ["group", "pushed", "bytes", "acked", "retries", "dead letters", "p50", "p95", "p99", "lag at the end"]
+COLUMNS = [
+    "group",
+    "pushed",
+    "bytes",
+    "acked",
+    "retries",
+    "dead letters",
+    "p50",
+    "p95",
+    "p99",
+    "lag at the end",
+]
 
 
 def _tables(of: dict[str, list[Point]]) -> list[Table]:
@@ -181,7 +247,9 @@ def _tables(of: dict[str, list[Point]]) -> list[Table]:
 
 
 def _rows(own: list[Point], groups: list[Point]) -> list[list[str]]:
-    """A row for each group of each queue or topic, or one for those that have none; the busiest first."""
+    """A row for each group of each queue or topic, or one for those that have none; the busiest
+    first.
+    """
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for point in own:
         totals[point.name][0] += point.counts["pushed"]
@@ -205,8 +273,15 @@ def _group_cells(points: list[Point]) -> list[str]:
     for point in points:
         latency.merge(point.latency)
     lags = [point.lag for point in points if point.lag is not None]
-    sums = [number(sum(point.counts[column] for point in points)) for column in ("acked", "retried", "dead")]
-    return [*sums, *(duration(latency.percentile(p)) for p in (50, 95, 99)), number(lags[-1]) if lags else "–"]
+    sums = [
+        number(sum(point.counts[column] for point in points))
+        for column in ("acked", "retried", "dead")
+    ]
+    return [
+        *sums,
+        *(duration(latency.percentile(p)) for p in (50, 95, 99)),
+        number(lags[-1]) if lags else "–",
+    ]
 
 
 def _ms(seconds: float | None) -> Any:

@@ -1,4 +1,6 @@
-"""Tables of PostgreSQL as frames, for jobs: a list of queries, each a task of its own, and rows written back."""
+"""Tables of PostgreSQL as frames, for jobs: a list of queries, each a task of its own, and rows
+written back.
+"""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import Unavailable
-from penstock.pipeline.postgres import Postgres, first_line
+from penstock.pipeline.sources.postgres import Postgres, first_line
 
 KINDS = {
     pa.int16(): "SMALLINT",
@@ -27,13 +29,18 @@ def ddl(schema: pa.Schema) -> str:
 
 
 def read(spark: Any, postgres: Postgres, queries: list[str], schema: pa.Schema) -> Any:
-    """The rows of all the queries. Their columns come in the order of the schema and may have narrower types."""
+    """The rows of all the queries. Their columns come in the order of the schema and may have
+    narrower types.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for query in batch.column(0).to_pylist():
                 for found in postgres.batches(query):
-                    columns = [column.cast(field.type) for column, field in zip(found.columns, schema, strict=True)]
+                    columns = [
+                        column.cast(field.type)
+                        for column, field in zip(found.columns, schema, strict=True)
+                    ]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     wanted = spark.createDataFrame([(query,) for query in queries], "query STRING")
@@ -41,7 +48,9 @@ def read(spark: Any, postgres: Postgres, queries: list[str], schema: pa.Schema) 
 
 
 def write(frame: Any, postgres: Postgres, statement: str) -> int:
-    """Run `statement` over the rows, given to it as JSON in $1 a few thousand at a time; how many there were."""
+    """Run `statement` over the rows, given to it as JSON in $1 a few thousand at a time; how many
+    there were.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from adbc_driver_postgresql import dbapi

@@ -11,7 +11,9 @@ MINUTE = timedelta(minutes=1)
 
 
 def moment(text: str | datetime, now: datetime, what: str) -> datetime:
-    """`2026-01-31T12:00Z` (UTC when it names no zone), or `90m`, `24h`, `7d` for as long before `now`."""
+    """`2026-01-31T12:00Z` (UTC when it names no zone), or `90m`, `24h`, `7d` for as long before
+    `now`.
+    """
     if isinstance(text, datetime):
         return text.replace(tzinfo=text.tzinfo or UTC)
     if found := AGO.fullmatch(text.strip()):
@@ -19,7 +21,9 @@ def moment(text: str | datetime, now: datetime, what: str) -> datetime:
     try:
         return moment(datetime.fromisoformat(text.strip()), now, what)
     except ValueError:
-        raise InvalidRequest(f"{what} is a time such as 2026-01-31T12:00:00Z, or 90m, 24h, 7d, not {text!r}") from None
+        raise InvalidRequest(
+            f"{what} is a time such as 2026-01-31T12:00:00Z, or 90m, 24h, 7d, not {text!r}"
+        ) from None
 
 
 def minute_of(at: datetime) -> datetime:

@@ -1,7 +1,9 @@
-"""Python runs this at its start in the processes Spark starts on the driver's host: `session.build` sees to it.
+"""Python runs this at its start in the processes Spark starts on the driver's host: `session.build`
+sees to it.
 
-Spark gives a Python process 10 seconds to come up and call back, which a busy machine may not keep when PySpark has to
-be compiled from its zip each time (0.9 s of CPU). The installed one is compiled already (0.2 s).
+Spark gives a Python process 10 seconds to come up and call back, which a busy machine may not keep
+when PySpark has to be compiled from its zip each time (0.9 s of CPU). The installed one is compiled
+already (0.2 s).
 """
 
 import importlib.util
@@ -16,5 +18,7 @@ if "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1].starts
 
 _here = str(Path(__file__).parent)
 _other = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != _here])
-if _other is not None and _other.loader is not None:  # one of the user's own, which ours stands in front of
+if (
+    _other is not None and _other.loader is not None
+):  # one of the user's own, which ours stands in front of
     _other.loader.exec_module(importlib.util.module_from_spec(_other))

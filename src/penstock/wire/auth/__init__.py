@@ -1,4 +1,6 @@
-"""Who is asking: tokens (JWT) verified once, remembered until they expire, and the role each one carries."""
+"""Who is asking: tokens (JWT) verified once, remembered until they expire, and the role each one
+carries.
+"""
 
 from penstock.wire.auth.identity import Identity, Role
 from penstock.wire.auth.verifier import Verifier, verifier_of

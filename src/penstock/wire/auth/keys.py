@@ -1,11 +1,13 @@
-"""The keys that verify tokens: a shared secret, a public key, or the keys an identity provider publishes.
+"""The keys that verify tokens: a shared secret, a public key, or the keys an identity provider
+publishes.
 
-A key is usable with exactly one algorithm, the one its kind is for, whatever a token's header says: a token signed with
-HS256 and the text of a public key as the secret finds no key, and neither does `none`.
+A key is usable with exactly one algorithm, the one its kind is for, whatever a token's header says:
+a token signed with HS256 and the text of a public key as the secret finds no key, and neither does
+`none`.
 
-A set that is fetched (JWKS) is fetched again every `jwks_refresh`, and when a token names a key that is not in it, but
-then at most every `PAUSE` seconds: tokens made up by strangers do not turn into requests to the provider. When fetching
-fails the old keys stay.
+A set that is fetched (JWKS) is fetched again every `jwks_refresh`, and when a token names a key
+that is not in it, but then at most every `PAUSE` seconds: tokens made up by strangers do not turn
+into requests to the provider. When fetching fails the old keys stay.
 """
 
 import asyncio
@@ -46,7 +48,9 @@ class Key:
 
 
 class Keys:
-    """Those configured and those fetched. `changed` is called when a fetch brought other keys than before."""
+    """Those configured and those fetched. `changed` is called when a fetch brought other keys than
+    before.
+    """
 
     def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
@@ -72,7 +76,9 @@ class Keys:
         fitting = [key for key in self._all() if key.algorithm == algorithm]
         if key_id is None:
             return fitting
-        return [key for key in fitting if key.id == key_id] or [key for key in fitting if key.id is None]
+        return [key for key in fitting if key.id == key_id] or [
+            key for key in fitting if key.id is None
+        ]
 
     def may_learn(self) -> bool:
         """Whether asking the provider now could bring a key we do not have."""
@@ -101,7 +107,9 @@ class Keys:
 
     def require_some(self) -> None:
         if not self._fixed and not self._ever:
-            raise Unavailable("The keys that verify tokens could not be fetched yet", retry_after=PAUSE)
+            raise Unavailable(
+                "The keys that verify tokens could not be fetched yet", retry_after=PAUSE
+            )
 
     def _all(self) -> list[Key]:
         return self._fixed + self._fetched
@@ -120,7 +128,12 @@ class Keys:
             raw = await _read(self._settings.jwks_url)
             keys = key_set(raw, self._settings.algorithm)
         except (PenstockError, TimeoutError, OSError, ValueError) as error:
-            log.error("the keys at %s could not be read, %s: %s", self._settings.jwks_url, self._kept(), error)
+            log.error(
+                "the keys at %s could not be read, %s: %s",
+                self._settings.jwks_url,
+                self._kept(),
+                error,
+            )
             return
         self._ever = True
         if raw != self._raw:
@@ -129,7 +142,11 @@ class Keys:
             log.info("%d keys that verify tokens read from %s", len(keys), self._settings.jwks_url)
 
     def _kept(self) -> str:
-        return f"{len(self._fetched)} keys are kept" if self._ever else "no token is accepted until they are"
+        return (
+            f"{len(self._fetched)} keys are kept"
+            if self._ever
+            else "no token is accepted until they are"
+        )
 
 
 def _configured(settings: Settings) -> list[Key]:
@@ -137,12 +154,16 @@ def _configured(settings: Settings) -> list[Key]:
     if settings.secret and _wanted("HS256", settings.algorithm):
         secret = settings.secret.encode()
         if len(secret) < LEAST_SECRET:
-            raise ConfigError(f"auth.secret must have at least {LEAST_SECRET} bytes: a shorter one can be guessed")
+            raise ConfigError(
+                f"auth.secret must have at least {LEAST_SECRET} bytes: a shorter one can be guessed"
+            )
         found.append(Key("HS256", secret))
     if settings.public_key:
         key = _public_key(settings.public_key)
         if not _wanted(key.algorithm, settings.algorithm):
-            raise ConfigError(f"auth.public_key is a key for {key.algorithm}, auth.algorithm says {settings.algorithm}")
+            raise ConfigError(
+                f"auth.public_key is a key for {key.algorithm}, auth.algorithm says {settings.algorithm}"
+            )
         found.append(key)
     return found
 
@@ -154,16 +175,24 @@ def _wanted(algorithm: str, configured: str) -> bool:
 def _public_key(text: str) -> Key:
     """From PEM text (with real or written-out line ends), or from the file it names."""
     try:
-        pem = text.replace("\\n", "\n") if "-----BEGIN" in text else Path(text).read_text(encoding="ascii")
+        pem = (
+            text.replace("\\n", "\n")
+            if "-----BEGIN" in text
+            else Path(text).read_text(encoding="ascii")
+        )
         return _key_for(load_pem_public_key(pem.encode()), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"auth.public_key is neither a public key (PEM) nor a file with one: {error}") from None
+        raise ConfigError(
+            f"auth.public_key is neither a public key (PEM) nor a file with one: {error}"
+        ) from None
 
 
 def _key_for(material: Any, key_id: str | None) -> Key:
     if isinstance(material, RSAPublicKey):
         if material.key_size < LEAST_RSA:
-            raise ValueError(f"an RSA key of {material.key_size} bits is too short, {LEAST_RSA} is the least")
+            raise ValueError(
+                f"an RSA key of {material.key_size} bits is too short, {LEAST_RSA} is the least"
+            )
         return Key("RS256", material, key_id)
     if isinstance(material, Ed25519PublicKey):
         return Key("EdDSA", material, key_id)
@@ -197,9 +226,13 @@ async def _read(url: str) -> bytes:
     if parts.scheme not in ("http", "https"):
         path = Path(parts.path if parts.scheme == "file" else url)
         return await asyncio.to_thread(path.read_bytes)
-    client = HttpClient(urlunsplit((parts.scheme, parts.netloc, "", "", "")), pool_size=1, max_answer=LARGEST_SET)
+    client = HttpClient(
+        urlunsplit((parts.scheme, parts.netloc, "", "", "")), pool_size=1, max_answer=LARGEST_SET
+    )
     try:
-        answer = await client.request("GET", urlunsplit(("", "", parts.path or "/", parts.query, "")), timeout=10.0)
+        answer = await client.request(
+            "GET", urlunsplit(("", "", parts.path or "/", parts.query, "")), timeout=10.0
+        )
     finally:
         await client.close()
     if answer.status != 200:

@@ -1,8 +1,10 @@
-"""Turns tokens into identities, and remembers them: a known token costs a dictionary lookup, not a signature.
+"""Turns tokens into identities, and remembers them: a known token costs a dictionary lookup, not a
+signature.
 
-What is remembered is bounded (`cache_size`, the oldest go first) and never outlives the token's `exp`. When the key
-set changes everything is forgotten, so a key that was withdrawn verifies nothing from then on. What was refused is not
-remembered: it may be good once its key is known or its `nbf` has come.
+What is remembered is bounded (`cache_size`, the oldest go first) and never outlives the token's
+`exp`. When the key set changes everything is forgotten, so a key that was withdrawn verifies
+nothing from then on. What was refused is not remembered: it may be good once its key is known or
+its `nbf` has come.
 """
 
 import logging
@@ -36,8 +38,14 @@ class Verifier:
         self.settings = settings
         self.keys = Keys(settings, self._forget)
         self.known: dict[str, Identity] = {}  # never holds the empty token
-        self._refused = metrics.counter("penstock_auth_refused_total", "Requests refused by authentication", "reason")
-        metrics.gauge("penstock_auth_known_tokens", "Tokens remembered as verified", read=lambda: len(self.known))
+        self._refused = metrics.counter(
+            "penstock_auth_refused_total", "Requests refused by authentication", "reason"
+        )
+        metrics.gauge(
+            "penstock_auth_known_tokens",
+            "Tokens remembered as verified",
+            read=lambda: len(self.known),
+        )
         self._decoder = jwt.PyJWT()
         self._checks: dict[str, Any] = {
             "leeway": settings.clock_skew,
@@ -57,7 +65,9 @@ class Verifier:
         await self.keys.stop()
 
     def identify(self, token: str) -> Identity:
-        """Whose token this is; raises `Unauthorized`, or `UnknownKey` when a key set has to be asked first."""
+        """Whose token this is; raises `Unauthorized`, or `UnknownKey` when a key set has to be
+        asked first.
+        """
         identity = self.known.get(token)
         if identity is not None:
             if identity.expires > time.time():
@@ -90,9 +100,13 @@ class Verifier:
                 raise UnknownKey
             self.keys.require_some()
             if algorithm not in self.keys.algorithms:
-                raise self._no("invalid", f"The token's algorithm {str(algorithm)[:20]!r} is not accepted")
+                raise self._no(
+                    "invalid", f"The token's algorithm {str(algorithm)[:20]!r} is not accepted"
+                )
             raise self._no("invalid", "The token is signed with a key that is not known here")
-        return identity_of(self._claims(token, str(algorithm), [key.material for key in keys]), self.settings)
+        return identity_of(
+            self._claims(token, str(algorithm), [key.material for key in keys]), self.settings
+        )
 
     def _claims(self, token: str, algorithm: str, materials: list[Any]) -> dict[str, Any]:
         for place, material in enumerate(materials, 1):
@@ -119,7 +133,9 @@ class Verifier:
         known = self.known
         if len(known) >= max(1, self.settings.cache_size):
             now = time.time()
-            for old in [each for each, about in known.items() if about.expires <= now] or [next(iter(known))]:
+            for old in [each for each, about in known.items() if about.expires <= now] or [
+                next(iter(known))
+            ]:
                 del known[old]
         known[token] = identity
         return identity
@@ -142,7 +158,9 @@ def seconds_left(identity: Identity) -> float:
 
 
 def bearer(header: str | None, query: str = "") -> str:
-    """The token in a header `Authorization`, with or without the word Bearer, or else in a query string."""
+    """The token in a header `Authorization`, with or without the word Bearer, or else in a query
+    string.
+    """
     if header:
         scheme, _, rest = header.strip().partition(" ")
         if not rest:

@@ -1,8 +1,10 @@
-"""The half of an HTTP connection that answers: what a handler returns becomes bytes, at once, later, or as a stream.
+"""The half of an HTTP connection that answers: what a handler returns becomes bytes, at once,
+later, or as a stream.
 
-A plain answer is one write, and those to requests that arrived together are one system call. What a handler does in its
-own time (a coroutine, a future) keeps the connection BUSY; so does a stream, whose `write` waits while the client does
-not read. The other half, which finds the requests, is `penstock.wire.http.protocol`; the states are explained there.
+A plain answer is one write, and those to requests that arrived together are one system call. What a
+handler does in its own time (a coroutine, a future) keeps the connection BUSY; so does a stream,
+whose `write` waits while the client does not read. The other half, which finds the requests, is
+`penstock.wire.http.protocol`; the states are explained there.
 """
 
 import asyncio
@@ -37,7 +39,9 @@ class Answering(asyncio.Protocol):
         self._state = READY
         self._writable = True
         self._paused = False  # reading
-        self._hold = False  # keep answers back until all requests that arrived together are answered
+        self._hold = (
+            False  # keep answers back until all requests that arrived together are answered
+        )
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._eof = False  # the client will send no more
@@ -64,7 +68,9 @@ class Answering(asyncio.Protocol):
     # Answers
 
     def _write(self, data: bytes) -> None:
-        """Send, or hold back while more of the requests that arrived together are being answered: one system call."""
+        """Send, or hold back while more of the requests that arrived together are being answered:
+        one system call.
+        """
         self._held.append(data)
         self._held_bytes += len(data)
         if not self._hold or self._held_bytes > JOINED:
@@ -82,7 +88,12 @@ class Answering(asyncio.Protocol):
         """Write an answer; whether the next request may be served at once."""
         shared = self._shared
         try:
-            if head.plain and not response.headers and not shared.draining and len(response.body) < shared.simple_below:
+            if (
+                head.plain
+                and not response.headers
+                and not shared.draining
+                and len(response.body) < shared.simple_below
+            ):
                 data = shared.encoder.simple(response)
                 if self._hold or self._held:
                     self._write(data)
@@ -93,7 +104,10 @@ class Answering(asyncio.Protocol):
                 return False
             else:
                 self._send_general(head, response)
-        except (ValueError, UnicodeEncodeError) as error:  # headers or a content type that cannot be sent
+        except (
+            ValueError,
+            UnicodeEncodeError,
+        ) as error:  # headers or a content type that cannot be sent
             response = failure(error, None)
             self._send_general(head, response)
         status = response.status
@@ -126,18 +140,24 @@ class Answering(asyncio.Protocol):
         )
 
     def _compress_and_send(self, head: Head, response: Response) -> None:
-        """Compress in the pool for blocking work: a megabyte takes long enough to be noticed by everyone else."""
+        """Compress in the pool for blocking work: a megabyte takes long enough to be noticed by
+        everyone else.
+        """
         loop = asyncio.get_running_loop()
         request = Request(head, b"", self)
         self._wait_for(request, loop.run_in_executor(self._shared.executor, compressed, response))
 
     def _refuse(self, refused: Refused) -> None:
-        """Answer an error of the protocol itself. Where the next request begins is unknown, so this is the last one."""
+        """Answer an error of the protocol itself. Where the next request begins is unknown, so this
+        is the last one.
+        """
         if self._state >= LINGER:
             return
         response = error_response(refused.status, str(refused), refused.headers)
         self._flush()
-        self._transport.write(self._shared.encoder.head(self._head, response, close=True) + cast(bytes, response.body))
+        self._transport.write(
+            self._shared.encoder.head(self._head, response, close=True) + cast(bytes, response.body)
+        )
         self._shared.refused.add(1, str(refused.status))
         self.rest = b""
         self._head = self._body = self._partial = None
@@ -145,7 +165,8 @@ class Answering(asyncio.Protocol):
         if self._eof:
             self._close()
             return
-        # Closing with unread bytes in the socket would reset the connection and might destroy the answer on its way.
+        # Closing with unread bytes in the socket would reset the connection and might destroy the
+        # answer on its way.
         self._state = LINGER
         self.seen = self._since = self._shared.now
         if self._transport.can_write_eof():
@@ -213,7 +234,9 @@ class Answering(asyncio.Protocol):
         self._release_body()
         close = not head.keep_alive or head.http10 or self._shared.draining
         try:
-            start = self._shared.encoder.stream_head(head, answer.status, answer.content_type, answer.headers, close)
+            start = self._shared.encoder.stream_head(
+                head, answer.status, answer.content_type, answer.headers, close
+            )
         except (ValueError, UnicodeEncodeError) as error:
             self._state, self._request = READY, None
             if self._send(head, failure(error, request)):
@@ -233,9 +256,12 @@ class Answering(asyncio.Protocol):
         except asyncio.CancelledError:
             pass  # by us: the client has gone, or a live stream ends because the server stops
         except Exception as error:
-            if self._state != CLOSED and not (isinstance(error, ConnectionError) and self._transport.is_closing()):
+            if self._state != CLOSED and not (
+                isinstance(error, ConnectionError) and self._transport.is_closing()
+            ):
                 log.exception("a stream failed: %s %s", head.method, head.path)
-            self._transport.abort()  # the missing last chunk tells the client that the answer is not whole
+            # the missing last chunk tells the client that the answer is not whole
+            self._transport.abort()
             return
         self._stream = self._request = None
         self._watchers.clear()
@@ -304,7 +330,8 @@ class _Pieces:
     def __init__(self, connection: Answering, chunked: bool) -> None:
         self._connection = connection
         self._chunked = chunked
-        self._unbroken = 0  # bytes since the loop last ran: a client that reads as fast as we write must not keep it
+        # bytes since the loop last ran: a client that reads as fast as we write must not keep it
+        self._unbroken = 0
 
     async def write(self, data: bytes) -> None:
         if not self.write_now(data):

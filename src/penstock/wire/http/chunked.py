@@ -5,9 +5,9 @@
     last    := "0"+ (";" name ["=" token])* CRLF
     trailer := name ":" value CRLF                                      read and dropped
 
-What is accepted here is a part of what llhttp accepts, with the same meaning (a property test holds us to it).
-The body grows in one buffer, so a body sent as single-byte chunks costs its own size and no more, and the limit is
-checked when a chunk is announced, before any of it is kept.
+What is accepted here is a part of what llhttp accepts, with the same meaning (a property test holds
+us to it). The body grows in one buffer, so a body sent as single-byte chunks costs its own size and
+no more, and the limit is checked when a chunk is announced, before any of it is kept.
 """
 
 import re
@@ -24,7 +24,16 @@ _TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
 
 class ChunkedBody:
-    __slots__ = ("_body", "_in_trailer", "_limit", "_missing", "_pending", "_size", "_trailer_bytes", "rest")
+    __slots__ = (
+        "_body",
+        "_in_trailer",
+        "_limit",
+        "_missing",
+        "_pending",
+        "_size",
+        "_trailer_bytes",
+        "rest",
+    )
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -37,7 +46,9 @@ class ChunkedBody:
         self.rest = b""  # what follows the body, once it is whole
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take the next piece; the whole body once its end was seen, with what follows it in `rest`."""
+        """Take the next piece; the whole body once its end was seen, with what follows it in
+        `rest`.
+        """
         if self._pending:
             data = self._pending + data
             self._pending = b""
@@ -55,7 +66,9 @@ class ChunkedBody:
                     self._pending = data[place:]
                     return None
                 if data[place : place + 2] != b"\r\n":
-                    raise Refused(400, "Malformed chunked body: a chunk is longer than its announced size")
+                    raise Refused(
+                        400, "Malformed chunked body: a chunk is longer than its announced size"
+                    )
                 place += 2
                 self._missing = 0
             end = data.find(b"\r\n", place)
@@ -70,7 +83,9 @@ class ChunkedBody:
                     self.rest = data[place:]
                     return self._body.getvalue()
                 if not _TRAILER.fullmatch(line):
-                    raise Refused(400, "Malformed chunked body: expected a header after the last chunk")
+                    raise Refused(
+                        400, "Malformed chunked body: expected a header after the last chunk"
+                    )
                 self._trailer_bytes += len(line)
                 if self._trailer_bytes > _MOST_TRAILER_BYTES:
                     raise Refused(431, f"The trailer is larger than {_MOST_TRAILER_BYTES} bytes")
@@ -79,7 +94,9 @@ class ChunkedBody:
 
     def _check_line(self, line: bytes, whole: bool) -> None:
         if len(line) > _LONGEST_LINE:
-            raise Refused(400, f"Malformed chunked body: a line is longer than {_LONGEST_LINE} bytes")
+            raise Refused(
+                400, f"Malformed chunked body: a line is longer than {_LONGEST_LINE} bytes"
+            )
         if b"\n" in line or b"\r" in (line if whole else line[:-1]):
             raise Refused(400, "Malformed chunked body: lines must end with CR LF")
         if not whole and not self._in_trailer and line and line[0] not in _HEX:

@@ -1,6 +1,8 @@
-"""gzip for large text answers, for clients that say they accept it; and bodies that come as gzip or zstd.
+"""gzip for large text answers, for clients that say they accept it; and bodies that come as gzip or
+zstd.
 
-A few kilobytes can unpack to gigabytes. So unpacking has a limit, and never more than that is in memory.
+A few kilobytes can unpack to gigabytes. So unpacking has a limit, and never more than that is in
+memory.
 """
 
 import zlib
@@ -47,12 +49,16 @@ def _unpack_gzip(data: bytes, limit: int) -> bytes:
         try:
             piece = unpacker.decompress(data, limit + 1 - size)
         except zlib.error as error:
-            raise InvalidRequest(f"The body is not gzip as its Content-Encoding says: {error}") from None
+            raise InvalidRequest(
+                f"The body is not gzip as its Content-Encoding says: {error}"
+            ) from None
         size += len(piece)
         if size > limit:
             raise _too_large(limit)
         if not unpacker.eof:
-            raise InvalidRequest("The body is not gzip as its Content-Encoding says: its end is missing")
+            raise InvalidRequest(
+                "The body is not gzip as its Content-Encoding says: its end is missing"
+            )
         pieces.append(piece)
         data = unpacker.unused_data
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -66,7 +72,9 @@ def _unpack_zstd(data: bytes, limit: int) -> bytes:
             length = cramjam.zstd.decompress_into(data, unpacked)
         except cramjam.DecompressionError as error:
             if _NO_ROOM not in str(error):
-                raise InvalidRequest(f"The body is not zstd as its Content-Encoding says: {error}") from None
+                raise InvalidRequest(
+                    f"The body is not zstd as its Content-Encoding says: {error}"
+                ) from None
             if size >= limit:
                 raise _too_large(limit) from None
             size = min(limit, 8 * size)

@@ -1,11 +1,13 @@
-"""Answers as bytes. The lines that repeat (status, date, content type) are joined once per second and kind."""
+"""Answers as bytes. The lines that repeat (status, date, content type) are joined once per second
+and kind.
+"""
 
 from email.utils import formatdate
 from typing import cast
 
+from penstock.protocol.status import REASONS
 from penstock.wire.http.head import Head
 from penstock.wire.http.messages import Headers, Response
-from penstock.wire.status import REASONS
 
 _SMALL = 1024
 _LENGTHS = [b"Content-Length: %d\r\n\r\n" % size for size in range(_SMALL)]
@@ -31,14 +33,20 @@ class Encoder:
         start = self._starts.get((status, content_type))
         if start is None:
             line = f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n".encode()
-            kind = header_lines((("Content-Type", content_type),)) if content_type and status not in _BODILESS else b""
+            kind = (
+                header_lines((("Content-Type", content_type),))
+                if content_type and status not in _BODILESS
+                else b""
+            )
             start = self._starts[(status, content_type)] = b"".join((line, self._date, kind))
         return start
 
     def simple(self, response: Response) -> bytes:
         """An answer without headers of its own, to a request that wants nothing special."""
         status, body = response.status, response.body
-        start = self._starts.get((status, response.content_type)) or self.start(status, response.content_type)
+        start = self._starts.get((status, response.content_type)) or self.start(
+            status, response.content_type
+        )
         if status in _BODILESS:
             return start + b"\r\n"
         size = len(body)
@@ -56,7 +64,9 @@ class Encoder:
         parts.append(_connection(head, close))
         return b"".join(parts)
 
-    def stream_head(self, head: Head, status: int, content_type: str, headers: Headers, close: bool) -> bytes:
+    def stream_head(
+        self, head: Head, status: int, content_type: str, headers: Headers, close: bool
+    ) -> bytes:
         parts = [self.start(status, content_type), header_lines(headers), head.cors]
         if not head.http10:
             parts.append(b"Transfer-Encoding: chunked\r\n")
@@ -71,7 +81,9 @@ def _connection(head: Head | None, close: bool) -> bytes:
 
 
 def header_lines(headers: Headers) -> bytes:
-    """Headers as lines; one that could break out of its line is a bug of the handler and is not sent."""
+    """Headers as lines; one that could break out of its line is a bug of the handler and is not
+    sent.
+    """
     if not headers:
         return b""
     lines = []

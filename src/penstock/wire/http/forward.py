@@ -1,11 +1,13 @@
 """Pass requests on to another broker process over a Unix socket.
 
-When several worker processes share the port, a topic request may reach a process that does not own the topic logs. It
-forwards the request as it came (the target's bytes, the headers that belong to the request, the body) and the answer as
-it comes: a short one whole, a long or endless one (server-sent events) piece by piece, so that a slow client slows the
-owner down and nothing piles up here. If the client goes away, the connection to the owner is cut, which tells it.
+When several worker processes share the port, a topic request may reach a process that does not own
+the topic logs. It forwards the request as it came (the target's bytes, the headers that belong to
+the request, the body) and the answer as it comes: a short one whole, a long or endless one
+(server-sent events) piece by piece, so that a slow client slows the owner down and nothing piles up
+here. If the client goes away, the connection to the owner is cut, which tells it.
 
-A request that failed half-way is not sent again: the owner may have acted on it. The client gets 503, which says so.
+A request that failed half-way is not sent again: the owner may have acted on it. The client gets
+503, which says so.
 """
 
 import asyncio
@@ -25,7 +27,9 @@ _HOP_BY_HOP = frozenset(
     b"connection content-length expect keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
-_OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))  # this server writes these itself
+_OURS = frozenset(
+    (b"date", b"content-type", b"access-control-allow-origin")
+)  # this server writes these itself
 _MOST_IDLE = 256
 _MOST_WAITING = 256 << 10
 _WHOLE = 256 << 10  # answers up to this size are passed on in one piece
@@ -43,7 +47,9 @@ def forwarded(routes: list[Route], path: Path) -> list[Route]:
 
 
 def owner_settings(settings: Settings) -> Settings:
-    """How the owner's server on the Unix socket differs: the forwarding process has already kept bad clients away."""
+    """How the owner's server on the Unix socket differs: the forwarding process has already kept
+    bad clients away.
+    """
     return replace(
         settings,
         ssl_cert_path=None,
@@ -66,8 +72,12 @@ class _Forwarder:
         request.on_disconnect(lambda: upstream.abort_for(request))
         try:
             status, headers = await upstream.head()
-            length = next((int(value) for name, value in headers if name == b"content-length"), None)
-            kind = next((value.decode("latin-1") for name, value in headers if name == b"content-type"), "")
+            length = next(
+                (int(value) for name, value in headers if name == b"content-length"), None
+            )
+            kind = next(
+                (value.decode("latin-1") for name, value in headers if name == b"content-type"), ""
+            )
             passed = tuple(
                 (name.decode("latin-1").title(), value.decode("latin-1"))
                 for name, value in headers
@@ -77,7 +87,9 @@ class _Forwarder:
                 body = b"".join([piece async for piece in upstream.pieces()])
                 return Response(status, body, kind, passed)
         except ConnectionError:
-            raise Unavailable("The process that owns the topics went away; the outcome is unknown") from None
+            raise Unavailable(
+                "The process that owns the topics went away; the outcome is unknown"
+            ) from None
         except BaseException:
             upstream.abort()
             raise
@@ -93,7 +105,9 @@ class _Forwarder:
                 return upstream
         loop = asyncio.get_running_loop()
         try:
-            _, upstream = await loop.create_unix_connection(lambda: _Upstream(self._release), str(self._path))
+            _, upstream = await loop.create_unix_connection(
+                lambda: _Upstream(self._release), str(self._path)
+            )
         except OSError:
             raise Unavailable("The process that owns the topics is not there") from None
         return upstream

@@ -1,14 +1,15 @@
 """The guard in front of HTTP routes when authentication is on.
 
-It wraps an endpoint before anything of a request is decoded. With authentication off there is no guard, and endpoints
-are what they were. A request with a token we know costs a dictionary lookup and two comparisons: the head, which is
-cached by its bytes, keeps the token that was in it.
+It wraps an endpoint before anything of a request is decoded. With authentication off there is no
+guard, and endpoints are what they were. A request with a token we know costs a dictionary lookup
+and two comparisons: the head, which is cached by its bytes, keeps the token that was in it.
 
-Which role a route needs is said by the route; by default looking (GET) needs read-only, everything else read-write.
-Paths in `skip_paths` need nothing, and neither do answers that say nothing (404, 405, preflight).
+Which role a route needs is said by the route; by default looking (GET) needs read-only, everything
+else read-write. Paths in `skip_paths` need nothing, and neither do answers that say nothing (404,
+405, preflight).
 
-Server-sent events end when their token does. A browser's EventSource cannot send headers, so that route alone also
-takes the token as the query parameter `access_token`.
+Server-sent events end when their token does. A browser's EventSource cannot send headers, so that
+route alone also takes the token as the query parameter `access_token`.
 """
 
 import asyncio
@@ -17,12 +18,12 @@ import time
 from collections.abc import Awaitable
 
 from penstock.errors import Forbidden, PenstockError
+from penstock.protocol.status import status_of
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer, seconds_left
 from penstock.wire.http.head import Head, Refused
 from penstock.wire.http.messages import CHALLENGE, Answer, Handler, Request, Stream, StreamResponse
 from penstock.wire.http.routes import Admit, Route
-from penstock.wire.status import status_of
 
 EVENTS = "text/event-stream"
 
@@ -38,7 +39,9 @@ class Guard:
         return path not in self._open and not (self._below and path.startswith(self._below))
 
     def protect(self, route: Route, call: Handler) -> tuple[Handler, Admit | None]:
-        """`call` behind the guard, and what judges a request by its head alone; (call, None) when it is public."""
+        """`call` behind the guard, and what judges a request by its head alone; (call, None) when
+        it is public.
+        """
         role = role_of(route)
         if role is Role.PUBLIC or (not route.parameters and not self.needs_token(route.path)):
             return call, None
@@ -69,7 +72,9 @@ class Guard:
 
         return (_ending(guarded) if events else guarded), admit
 
-    def _look(self, request: Request, token: str, role: Role, call: Handler) -> Answer | Awaitable[Answer]:
+    def _look(
+        self, request: Request, token: str, role: Role, call: Handler
+    ) -> Answer | Awaitable[Answer]:
         """A token seen for the first time, one that has expired or allows too little, or none."""
         if not self.needs_token(request.head.path):
             return call(request)

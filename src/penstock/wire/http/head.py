@@ -1,17 +1,19 @@
 """The head of a request: request line and headers, parsed once per distinct byte sequence.
 
-Clients on a kept-alive connection send the same head over and over (a producer's POST, a consumer's long poll). So the
-unit of parsing is the whole head: llhttp (through httptools) parses and judges it the first time, the router finds its
-route, and the result is kept under the exact bytes. The next request with these bytes costs one dictionary lookup. A
-cached head was accepted by llhttp byte for byte, so the cache cannot be talked into a different reading of a request.
+Clients on a kept-alive connection send the same head over and over (a producer's POST, a consumer's
+long poll). So the unit of parsing is the whole head: llhttp (through httptools) parses and judges
+it the first time, the router finds its route, and the result is kept under the exact bytes. The
+next request with these bytes costs one dictionary lookup. A cached head was accepted by llhttp byte
+for byte, so the cache cannot be talked into a different reading of a request.
 
-Framing is decided here, strictly, since a disagreement about it is request smuggling. llhttp 9 refuses in its default
-mode: Content-Length together with Transfer-Encoding, repeated Content-Length, signs and lists in it, bare CR or LF,
-folded lines, blanks before the colon, control characters. We add: exactly one Host in HTTP/1.1, versions 1.0 and 1.1
-only, Transfer-Encoding is `chunked` and nothing else, and no fragment in the target.
+Framing is decided here, strictly, since a disagreement about it is request smuggling. llhttp 9
+refuses in its default mode: Content-Length together with Transfer-Encoding, repeated
+Content-Length, signs and lists in it, bare CR or LF, folded lines, blanks before the colon, control
+characters. We add: exactly one Host in HTTP/1.1, versions 1.0 and 1.1 only, Transfer-Encoding is
+`chunked` and nothing else, and no fragment in the target.
 
-What the head alone decides is decided with it and kept: the route, whether a web page may send this (`origins`), and
-whether its body is of a type and coding that the route takes.
+What the head alone decides is decided with it and kept: the route, whether a web page may send this
+(`origins`), and whether its body is of a type and coding that the route takes.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +37,9 @@ _READ = frozenset(  # the headers that are looked at here
 
 
 class Refused(Exception):
-    """The request cannot be served as HTTP; it is answered with `status` and the connection is closed."""
+    """The request cannot be served as HTTP; it is answered with `status` and the connection is
+    closed.
+    """
 
     def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
         super().__init__(text)
@@ -81,10 +85,12 @@ class Head:
 
 
 class HeadCache:
-    """Heads by their bytes, in two generations: what was not asked for during a whole generation is forgotten.
+    """Heads by their bytes, in two generations: what was not asked for during a whole generation is
+    forgotten.
 
-    A head is kept from the second time it is seen, so heads that are all different (a request id, an offset in the
-    query) cost their parsing and leave nothing behind for the garbage collector to walk over.
+    A head is kept from the second time it is seen, so heads that are all different (a request id,
+    an offset in the query) cost their parsing and leave nothing behind for the garbage collector to
+    walk over.
     """
 
     __slots__ = ("_find", "_seen", "old", "young")
@@ -138,7 +144,9 @@ class _Collector:
 
 
 class Partial:
-    """A head that is still arriving: llhttp sees each piece once, so nonsense is refused before its end arrives."""
+    """A head that is still arriving: llhttp sees each piece once, so nonsense is refused before its
+    end arrives.
+    """
 
     __slots__ = ("_collector",)
 
@@ -166,7 +174,9 @@ def parse(raw: bytes) -> Head:
     try:
         _feed(collector, raw)
     finally:
-        del collector.parser  # which knows the collector: without the circle both go at once, not at a collection
+        del (
+            collector.parser
+        )  # which knows the collector: without the circle both go at once, not at a collection
     if collector.complete != 1:
         raise Refused(400, "Malformed request: incomplete headers")
     if collector.version not in ("1.1", "1.0"):
@@ -174,7 +184,9 @@ def parse(raw: bytes) -> Head:
     try:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError:
-        raise Refused(400, "Malformed request: the target must be ASCII, percent-encode the rest") from None
+        raise Refused(
+            400, "Malformed request: the target must be ASCII, percent-encode the rest"
+        ) from None
     if "#" in target:
         raise Refused(400, "Malformed request: the target must not contain a fragment (#)")
     head = Head(collector.method, target, collector.headers)
@@ -196,7 +208,10 @@ def _read_headers(head: Head) -> None:
             if head.http10:
                 raise Refused(400, "Malformed request: Transfer-Encoding in HTTP/1.0")
             if value.lower() != b"chunked":
-                raise Refused(501, f"Transfer-Encoding {value.decode('latin-1')!r} is not supported, 'chunked' is")
+                raise Refused(
+                    501,
+                    f"Transfer-Encoding {value.decode('latin-1')!r} is not supported, 'chunked' is",
+                )
             head.length = CHUNKED
         elif name == b"host":
             hosts += 1
@@ -209,19 +224,27 @@ def _read_headers(head: Head) -> None:
             head.from_browser = True
         elif name == b"expect":
             if value.lower() != b"100-continue":
-                raise Refused(417, f"Expectation {value.decode('latin-1')!r} is not supported, '100-continue' is")
+                raise Refused(
+                    417,
+                    f"Expectation {value.decode('latin-1')!r} is not supported, '100-continue' is",
+                )
             head.expects_continue = not head.http10
         elif name == b"accept-encoding":
             head.accepts_gzip = head.accepts_gzip or _names_gzip(value.decode("latin-1"))
     if hosts > 1 or (hosts == 0 and not head.http10):
-        raise Refused(400, f"Malformed request: {'several Host headers' if hosts else 'no Host header'}")
+        raise Refused(
+            400, f"Malformed request: {'several Host headers' if hosts else 'no Host header'}"
+        )
 
 
 def _names_gzip(accept_encoding: str) -> bool:
     for item in accept_encoding.lower().split(","):
         coding, *parameters = (part.strip() for part in item.split(";"))
         if coding == "gzip":
-            return not any(part.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000") for part in parameters)
+            return not any(
+                part.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+                for part in parameters
+            )
     return False
 
 
@@ -230,6 +253,8 @@ def origin_form(target: str) -> str:
     if target.startswith("/") or "://" not in target:
         return target
     rest = target.split("://", 1)[1]
-    cut = min((place for place in (rest.find("/"), rest.find("?")) if place >= 0), default=len(rest))
+    cut = min(
+        (place for place in (rest.find("/"), rest.find("?")) if place >= 0), default=len(rest)
+    )
     path = rest[cut:]
     return path if path.startswith("/") else "/" + path

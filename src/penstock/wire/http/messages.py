@@ -1,8 +1,8 @@
 """What a handler sees and returns: Request in, Response or StreamResponse out.
 
-They are msgspec structs because those are built in C: one request costs two of them and little else. A request shares
-its head (method, path, parameters, headers) with every other request that arrived with the same bytes (see `head.py`),
-so those are read-only.
+They are msgspec structs because those are built in C: one request costs two of them and little
+else. A request shares its head (method, path, parameters, headers) with every other request that
+arrived with the same bytes (see `head.py`), so those are read-only.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -86,7 +86,9 @@ class Stream(Protocol):
         """Send a piece; returns when the client has taken enough of what came before."""
 
     def write_now(self, data: bytes) -> bool:
-        """Send a piece without waiting; False: nothing more before `drained` (nor ever, once the client is gone)."""
+        """Send a piece without waiting; False: nothing more before `drained` (nor ever, once the
+        client is gone).
+        """
 
     async def drained(self) -> None:
         """Return when the client has taken enough; ConnectionResetError when it is gone."""
@@ -95,8 +97,9 @@ class Stream(Protocol):
 class StreamResponse(msgspec.Struct, eq=False):
     """An answer of unknown length: `run` writes it piece by piece.
 
-    `run` is cancelled when the client goes away. When the server stops, a `live` stream (one that never ends by itself,
-    such as server-sent events) is ended at once; any other is given the drain time to finish.
+    `run` is cancelled when the client goes away. When the server stops, a `live` stream (one that
+    never ends by itself, such as server-sent events) is ended at once; any other is given the drain
+    time to finish.
     """
 
     run: Callable[[Stream], Awaitable[None]]

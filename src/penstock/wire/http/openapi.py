@@ -1,7 +1,8 @@
-"""The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and bodies.
+"""The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and
+bodies.
 
-`document(routes)` is the document; `routes(router)` are two routes that serve it: `/openapi.json` and `/docs`. It is
-made at the first request, when all routes are known, and kept.
+`document(routes)` is the document; `routes(router)` are two routes that serve it: `/openapi.json`
+and `/docs`. It is made at the first request, when all routes are known, and kept.
 """
 
 import re
@@ -12,11 +13,11 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from penstock import __version__
+from penstock.protocol.status import REASONS
 from penstock.wire.http.guard import Guard, role_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.page import page
 from penstock.wire.http.routes import ANY, Route, Router
-from penstock.wire.status import REASONS
 
 _REF = "#/components/schemas/{name}"
 _TOKEN = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
@@ -24,11 +25,21 @@ _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "requir
 
 
 def document(
-    routes: Iterable[Route], title: str = "Penstock", version: str = __version__, guard: Guard | None = None
+    routes: Iterable[Route],
+    title: str = "Penstock",
+    version: str = __version__,
+    guard: Guard | None = None,
 ) -> dict[str, Any]:
-    """`guard` is what asks for tokens, when authentication is on: then operations name what they need."""
+    """`guard` is what asks for tokens, when authentication is on: then operations name what they
+    need.
+    """
     shown = [route for route in routes if not route.hidden and route.method != ANY]
-    kinds = [kind for route in shown for kind in (route.query, route.body, route.answer) if _has_schema(kind)]
+    kinds = [
+        kind
+        for route in shown
+        for kind in (route.query, route.body, route.answer)
+        if _has_schema(kind)
+    ]
     types = {id(one): one for kind in kinds for one in _alternatives(kind)}
     made, components = msgspec.json.schema_components(list(types.values()), ref_template=_REF)
     schemas = dict(zip(types, made, strict=True))
@@ -39,7 +50,9 @@ def document(
     paths: dict[str, dict[str, Any]] = {}
     for route in shown:
         path = route.path.replace("...}", "}")
-        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas, components)
+        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(
+            route, schemas, components
+        )
         if guard is not None and guard.needs_token(route.path):
             operation |= {"security": [{"token": []}], "x-role": role_of(route).title}
     only_queries = {_name(schemas[id(route.query)]) for route in shown if route.query is not None}

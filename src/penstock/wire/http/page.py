@@ -61,7 +61,9 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         needed = "" if operation["requestBody"]["required"] else " (optional)"
         parts.append(f"<p>Body{needed}</p>{_content(operation['requestBody']['content'])}")
     for status, answer in operation["responses"].items():
-        parts.append(f"<p>{escape(status)} {escape(answer['description'])}</p>{_content(answer.get('content', {}))}")
+        parts.append(
+            f"<p>{escape(status)} {escape(answer['description'])}</p>{_content(answer.get('content', {}))}"
+        )
     return (
         f"<details><summary><b>{escape(method.upper())}</b><code>{escape(path)}</code>"
         f"<i>{escape(operation.get('summary', ''))}</i></summary><div>{''.join(parts)}</div></details>"
@@ -70,8 +72,16 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
 
 def _parameter(parameter: dict[str, Any]) -> str:
     schema = parameter["schema"]
-    kind = schema.get("type") or " or ".join(str(one.get("type", _name(one))) for one in schema.get("anyOf", [schema]))
-    default = "required" if parameter["required"] else json.dumps(schema["default"]) if "default" in schema else ""
+    kind = schema.get("type") or " or ".join(
+        str(one.get("type", _name(one))) for one in schema.get("anyOf", [schema])
+    )
+    default = (
+        "required"
+        if parameter["required"]
+        else json.dumps(schema["default"])
+        if "default" in schema
+        else ""
+    )
     about = parameter.get("description", "")
     return (
         f"<tr><td><code>{escape(parameter['name'])}</code><td>{escape(parameter['in'])}<td>{escape(str(kind))}"

@@ -8,14 +8,16 @@ The states:
     LINGER  an error was answered; what arrives is dropped until the client closes, for a limited time and size
     CLOSED
 
-A plain handler is called and answered inside `data_received`: no task, no callback, one write. Pipelined requests are
-not run in parallel (a client that pipelines a push and a pop expects that order); those that wait are kept as the bytes
-they came in, and when these exceed `_MOST_WAITING` we stop reading. We also stop when the client does not read: the
-transport's buffer above its high-water mark holds the next request back, and a stream's `write` waits. So a connection
-costs at most one request, one answer and a bounded buffer.
+A plain handler is called and answered inside `data_received`: no task, no callback, one write.
+Pipelined requests are not run in parallel (a client that pipelines a push and a pop expects that
+order); those that wait are kept as the bytes they came in, and when these exceed `_MOST_WAITING` we
+stop reading. We also stop when the client does not read: the transport's buffer above its
+high-water mark holds the next request back, and a stream's `write` waits. So a connection costs at
+most one request, one answer and a bounded buffer.
 
-How answers are written, also those that take their time, is in `penstock.wire.http.answering`. Time is looked at by
-one sweep over all connections (`sweep`, called by the server), never by a timer per request.
+How answers are written, also those that take their time, is in `penstock.wire.http.answering`. Time
+is looked at by one sweep over all connections (`sweep`, called by the server), never by a timer per
+request.
 """
 
 import asyncio
@@ -57,7 +59,9 @@ class Connection(Answering):
         self._transport = cast(asyncio.Transport, transport)
         shared = self._shared
         if len(shared.connections) >= shared.settings.max_connections:
-            self._refuse(Refused(503, f"All {shared.settings.max_connections} connections are in use"))
+            self._refuse(
+                Refused(503, f"All {shared.settings.max_connections} connections are in use")
+            )
             self._close()
             return
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
@@ -100,7 +104,9 @@ class Connection(Answering):
             self._refuse(Refused(400, "The connection ended within the headers"))
         elif self._state != READY or not self.rest:
             self._close()
-        return self._transport.can_write_eof()  # keep our half open until the answer is out; TLS cannot
+        return (
+            self._transport.can_write_eof()
+        )  # keep our half open until the answer is out; TLS cannot
 
     def connection_lost(self, _: Exception | None) -> None:
         self._state = CLOSED
@@ -130,7 +136,9 @@ class Connection(Answering):
     # Requests
 
     def _serve(self, data: bytes) -> None:
-        """Answer the requests in `data`, which begins where a request begins; what cannot be answered yet waits."""
+        """Answer the requests in `data`, which begins where a request begins; what cannot be
+        answered yet waits.
+        """
         cache = self._shared.cache
         start, size = 0, len(data)
         while start < size:
@@ -206,7 +214,10 @@ class Connection(Answering):
         self.rest = rest
 
     def _header_too_large(self) -> Refused:
-        return Refused(431, f"The headers are larger than the limit of {self._shared.settings.max_header} bytes")
+        return Refused(
+            431,
+            f"The headers are larger than the limit of {self._shared.settings.max_header} bytes",
+        )
 
     def _begin_body(self, head: Head, data: bytes) -> bytes | None:
         self._flush()
@@ -218,7 +229,9 @@ class Connection(Answering):
             self._refuse(refusal)
             return None
         self._state, self._since = BODY, self.seen
-        self._body = ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
+        self._body = (
+            ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
+        )
         if head.expects_continue and not data:
             self._transport.write(_CONTINUE)
         rest = self._take_body(data)
@@ -227,7 +240,9 @@ class Connection(Answering):
         return rest
 
     def _take_body(self, data: bytes) -> bytes | None:
-        """Add to the body; once it is whole and its request answered, what follows it and can be served now."""
+        """Add to the body; once it is whole and its request answered, what follows it and can be
+        served now.
+        """
         head, body = self._head, self._body
         assert head is not None
         bodies = self._shared.bodies
@@ -273,32 +288,48 @@ class Connection(Answering):
     # Time, and the end
 
     def sweep(self, now: float, slack: float) -> None:
-        """Enforce the time limits; `slack` is how late `seen` and `since` may have been written down."""
+        """Enforce the time limits; `slack` is how late `seen` and `since` may have been written
+        down.
+        """
         limits = self._shared.limits
         quiet = now - self.seen - slack
-        if self._state == LINGER and (quiet > _LINGER_QUIET or now - self._since - slack > _LINGER_TIME):
+        if self._state == LINGER and (
+            quiet > _LINGER_QUIET or now - self._since - slack > _LINGER_TIME
+        ):
             self._transport.abort()
         elif not self._writable or self._state == CLOSED:
             self._check_progress(now, limits.send)
         elif self._state == READY:
             if self.rest:
                 if now - self._since - slack > limits.header:
-                    self._refuse(Refused(408, f"The headers did not arrive within {limits.header:g} s"))
+                    self._refuse(
+                        Refused(408, f"The headers did not arrive within {limits.header:g} s")
+                    )
             elif quiet > limits.idle:
                 self._close()
         elif self._state == BODY:
             if quiet > limits.body:
                 self._refuse(Refused(408, f"Nothing of the body arrived for {limits.body:g} s"))
-            elif self._received < (now - self._since - slack - limits.body) * self._shared.settings.body_min_rate:
+            elif (
+                self._received
+                < (now - self._since - slack - limits.body) * self._shared.settings.body_min_rate
+            ):
                 least = self._shared.settings.body_min_rate
-                self._refuse(Refused(408, f"The body arrives too slowly, below {least} bytes per second"))
+                self._refuse(
+                    Refused(408, f"The body arrives too slowly, below {least} bytes per second")
+                )
 
     def _check_progress(self, now: float, limit: float) -> None:
         unsent = self._transport.get_write_buffer_size()
         if unsent != self._unsent:
             self._unsent, self._stuck_since = unsent, now
         elif now - self._stuck_since > limit:
-            log.info("cut a client that took no bytes for %g s with %d bytes unsent: %s", limit, unsent, self.address)
+            log.info(
+                "cut a client that took no bytes for %g s with %d bytes unsent: %s",
+                limit,
+                unsent,
+                self.address,
+            )
             self._transport.abort()
 
     def drain(self) -> None:

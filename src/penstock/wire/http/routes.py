@@ -1,12 +1,13 @@
 """Routes: which handler answers what, and what it wants decoded before it is called.
 
-A path is literal segments, parameters `{name}` (one whole segment, percent-decoded, never empty) and at its end
-possibly `{name...}`, which takes the rest of the path. Literal segments win over parameters, parameters over the rest;
-a path that matches but lacks the method falls through to the next candidate. Paths without parameters are found in one
-dictionary, the others in a tree of segments. What is found is kept with the cached head, so this runs once per
-distinct request head.
+A path is literal segments, parameters `{name}` (one whole segment, percent-decoded, never empty)
+and at its end possibly `{name...}`, which takes the rest of the path. Literal segments win over
+parameters, parameters over the rest; a path that matches but lacks the method falls through to the
+next candidate. Paths without parameters are found in one dictionary, the others in a tree of
+segments. What is found is kept with the cached head, so this runs once per distinct request head.
 
-Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls one.
+Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls
+one.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -35,7 +36,9 @@ class Route:
     query: type | None = None  # a msgspec Struct: one field per parameter
     body: Any = None  # a type for msgspec, or bytes for the body as it is
     body_optional: bool = False  # an empty body is None instead of an error
-    decode: bool = True  # False: query and body are documentation only (another process decodes them)
+    decode: bool = (
+        True  # False: query and body are documentation only (another process decodes them)
+    )
     answer: Any = None  # type of the answer, for the OpenAPI document
     answer_type: str = "application/json"
     status: int = 200
@@ -46,8 +49,11 @@ class Route:
     hidden: bool = False  # not in the OpenAPI document
     media: tuple[str, ...] = ()  # types of the body that it takes besides JSON
     page: bool = False  # shown in a browser: links on other sites may lead here
-    forwards: bool = False  # another process serves it, and looks itself where a request comes from and what it brings
-    role: Role | None = None  # what a token must allow; None: read-only for GET, read-write for the rest
+    # another process serves it, and looks itself where a request comes from and what it brings
+    forwards: bool = False
+    role: Role | None = (
+        None  # what a token must allow; None: read-only for GET, read-write for the rest
+    )
 
     @property
     def takes_json(self) -> bool:
@@ -84,7 +90,11 @@ class Endpoint:
         query = route.query if route.decode else None
         self._cache_args = query is not None and bool(query.__struct_config__.frozen)  # type: ignore[attr-defined]
         self._args = _query_decoder(query) if query is not None else None
-        self._data = _body_decoder(route.body, route.body_optional) if route.decode and route.body is not None else None
+        self._data = (
+            _body_decoder(route.body, route.body_optional)
+            if route.decode and route.body is not None
+            else None
+        )
         self.decodes = self._args is not None or self._data is not None
         self.call: Handler = self._decode_and_call if self.decodes else route.handler
         self.admit: Admit | None = None  # asked before a long body is received
@@ -106,11 +116,8 @@ class Endpoint:
 
 
 def _query_decoder(kind: type) -> Callable[[str], Any]:
-    repeated = {
-        field.encode_name
-        for field, about in zip(msgspec.structs.fields(kind), msgspec.inspect.type_info(kind).fields, strict=True)  # type: ignore[attr-defined]
-        if _is_list(about.type)
-    }
+    about: Any = msgspec.inspect.type_info(kind)
+    repeated = {field.encode_name for field in about.fields if _is_list(field.type)}
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
 
     def decode(query: str) -> Any:
@@ -119,7 +126,9 @@ def _query_decoder(kind: type) -> Callable[[str], Any]:
             try:
                 pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
             except (UnicodeDecodeError, ValueError):
-                raise InvalidRequest("The query string is not UTF-8 after percent-decoding") from None
+                raise InvalidRequest(
+                    "The query string is not UTF-8 after percent-decoding"
+                ) from None
             for name, value in pairs:
                 if name in repeated:
                     values.setdefault(name, []).append(value)
@@ -135,7 +144,9 @@ def _query_decoder(kind: type) -> Callable[[str], Any]:
 
 def _is_list(about: Any) -> bool:
     kinds = about.types if isinstance(about, msgspec.inspect.UnionType) else (about,)
-    return any(isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.SetType) for kind in kinds)
+    return any(
+        isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.SetType) for kind in kinds
+    )
 
 
 def _query_problem(text: str, values: dict[str, Any]) -> str:
@@ -144,7 +155,11 @@ def _query_problem(text: str, values: dict[str, Any]) -> str:
         name = place.rstrip("`").split("[")[0]
         problem = problem[:1].lower() + problem[1:].replace(", got `str`", "")
         value = values.get(name)
-        shown = repr(value) if len(str(value)) <= _LONGEST_SHOWN else f"{str(value)[:_LONGEST_SHOWN]!r}..."
+        shown = (
+            repr(value)
+            if len(str(value)) <= _LONGEST_SHOWN
+            else f"{str(value)[:_LONGEST_SHOWN]!r}..."
+        )
         return f"Query parameter `{name}`: {problem}, got {shown}"
     return problem.replace("Object missing required field", "Missing query parameter")
 
@@ -172,7 +187,11 @@ def _body_decoder(kind: Any, optional: bool) -> Callable[[bytes], Any]:
 
 
 def _parameter(segment: str) -> str:
-    return segment[1:-1].removesuffix("...") if segment.startswith("{") and segment.endswith("}") else ""
+    return (
+        segment[1:-1].removesuffix("...")
+        if segment.startswith("{") and segment.endswith("}")
+        else ""
+    )
 
 
 class _Node:
@@ -252,9 +271,17 @@ class Router:
         head.endpoint = self._without_route(method, allowed) if allowed else self._not_found
 
     def _match(
-        self, node: _Node, segments: list[str], place: int, method: str, values: list[str], allowed: set[str]
+        self,
+        node: _Node,
+        segments: list[str],
+        place: int,
+        method: str,
+        values: list[str],
+        allowed: set[str],
     ) -> Endpoint | None:
-        """The best endpoint below `node`; `values` get its parameters, `allowed` the methods of what fits otherwise."""
+        """The best endpoint below `node`; `values` get its parameters, `allowed` the methods of
+        what fits otherwise.
+        """
         if place == len(segments):
             found = _pick(node.methods, method)
             if found is None:
@@ -286,18 +313,32 @@ class Router:
         allow = ", ".join(sorted(allowed | {"OPTIONS"}))
         if method == "OPTIONS":
             return self._refusal(f"OPTIONS {allow}", 204, "", (("Allow", allow),))
-        return self._refusal(f"405 {allow}", 405, f"Method not allowed, try one of: {allow}", (("Allow", allow),))
+        return self._refusal(
+            f"405 {allow}", 405, f"Method not allowed, try one of: {allow}", (("Allow", allow),)
+        )
 
-    def _refusal(self, key: str, status: int, text: str, headers: tuple[tuple[str, str], ...]) -> Endpoint:
-        """An endpoint that always gives this answer; there are only as many as there are sets of methods."""
+    def _refusal(
+        self, key: str, status: int, text: str, headers: tuple[tuple[str, str], ...]
+    ) -> Endpoint:
+        """An endpoint that always gives this answer; there are only as many as there are sets of
+        methods.
+        """
         if key not in self._refusals:
-            answer = _preflight(headers) if status == 204 else _constant(error_response(status, text, headers))
+            answer = (
+                _preflight(headers)
+                if status == 204
+                else _constant(error_response(status, text, headers))
+            )
             self._refusals[key] = Endpoint(Route(ANY, f"({status})", answer))
         return self._refusals[key]
 
 
 def _pick(methods: dict[str, Endpoint], method: str) -> Endpoint | None:
-    return methods.get(method) or (methods.get("GET") if method == "HEAD" else None) or methods.get(ANY)
+    return (
+        methods.get(method)
+        or (methods.get("GET") if method == "HEAD" else None)
+        or methods.get(ANY)
+    )
 
 
 def _percent_decoded(segment: str) -> str:
@@ -332,7 +373,9 @@ def _not_found(request: Request) -> Response:
 
 
 def _preflight(headers: tuple[tuple[str, str], ...]) -> Handler:
-    """OPTIONS: what the path allows, and leave for a browser of another origin to send the headers it asked about."""
+    """OPTIONS: what the path allows, and leave for a browser of another origin to send the headers
+    it asked about.
+    """
 
     def answer(request: Request) -> Response:
         asked = request.header("access-control-request-headers") or "Content-Type, Authorization"

@@ -1,9 +1,13 @@
-"""What is decided about a request from its head alone, before a handler is called: once per distinct head.
+"""What is decided about a request from its head alone, before a handler is called: once per
+distinct head.
 
-- Where it comes from: pages of other sites, and names that are not ours, get 403 (`penstock.wire.origins`).
-- The type of its body: a route that takes JSON answers 415 to what is plainly something else. A body without a type, or
-  with the one curl gives to whatever it sends (a form's), is taken as JSON; browsers were judged by their origin.
-- Its coding: gzip and zstd are unpacked by a thread before the handler sees the body, others get 415.
+- Where it comes from: pages of other sites, and names that are not ours, get 403
+  (`penstock.wire.origins`).
+- The type of its body: a route that takes JSON answers 415 to what is plainly something else. A
+  body without a type, or with the one curl gives to whatever it sends (a form's), is taken as JSON;
+  browsers were judged by their origin.
+- Its coding: gzip and zstd are unpacked by a thread before the handler sees the body, others get
+  415.
 
 The result is the endpoint that is kept with the head, so a request that repeats costs nothing here.
 """
@@ -36,7 +40,9 @@ _ACCEPTED = (("Accept-Encoding", "gzip, zstd"),)
 
 
 class Screen:
-    def __init__(self, origins: Origins | None, bodies: Bodies, max_body: int, executor: Executor | None) -> None:
+    def __init__(
+        self, origins: Origins | None, bodies: Bodies, max_body: int, executor: Executor | None
+    ) -> None:
         """`origins` None: whoever reaches us may be anyone (a socket between processes)."""
         self._origins = origins
         self._bodies = bodies
@@ -81,7 +87,9 @@ class Screen:
             return origins.refusal(host, None, None)
         origin = head.header("origin")
         if origin is not None and origins.allows(origin):
-            head.cors = f"Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n".encode("latin-1")
+            head.cors = f"Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n".encode(
+                "latin-1"
+            )
             head.plain = False
         is_link = (
             route.page
@@ -99,7 +107,9 @@ class Screen:
             if bodies.full:
                 raise Unavailable(TOO_MANY, RETRY_SECONDS)
             loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(self._executor, unpack, request.body, coding, self._max_body)
+            body = await loop.run_in_executor(
+                self._executor, unpack, request.body, coding, self._max_body
+            )
             bodies.total += len(body)
             try:
                 return await _finished(endpoint.call(Request(request.head, body, request.peer)))

@@ -1,8 +1,8 @@
 """The HTTP server: listens, sweeps, drains.
 
-One process may hold several (the public port and a Unix socket that other worker processes forward to); each has its
-own connections, limits and metrics. `stop` closes the listeners, lets what is in flight finish within the
-deadline, then cuts.
+One process may hold several (the public port and a Unix socket that other worker processes forward
+to); each has its own connections, limits and metrics. `stop` closes the listeners, lets what is in
+flight finish within the deadline, then cuts.
 """
 
 import asyncio
@@ -79,7 +79,9 @@ class HttpServer:
 
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
-            self._server = await loop.create_unix_server(connection, str(self._unix_path), backlog=_BACKLOG)
+            self._server = await loop.create_unix_server(
+                connection, str(self._unix_path), backlog=_BACKLOG
+            )
             self._unix_path.chmod(0o600)
         else:
             self._server = await listen(

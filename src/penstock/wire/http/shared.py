@@ -7,8 +7,9 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config.schema import HttpServer as Settings
-from penstock.ids import uuid7
 from penstock.metrics import Metrics
+from penstock.protocol.ids import uuid7
+from penstock.protocol.status import is_expected, status_of
 from penstock.wire.bodies import Bodies
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import Head, HeadCache, Refused
@@ -16,7 +17,6 @@ from penstock.wire.http.messages import CHALLENGE, Headers, Request, Response, e
 from penstock.wire.http.routes import Endpoint, Router
 from penstock.wire.http.screen import Screen
 from penstock.wire.origins import Origins
-from penstock.wire.status import is_expected, status_of
 
 if TYPE_CHECKING:
     from penstock.wire.http.protocol import Connection
@@ -36,7 +36,12 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, settings: Settings) -> "Limits":
-        times = (settings.header_timeout, settings.body_timeout, settings.idle_timeout, settings.send_timeout)
+        times = (
+            settings.header_timeout,
+            settings.body_timeout,
+            settings.idle_timeout,
+            settings.send_timeout,
+        )
         return cls(*(limit or math.inf for limit in times))
 
 
@@ -60,20 +65,32 @@ class Shared:
         self.bodies = bodies
         self._screen = Screen(origins, self.bodies, settings.max_body, executor)
         self.encoder = Encoder()
-        self.simple_below = min(JOINED, settings.compress_from or JOINED)  # bytes of a body that needs no thought
+        self.simple_below = min(
+            JOINED, settings.compress_from or JOINED
+        )  # bytes of a body that needs no thought
         self.connections: set[Connection] = set()
         self.running: set[asyncio.Future[Any]] = set()
         self.draining = False
         self.drained: asyncio.Event = asyncio.Event()
         self.now = 0.0  # the loop's time as of the last sweep
-        self.requests = metrics.counter("penstock_http_requests_total", "HTTP answers", "method", "route", "status")
-        self.counts = self.requests.values  # added to directly: a call per request would cost more than the counting
-        self.refused = metrics.counter("penstock_http_refused_total", "Requests refused as HTTP", "status")
-        metrics.gauge("penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections))
+        self.requests = metrics.counter(
+            "penstock_http_requests_total", "HTTP answers", "method", "route", "status"
+        )
+        self.counts = (
+            self.requests.values
+        )  # added to directly: a call per request would cost more than the counting
+        self.refused = metrics.counter(
+            "penstock_http_refused_total", "Requests refused as HTTP", "status"
+        )
+        metrics.gauge(
+            "penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections)
+        )
 
     def _route(self, head: Head) -> None:
         if head.length > self.settings.max_body:
-            raise Refused(413, f"The body is larger than the limit of {self.settings.max_body} bytes")
+            raise Refused(
+                413, f"The body is larger than the limit of {self.settings.max_body} bytes"
+            )
         self.router.find(head)
         self._screen.apply(head)
 
@@ -83,11 +100,15 @@ class Shared:
 
 
 def failure(error: BaseException, request: Request | None) -> Response:
-    """The answer to an error. What was not raised on purpose is logged under an id, and only the id is told."""
+    """The answer to an error. What was not raised on purpose is logged under an id, and only the id
+    is told.
+    """
     status = status_of(error).http
     if is_expected(error):
         wait = getattr(error, "retry_after", None)
-        headers: Headers = (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        headers: Headers = (
+            (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        )
         if status == 401:
             headers = CHALLENGE
         return error_response(status, str(error), headers)

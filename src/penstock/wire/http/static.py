@@ -1,8 +1,9 @@
 """Files of a directory over HTTP, for the dashboard and the documentation.
 
-Files are small in number and read often, so their bytes (and the gzip of those that are text) stay in memory, keyed by
-modification time and size: a changed file is seen at the next request. Browsers keep them and ask again with
-`If-None-Match`; an unchanged file costs them a 304. A path can name files below the directory only, links included.
+Files are small in number and read often, so their bytes (and the gzip of those that are text) stay
+in memory, keyed by modification time and size: a changed file is seen at the next request. Browsers
+keep them and ask again with `If-None-Match`; an unchanged file costs them a 304. A path can name
+files below the directory only, links included.
 """
 
 import mimetypes
@@ -54,7 +55,9 @@ class StaticFiles:
         if _unchanged(request, file):
             return Response(304, headers=file.headers)
         if file.packed is not None and request.head.accepts_gzip:
-            return Response(200, file.packed, file.content_type, (*file.headers, ("Content-Encoding", "gzip")))
+            return Response(
+                200, file.packed, file.content_type, (*file.headers, ("Content-Encoding", "gzip"))
+            )
         return Response(200, file.body, file.content_type, file.headers)
 
     def _locate(self, name: str) -> Path:
@@ -79,7 +82,11 @@ class StaticFiles:
 
     def _read(self, path: Path, stamp: tuple[int, int]) -> _File:
         body = path.read_bytes()
-        kind = _TYPES.get(path.suffix.lower()) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        kind = (
+            _TYPES.get(path.suffix.lower())
+            or mimetypes.guess_type(path.name)[0]
+            or "application/octet-stream"
+        )
         packed = None
         if len(body) >= _GZIP_FROM and is_compressible(Response(200, body, kind)):
             packed = gzip(body, 6)

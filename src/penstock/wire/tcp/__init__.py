@@ -1,4 +1,4 @@
-"""The binary protocol of topics, served. The bytes are described in `penstock.wire.frames`."""
+"""The binary protocol of topics, served. The bytes are described in `penstock.protocol.frames`."""
 
 from penstock.wire.tcp.server import TcpServer
 

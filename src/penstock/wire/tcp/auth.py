@@ -1,7 +1,9 @@
-"""The binary protocol with authentication on: AUTH first, then what the token's role allows, until it expires.
+"""The binary protocol with authentication on: AUTH first, then what the token's role allows, until
+it expires.
 
-A token may be renewed on the connection by another AUTH. A connection that has shown none gets UNAUTHORIZED for every
-other request (and stays, so that a client can tell its user why), and may send small frames only.
+A token may be renewed on the connection by another AUTH. A connection that has shown none gets
+UNAUTHORIZED for every other request (and stays, so that a client can tell its user why), and may
+send small frames only.
 """
 
 import time
@@ -9,10 +11,10 @@ from collections.abc import Awaitable
 from typing import Any
 
 from penstock.errors import PenstockError, Unauthorized
-from penstock.wire import frames
+from penstock.protocol import frames
+from penstock.protocol.frames import REQUEST, Command
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey
-from penstock.wire.frames import REQUEST, Command
 from penstock.wire.tcp.commands import Answer, Commands, Pieces
 from penstock.wire.tcp.connection import Connection, failure
 

@@ -1,7 +1,9 @@
-"""What each command of the binary protocol does: decode the body, call topics or groups, encode the answer.
+"""What each command of the binary protocol does: decode the body, call topics or groups, encode the
+answer.
 
-A command gives its answer as pieces of bytes, or an awaitable of them when it has to wait (the connection then looks at
-nothing behind it), or None when it has taken its place in the connection's order by itself (the appends).
+A command gives its answer as pieces of bytes, or an awaitable of them when it has to wait (the
+connection then looks at nothing behind it), or None when it has taken its place in the connection's
+order by itself (the appends).
 """
 
 import asyncio
@@ -14,15 +16,11 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.log.producers import Producer
 from penstock.metrics import Metrics
+from penstock.protocol import frames
 from penstock.protocol.claims import Claim, Commit
-from penstock.topics.groups import Groups, Range
-from penstock.topics.names import check_name
-from penstock.topics.producers import Producer
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Appended, Topic
-from penstock.wire import frames
-from penstock.wire.frames import (
+from penstock.protocol.frames import (
     ANSWER,
     CONSUME_REQUEST,
     FETCH_ANSWER,
@@ -41,7 +39,11 @@ from penstock.wire.frames import (
     Bytes,
     Command,
 )
-from penstock.wire.status import TcpStatus
+from penstock.protocol.names import check_name
+from penstock.protocol.status import TcpStatus
+from penstock.topics.groups import Groups, Range
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Appended, Topic
 from penstock.wire.tcp.connection import Connection, Slot, failure
 
 T = TypeVar("T")
@@ -50,14 +52,18 @@ Answer = Pieces | Awaitable[Pieces] | None
 Handler = Callable[[Body], Pieces | Awaitable[Pieces]]
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
-FETCH_BYTES = 1 << 20  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
+FETCH_BYTES = (
+    1 << 20
+)  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
 MAX_WAIT = 60.0  # seconds a request may wait for records
 UNIFORM = 12  # from this many PRODUCEs on it pays to look at them with numpy
 EMPTY = bytes(16)
 
 
 class Commands:
-    def __init__(self, topics: TopicStore, groups: Groups, metrics: Metrics, max_frame: int) -> None:
+    def __init__(
+        self, topics: TopicStore, groups: Groups, metrics: Metrics, max_frame: int
+    ) -> None:
         self.max_frame = max_frame
         self.first_frame = max_frame  # the largest frame taken from a stranger
         self._topics = topics
@@ -81,7 +87,9 @@ class Commands:
             Command.SINK_CLAIM: self._sink_claim,
             Command.SINK_COMMIT: self._sink_commit,
         }
-        requests = metrics.counter("penstock_tcp_requests_total", "Requests over TCP, by command", "command")
+        requests = metrics.counter(
+            "penstock_tcp_requests_total", "Requests over TCP, by command", "command"
+        )
         self._count = requests.add
 
     def run(self, connection: Connection, command: int, body: memoryview) -> Answer:
@@ -95,10 +103,13 @@ class Commands:
         self._count(1, Command(command).name.lower())
         return handler(Body(body))
 
-    # -- appends ----------------------------------------------------------------------------------------------------
+    # -- appends
+    # ----------------------------------------------------------------------------------------------------
 
     def produce(self, connection: Connection, data: bytes | bytearray, at: int, end: int) -> int:
-        """Append the PRODUCE at `at` and those right behind it to the same topic, as one batch; where they end."""
+        """Append the PRODUCE at `at` and those right behind it to the same topic, as one batch;
+        where they end.
+        """
         stop: int = at + REQUEST.size + REQUEST.unpack_from(data, at)[1]
         try:
             topic_end, length = _produce_head(data, at, stop)
@@ -107,7 +118,9 @@ class Commands:
             if topic is None:
                 self._count(1, "produce")
                 payload = bytes(data[topic_end + 4 : stop])
-                self._create_and_append(connection, name, lambda created: created.append([payload]), _produced_one)
+                self._create_and_append(
+                    connection, name, lambda created: created.append([payload]), _produced_one
+                )
                 return stop
         except Exception as error:  # noqa: BLE001 - answered; the connection goes on
             self._count(1, "produce")
@@ -116,7 +129,8 @@ class Commands:
         size = stop - at
         count = (end - at) // size
         if count >= UNIFORM:
-            # Requests of one shape: one comparison of all heads with the first tells how many there are.
+            # Requests of one shape: one comparison of all heads with the first tells how many there
+            # are.
             head = topic_end + 4 - at
             grid = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
             same = (grid[:, :head] == grid[0, :head]).all(axis=1)
@@ -125,7 +139,12 @@ class Commands:
                 payloads = np.ascontiguousarray(grid[:count, head:]).data.cast("B")
                 lengths = np.full(count, length, np.int64)
                 try:
-                    self._append(connection, lambda: topic.append_arrays(lengths, payloads), count, count * size)
+                    self._append(
+                        connection,
+                        lambda: topic.append_arrays(lengths, payloads),
+                        count,
+                        count * size,
+                    )
                 except TooLarge as error:
                     connection.answer(*[failure(error)] * count)
                 return at + count * size
@@ -137,7 +156,11 @@ class Commands:
         while end - at >= REQUEST.size:
             command, size = unpack_request(data, at)
             stop = at + REQUEST.size + size
-            if stop > end or command != Command.PRODUCE or not data.startswith(prefix, at + REQUEST.size):
+            if (
+                stop > end
+                or command != Command.PRODUCE
+                or not data.startswith(prefix, at + REQUEST.size)
+            ):
                 break
             first = at + skip + 4
             if first > stop or unpack_length(data, at + skip)[0] != stop - first:
@@ -158,9 +181,15 @@ class Commands:
             connection.answer(failure(error))
 
     def _append(
-        self, connection: Connection, append: "Callable[[], asyncio.Future[Appended]]", count: int, weight: int
+        self,
+        connection: Connection,
+        append: "Callable[[], asyncio.Future[Appended]]",
+        count: int,
+        weight: int,
     ) -> None:
-        """Append what `count` PRODUCEs bring; TooLarge is the caller's, other refusals are answered."""
+        """Append what `count` PRODUCEs bring; TooLarge is the caller's, other refusals are
+        answered.
+        """
         self._count(count, "produce")
         try:
             future = append()
@@ -203,7 +232,9 @@ class Commands:
 
         slot = connection.promise(1)
         connection.hold_for(
-            work(), lambda found: connection.fill(slot, *found), lambda error: connection.fill(slot, failure(error))
+            work(),
+            lambda found: connection.fill(slot, *found),
+            lambda error: connection.fill(slot, failure(error)),
         )
 
     def _authenticate(self, body: Body) -> Pieces:
@@ -211,7 +242,8 @@ class Commands:
         body.rest()
         return [frames.answer(Command.AUTH)]
 
-    # -- reads ------------------------------------------------------------------------------------------------------
+    # -- reads
+    # ------------------------------------------------------------------------------------------------------
 
     def _consume(self, body: Body) -> Pieces:
         topic = self._find(body.name())
@@ -233,14 +265,20 @@ class Commands:
             return _fetched(topic, start, most, extras)
         return self._wait_and_fetch(topic, start, most, extras, min(wait_ms / 1000, MAX_WAIT))
 
-    async def _wait_and_fetch(self, topic: Topic, start: int, most: int, extras: int, wait: float) -> Pieces:
+    async def _wait_and_fetch(
+        self, topic: Topic, start: int, most: int, extras: int, wait: float
+    ) -> Pieces:
         await topic.wait_for(start, wait)
         return _fetched(topic, start, most, extras)
 
     def _next_offset(self, body: Body) -> Pieces:
         topic = self._find(body.name())
         body.end()
-        return [frames.answer(Command.NEXT_OFFSET, U64.pack(topic.next_offset if topic is not None else 0))]
+        return [
+            frames.answer(
+                Command.NEXT_OFFSET, U64.pack(topic.next_offset if topic is not None else 0)
+            )
+        ]
 
     def _offset_at(self, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
@@ -269,7 +307,8 @@ class Commands:
             check_name(name)
         return topic
 
-    # -- topics -----------------------------------------------------------------------------------------------------
+    # -- topics
+    # -----------------------------------------------------------------------------------------------------
 
     def _list(self, body: Body) -> Pieces:
         body.end()
@@ -287,10 +326,15 @@ class Commands:
         await self._topics.delete(name)
         return [frames.answer(Command.DELETE_TOPIC)]
 
-    # -- groups -----------------------------------------------------------------------------------------------------
+    # -- groups
+    # -----------------------------------------------------------------------------------------------------
 
     async def _lease(self, body: Body) -> Pieces:
-        topic, group, member = self._topics.require(body.name()), body.name("group"), body.name("member")
+        topic, group, member = (
+            self._topics.require(body.name()),
+            body.name("group"),
+            body.name("member"),
+        )
         most, wait_ms = body.take(LEASE_REQUEST)
         body.end()
         loop = asyncio.get_running_loop()
@@ -299,7 +343,9 @@ class Commands:
             lease = self._groups.lease(group, topic.name, member, most)
             if lease is not None:
                 lease_id = bytes.fromhex(lease.lease_id)
-                packed = LEASE_ANSWER.pack(lease_id, lease.start, lease.end, _milliseconds_left(lease))
+                packed = LEASE_ANSWER.pack(
+                    lease_id, lease.start, lease.end, _milliseconds_left(lease)
+                )
                 return [frames.answer(Command.GROUP_LEASE, packed)]
             if loop.time() >= deadline:
                 return [frames.answer(Command.GROUP_LEASE, LEASE_ANSWER.pack(EMPTY, 0, 0, 0))]
@@ -336,11 +382,20 @@ class Commands:
         return [frames.answer(Command.GROUP_FETCH, packed)]
 
     def _leave(self, body: Body) -> Pieces:
-        topic, group, member = self._topics.require(body.name()), body.name("group"), body.name("member")
+        topic, group, member = (
+            self._topics.require(body.name()),
+            body.name("group"),
+            body.name("member"),
+        )
         body.end()
-        return [frames.answer(Command.GROUP_LEAVE, U32.pack(self._groups.leave(group, topic.name, member)))]
+        return [
+            frames.answer(
+                Command.GROUP_LEAVE, U32.pack(self._groups.leave(group, topic.name, member))
+            )
+        ]
 
-    # -- exactly-once sinks -----------------------------------------------------------------------------------------
+    # -- exactly-once sinks
+    # -----------------------------------------------------------------------------------------
 
     async def _sink_claim(self, body: Body) -> Pieces:
         claimed = await self._groups.sinks.claim(_json(body, Claim))
@@ -371,7 +426,9 @@ def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int
         raise frames.Malformed("the topic name runs past the body")
     (length,) = U32.unpack_from(data, topic_end)
     if topic_end + 4 + length != stop:
-        raise frames.Malformed(f"a payload of {length} bytes is announced, {stop - topic_end - 4} are there")
+        raise frames.Malformed(
+            f"a payload of {length} bytes is announced, {stop - topic_end - 4} are there"
+        )
     return topic_end, length
 
 
@@ -393,7 +450,11 @@ def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     fixed = FETCH_ANSWER.pack(
-        bytes.fromhex(topic.incarnation), found.first_offset, found.next_offset, topic.next_offset, found.count
+        bytes.fromhex(topic.incarnation),
+        found.first_offset,
+        found.next_offset,
+        topic.next_offset,
+        found.count,
     )
     return [head + fixed, columns, raw]
 
@@ -403,10 +464,14 @@ def _produced_one(appended: Appended) -> bytes:
 
 
 def _produced_batch(appended: Appended) -> bytes:
-    return frames.answer(Command.PRODUCE_BATCH, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count))
+    return frames.answer(
+        Command.PRODUCE_BATCH, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count)
+    )
 
 
-def _fill(connection: Connection, slot: Slot, count: int, future: "asyncio.Future[Appended]") -> None:
+def _fill(
+    connection: Connection, slot: Slot, count: int, future: "asyncio.Future[Appended]"
+) -> None:
     error = future.exception()
     if error is not None:
         connection.fill(slot, *[failure(error, produce=True)] * (count or 1))

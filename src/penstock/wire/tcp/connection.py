@@ -1,16 +1,20 @@
-"""One connection of the binary protocol: cuts the byte stream into requests and puts the answers back in their order.
+"""One connection of the binary protocol: cuts the byte stream into requests and puts the answers
+back in their order.
 
-What is read is parsed where it lies: frames are found in the bytes as they came from the socket and only an incomplete
-last frame is kept and joined with what follows; one that is large gets memory of its full size at once and is filled.
-Neighbouring PRODUCEs to one topic become one append, and all answers of one turn of the event loop leave in one write.
+What is read is parsed where it lies: frames are found in the bytes as they came from the socket and
+only an incomplete last frame is kept and joined with what follows; one that is large gets memory of
+its full size at once and is filled. Neighbouring PRODUCEs to one topic become one append, and all
+answers of one turn of the event loop leave in one write.
 
-Appends are answered when they are durable, so several may be under way; a queue of slots keeps their answers in order.
-Everything else is looked at when the appends before it are done and runs to its end before the next request: a client
-that pipelines reads what it wrote, and a topic is created before the PRODUCE behind it.
+Appends are answered when they are durable, so several may be under way; a queue of slots keeps
+their answers in order. Everything else is looked at when the appends before it are done and runs to
+its end before the next request: a client that pipelines reads what it wrote, and a topic is created
+before the PRODUCE behind it.
 
 A connection is held (no request is looked at, and nothing more is read) while
 - its appends under way exceed `IN_FLIGHT` bytes,
-- its answers not yet taken by the socket exceed what the transport or `UNSENT` allows: a client that does not read,
+- its answers not yet taken by the socket exceed what the transport or `UNSENT` allows: a client
+  that does not read,
 - a request that waits (FETCH and GROUP_LEASE with a wait, creating a topic) is under way.
 So what one connection may cost is bounded, and a slow one holds back only itself.
 """
@@ -22,10 +26,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
-from penstock.wire import frames
+from penstock.protocol import frames
+from penstock.protocol.frames import REQUEST, Command
+from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_message
 from penstock.wire.bodies import MIN_RATE, RETRY_SECONDS, TOO_MANY
-from penstock.wire.frames import REQUEST, Command
-from penstock.wire.status import TcpStatus, is_expected, status_of, tcp_message
 
 if TYPE_CHECKING:
     from penstock.wire.auth import Identity
@@ -39,7 +43,9 @@ UNSENT = 4 << 20
 WAITING = (Command.FETCH, Command.GROUP_LEASE)
 HANDSHAKE = 0x16  # the first byte of a client that speaks TLS
 LARGE = 64 << 10  # an incomplete frame above this is received into memory of its own
-DISCARDED = 4  # a frame of up to so many times the limit is refused and read to its end; after a larger one we close
+# a frame of up to so many times the limit is refused and read to its end; after a larger one we
+# close
+DISCARDED = 4
 BACKLOG = 256 << 10  # read ahead while held, so that a client that leaves is noticed
 
 
@@ -54,7 +60,9 @@ class Slot:
 
 
 def failure(error: BaseException, *, produce: bool = False) -> bytes:
-    """The answer that says what went wrong; `produce`: what is not the request's fault is PRODUCE_FAILED."""
+    """The answer that says what went wrong; `produce`: what is not the request's fault is
+    PRODUCE_FAILED.
+    """
     if isinstance(error, frames.Malformed):
         status = TcpStatus.SERIALIZATION
     elif isinstance(error, frames.UnknownCommand):
@@ -73,7 +81,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: "TcpServer", commands: "Commands") -> None:
         self._server = server
         self._commands = commands
-        self.max_frame = commands.first_frame  # grows to the configured limit when we know who it is
+        self.max_frame = (
+            commands.first_frame
+        )  # grows to the configured limit when we know who it is
         self.identity: Identity | None = None  # who it is, when commands ask for it
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -91,7 +101,9 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._reading_paused = False
         self._flushing = False
-        self._work: asyncio.Future[None] | None = None  # the request that everything behind it waits for
+        self._work: asyncio.Future[None] | None = (
+            None  # the request that everything behind it waits for
+        )
         self._waits = False  # that request waits for records, not for the disk
         self._ending = False  # close once everything that came is answered
         self._closing = False  # look at no further request
@@ -99,7 +111,8 @@ class Connection(asyncio.Protocol):
         self.opened = 0.0
         self._frame_since = 0.0  # when the incomplete frame began
 
-    # -- what asyncio calls -----------------------------------------------------------------------------------------
+    # -- what asyncio calls
+    # -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -119,12 +132,17 @@ class Connection(asyncio.Protocol):
         self._server.lost(self)
 
     def eof_received(self) -> bool:
-        """The client sends no more but may still read: what it has sent is answered, then the connection closes."""
+        """The client sends no more but may still read: what it has sent is answered, then the
+        connection closes.
+        """
         self._ending = True
         if self._waits and self._work is not None:
-            self._transport.close()  # it waits for records that may never come, and most likely the client is gone
+            # it waits for records that may never come, and most likely the client is gone
+            self._transport.close()
         self._close_if_done()
-        return self._transport.can_write_eof()  # keep our half open until all is answered; TLS cannot
+        return (
+            self._transport.can_write_eof()
+        )  # keep our half open until all is answered; TLS cannot
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -145,7 +163,8 @@ class Connection(asyncio.Protocol):
             self._flush()
         self._adjust_reading()
 
-    # -- requests ---------------------------------------------------------------------------------------------------
+    # -- requests
+    # ---------------------------------------------------------------------------------------------------
 
     def _held(self) -> bool:
         return (
@@ -161,7 +180,9 @@ class Connection(asyncio.Protocol):
         self._backlog_bytes += len(data)
 
     def _adjust_reading(self) -> None:
-        pause = not self._closing and (self._backlog_bytes > BACKLOG or (self._held() and self._work is None))
+        pause = not self._closing and (
+            self._backlog_bytes > BACKLOG or (self._held() and self._work is None)
+        )
         if pause != self._reading_paused and not self._transport.is_closing():
             self._reading_paused = pause
             (self._transport.pause_reading if pause else self._transport.resume_reading)()
@@ -210,7 +231,10 @@ class Connection(asyncio.Protocol):
         if self._held():
             self._backlog.appendleft(rest)
             self._backlog_bytes += len(rest)
-        elif len(rest) >= REQUEST.size and (total := REQUEST.size + REQUEST.unpack_from(rest)[1]) > LARGE:
+        elif (
+            len(rest) >= REQUEST.size
+            and (total := REQUEST.size + REQUEST.unpack_from(rest)[1]) > LARGE
+        ):
             if rest[0] == HANDSHAKE:  # no command; its length would have us wait for megabytes
                 self.answer(failure(InvalidRequest("there is no TLS on this port")))
                 self.finish()
@@ -264,27 +288,38 @@ class Connection(asyncio.Protocol):
             at = stop
         return at
 
-    def _settle(self, answer: "list[frames.Bytes] | Awaitable[list[frames.Bytes]]", waits: bool) -> None:
+    def _settle(
+        self, answer: "list[frames.Bytes] | Awaitable[list[frames.Bytes]]", waits: bool
+    ) -> None:
         if isinstance(answer, list):
             self.answer(*answer)
             return
         slot = Slot()
         self._slots.append(slot)
-        self.hold_for(answer, lambda found: self.fill(slot, *found), lambda error: self.fill(slot, failure(error)))
+        self.hold_for(
+            answer,
+            lambda found: self.fill(slot, *found),
+            lambda error: self.fill(slot, failure(error)),
+        )
         self._waits = waits
 
     def _refuse(self, command: int, length: int, missing: int) -> None:
-        """Answer a frame that is too large and pass over the rest of it: closing while the client still sends would
-        take the answer away from it."""
+        """Answer a frame that is too large and pass over the rest of it: closing while the client
+        still sends would take the answer away from it."""
         most = self.max_frame
-        error = TooLarge(f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}")
+        error = TooLarge(
+            f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}"
+        )
         self.answer(failure(error))
-        if most < self._commands.max_frame or length > DISCARDED * most:  # a stranger, or no frame at all
+        if (
+            most < self._commands.max_frame or length > DISCARDED * most
+        ):  # a stranger, or no frame at all
             self.finish()
         else:
             self._discard = missing
 
-    # -- answers ----------------------------------------------------------------------------------------------------
+    # -- answers
+    # ----------------------------------------------------------------------------------------------------
 
     def answer(self, *data: frames.Bytes) -> None:
         """The next answer, known at once."""
@@ -312,7 +347,9 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._end_of_turn)
 
     def filled(self) -> None:
-        """Appends were just answered: when they were the last ones under way, nothing is gained by waiting for more."""
+        """Appends were just answered: when they were the last ones under way, nothing is gained by
+        waiting for more.
+        """
         if not self._appends and not self._backlog:
             self._flush()
 
@@ -373,7 +410,9 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def finish_or_abort(self) -> None:
-        """Close after what is under way is answered; when that was asked for before, the client does not read: cut."""
+        """Close after what is under way is answered; when that was asked for before, the client
+        does not read: cut.
+        """
         if self._closing:
             self._transport.abort()
         else:

@@ -1,7 +1,8 @@
 """Keeping freed memory in the process, for buffers of a megabyte that come and go with every FETCH.
 
-glibc returns large freed blocks to the kernel at once and takes them back page by page. At 1 MiB an answer that was
-1200 to 2400 page faults and 6 to 10 ms of system time each, against none and 0.7 ms with these thresholds.
+glibc returns large freed blocks to the kernel at once and takes them back page by page. At 1 MiB an
+answer that was 1200 to 2400 page faults and 6 to 10 ms of system time each, against none and 0.7 ms
+with these thresholds.
 """
 
 import ctypes

@@ -7,13 +7,13 @@ import time
 
 from penstock.config.schema import TcpServer as Settings
 from penstock.metrics import Metrics
+from penstock.protocol import frames
+from penstock.protocol.status import TcpStatus
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
-from penstock.wire import frames
 from penstock.wire.auth import Verifier
 from penstock.wire.bodies import Bodies
 from penstock.wire.listen import Server, listen
-from penstock.wire.status import TcpStatus
 from penstock.wire.tcp.auth import GuardedCommands
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import Connection
@@ -24,7 +24,9 @@ log = logging.getLogger("penstock.tcp")
 
 HANDSHAKE = 10.0
 LONGEST_SWEEP = 5.0
-SPEAKS_TLS = frames.failure(TcpStatus.INVALID_REQUEST, "this port speaks TLS: use tls:// in the address")
+SPEAKS_TLS = frames.failure(
+    TcpStatus.INVALID_REQUEST, "this port speaks TLS: use tls:// in the address"
+)
 
 
 class TcpServer:
@@ -58,10 +60,15 @@ class TcpServer:
         self.bytes_in = 0
         self.bytes_out = 0
         self._refused = metrics.counter(
-            "penstock_tcp_connections_refused_total", "TCP connections closed because there were too many"
+            "penstock_tcp_connections_refused_total",
+            "TCP connections closed because there were too many",
         )
-        metrics.gauge("penstock_tcp_connections", "Open TCP connections", read=lambda: len(self._connections))
-        metrics.gauge("penstock_tcp_received_bytes", "Bytes received over TCP", read=lambda: self.bytes_in)
+        metrics.gauge(
+            "penstock_tcp_connections", "Open TCP connections", read=lambda: len(self._connections)
+        )
+        metrics.gauge(
+            "penstock_tcp_received_bytes", "Bytes received over TCP", read=lambda: self.bytes_in
+        )
         metrics.gauge("penstock_tcp_sent_bytes", "Bytes sent over TCP", read=lambda: self.bytes_out)
 
     @property
@@ -83,7 +90,12 @@ class TcpServer:
             backlog=1024,
         )
         self._sweep()
-        log.info("TCP on %s:%d%s", self._settings.host, self.port, " with TLS" if self._certificate else "")
+        log.info(
+            "TCP on %s:%d%s",
+            self._settings.host,
+            self.port,
+            " with TLS" if self._certificate else "",
+        )
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Accept no one, answer what is under way for at most `timeout` seconds, close."""
@@ -100,7 +112,9 @@ class TcpServer:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            log.warning("%d TCP connections were cut off with requests under way", len(self._connections))
+            log.warning(
+                "%d TCP connections were cut off with requests under way", len(self._connections)
+            )
         for connection in list(self._connections):
             connection.abort()
         self._server = None
@@ -118,16 +132,26 @@ class TcpServer:
         self._ended.set()
 
     def _sweep(self) -> None:
-        """Close connections that are silent, slow or strangers for too long; one timer for all of them."""
+        """Close connections that are silent, slow or strangers for too long; one timer for all of
+        them.
+        """
         loop = asyncio.get_running_loop()
         settings = self._settings
         now = loop.time()
         for connection in list(self._connections):
-            if settings.idle_timeout and now - connection.seen > settings.idle_timeout and connection.idle:
+            if (
+                settings.idle_timeout
+                and now - connection.seen > settings.idle_timeout
+                and connection.idle
+            ):
                 connection.finish()
             elif settings.frame_timeout and connection.is_stalled(now, settings.frame_timeout):
                 connection.abort()
-            elif self._asks_for_tokens and settings.auth_timeout and self._is_stranger(connection, now):
+            elif (
+                self._asks_for_tokens
+                and settings.auth_timeout
+                and self._is_stranger(connection, now)
+            ):
                 connection.finish_or_abort()
         limits = (settings.idle_timeout, settings.frame_timeout, settings.auth_timeout)
         interval = min((LONGEST_SWEEP, *(limit / 4 for limit in limits if limit)))

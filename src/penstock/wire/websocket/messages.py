@@ -1,6 +1,7 @@
 """The JSON messages of the WebSocket protocol, to the letter of its description.
 
-`req_id` is echoed as it came, whatever JSON it is. `message_payload` is text; with `"encoding": "base64"` it is bytes.
+`req_id` is echoed as it came, whatever JSON it is. `message_payload` is text; with `"encoding":
+"base64"` it is bytes.
 """
 
 from typing import Any, Literal

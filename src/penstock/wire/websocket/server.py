@@ -1,15 +1,24 @@
-"""Listens for WebSocket connections (wss when a certificate is configured) and keeps their sessions."""
+"""Listens for WebSocket connections (wss when a certificate is configured) and keeps their
+sessions.
+"""
 
 import asyncio
 import logging
 import ssl
 import sys
 
-from picows import WSListener, WSUpgradeRequest, WSUpgradeResponse, WSUpgradeResponseWithListener, ws_create_server
+from picows import (
+    WSListener,
+    WSUpgradeRequest,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+    ws_create_server,
+)
 
 from penstock.config.schema import WebsocketServer as Settings
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Metrics
+from penstock.protocol.status import status_of
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer
@@ -17,7 +26,6 @@ from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.origins import Origins
-from penstock.wire.status import status_of
 from penstock.wire.websocket.session import Session
 
 log = logging.getLogger("penstock.websocket")
@@ -58,10 +66,17 @@ class WebsocketServer:
         self._ended = asyncio.Event()  # a session has ended
         self._server: asyncio.Server | None = None
         self._refused = metrics.counter(
-            "penstock_websocket_connections_refused_total", "WebSocket connections refused because there were too many"
+            "penstock_websocket_connections_refused_total",
+            "WebSocket connections refused because there were too many",
         )
-        metrics.gauge("penstock_websocket_connections", "Open WebSocket connections", read=lambda: len(self._sessions))
-        metrics.gauge("penstock_websocket_messages", "WebSocket messages received", read=lambda: self.received)
+        metrics.gauge(
+            "penstock_websocket_connections",
+            "Open WebSocket connections",
+            read=lambda: len(self._sessions),
+        )
+        metrics.gauge(
+            "penstock_websocket_messages", "WebSocket messages received", read=lambda: self.received
+        )
 
     @property
     def secure(self) -> bool:
@@ -84,7 +99,9 @@ class WebsocketServer:
             read_buffer_init_size=READ_BUFFER,
             websocket_handshake_timeout=10.0,
         )
-        log.info("WebSocket on %s:%d%s", self._settings.host, self.port, " with TLS" if self._tls else "")
+        log.info(
+            "WebSocket on %s:%d%s", self._settings.host, self.port, " with TLS" if self._tls else ""
+        )
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Accept no one, answer what is under way for at most `timeout` seconds, say goodbye."""
@@ -110,7 +127,9 @@ class WebsocketServer:
             return _refusal(503, "too many connections")
         if self._origins is not None:
             headers = request.headers
-            refusal = self._origins.refusal(headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"))
+            refusal = self._origins.refusal(
+                headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site")
+            )
             if refusal is not None:
                 return _refusal(403, refusal)
         if self._verifier is None:
@@ -121,7 +140,9 @@ class WebsocketServer:
             return _refusal(status_of(error).http, str(error))
 
     def _identify(self, verifier: Verifier, request: WSUpgradeRequest) -> Identity:
-        """Whose token is in the header, or in the query as `access_token`: browsers cannot send headers here."""
+        """Whose token is in the header, or in the query as `access_token`: browsers cannot send
+        headers here.
+        """
         query = request.path.decode("latin-1").partition("?")[2]
         token = bearer(request.headers.get("Authorization"), query)
         try:
@@ -150,4 +171,6 @@ class WebsocketServer:
 
 
 def _refusal(status: int, text: str) -> WSUpgradeResponseWithListener:
-    return WSUpgradeResponseWithListener(WSUpgradeResponse.create_error_response(status, text.encode()), None)
+    return WSUpgradeResponseWithListener(
+        WSUpgradeResponse.create_error_response(status, text.encode()), None
+    )

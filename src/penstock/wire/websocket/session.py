@@ -1,8 +1,9 @@
 """One WebSocket connection: requests in, answers and notifications out.
 
-Requests run in the order they come. Those that wait (creating a topic) hold back the ones behind them; a produce does
-not: its answer follows when the record is durable. Reading stops while too much is under way, and while the client
-does not take what we send: its subscriptions then leave the head of their feeds and resume where they were.
+Requests run in the order they come. Those that wait (creating a topic) hold back the ones behind
+them; a produce does not: its answer follows when the record is durable. Reading stops while too
+much is under way, and while the client does not take what we send: its subscriptions then leave the
+head of their feeds and resume where they were.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ from msgspec import UNSET
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
+from penstock.protocol.records import payload_bytes
+from penstock.protocol.status import is_expected
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
 from penstock.wire.bodies import MIN_RATE, SMALL, TOO_MANY
 from penstock.wire.feed import Chunk, Subscription
-from penstock.wire.records import payload_bytes
-from penstock.wire.status import is_expected
 from penstock.wire.websocket import messages
 from penstock.wire.websocket.messages import (
     COMMANDS,
@@ -90,7 +91,8 @@ class Session(WSListener):
         self._reading = True
         self._silent = 0
 
-    # -- what picows calls ------------------------------------------------------------------------------------------
+    # -- what picows calls
+    # ------------------------------------------------------------------------------------------
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
@@ -166,7 +168,8 @@ class Session(WSListener):
         self._parts, self._parts_size = [], 0
         return data
 
-    # -- requests ---------------------------------------------------------------------------------------------------
+    # -- requests
+    # ---------------------------------------------------------------------------------------------------
 
     def _held(self) -> bool:
         return self._work is not None or self._in_flight > IN_FLIGHT or not self._writable
@@ -241,7 +244,9 @@ class Session(WSListener):
             case GetNextOffset():
                 topic = topics.get(request.topic)
                 following = topic.next_offset if topic is not None else 0
-                self._answer(NextOffset("get_next_offset_response", request.req_id, request.topic, following))
+                self._answer(
+                    NextOffset("get_next_offset_response", request.req_id, request.topic, following)
+                )
 
     def _check(self, identity: Identity, request: Request) -> None:
         if identity.expires <= time.time():
@@ -274,7 +279,9 @@ class Session(WSListener):
     async def _create_and_produce(self, request: Produce, payload: bytes) -> None:
         topic = await self._server.topics.create(request.topic)
         appended = await topic.append([payload])
-        self._answer(Produced("produce_response", request.req_id, request.topic, appended.first_offset))
+        self._answer(
+            Produced("produce_response", request.req_id, request.topic, appended.first_offset)
+        )
 
     def _hold_for(self, work: Awaitable[None], request: Request) -> None:
         def finished(task: "asyncio.Future[None]") -> None:
@@ -303,7 +310,8 @@ class Session(WSListener):
             self._go_on()
         self._close_if_done()
 
-    # -- answers ----------------------------------------------------------------------------------------------------
+    # -- answers
+    # ----------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> bool:
         """Send a message; False when the client should first take what is on its way."""
@@ -321,7 +329,9 @@ class Session(WSListener):
         else:
             log.error("a request failed unexpectedly", exc_info=error)
             text = "internal error; the server's log has the details"
-        self._answer(Failed("error_response", req_id, text, command if command is not None else UNSET))
+        self._answer(
+            Failed("error_response", req_id, text, command if command is not None else UNSET)
+        )
 
     def topic_gone(self, watch: _Watch) -> None:
         if self._watches.get(watch.name) is watch:
@@ -330,8 +340,8 @@ class Session(WSListener):
             self._fail("subscribe_topic_request", UNSET, error)
 
     def keep_alive(self) -> None:
-        """Called every fifteen seconds: ask for a sign of life, and give up a client that gives none, or whose token
-        has expired."""
+        """Called every fifteen seconds: ask for a sign of life, and give up a client that gives
+        none, or whose token has expired."""
         if self._identity is not None and self._identity.expires <= time.time():
             self._close_expired()
         if self._transport is None or not self._writable:
@@ -354,7 +364,12 @@ class Session(WSListener):
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._ending and not self._pending and self._work is None and self._transport is not None:
+        if (
+            self._ending
+            and not self._pending
+            and self._work is None
+            and self._transport is not None
+        ):
             self._transport.send_close(WSCloseCode.GOING_AWAY, b"the server stops")
             self._transport.disconnect()
 

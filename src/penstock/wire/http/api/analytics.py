@@ -1,5 +1,5 @@
-"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that the Spark job
-`rollup` has written down.
+"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that
+the Spark job `rollup` has written down.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from penstock.latency import ERROR, PERCENTILES
-from penstock.points import Point
+from penstock.protocol.analytics import Point
+from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.bodies import answer, moment
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
@@ -105,7 +105,10 @@ def routes(queues: Queues) -> list[Route]:
         groups = await queues.groups.listing(None, wanted)
         names = ("queueName", "name", "totalLag", "maxTimeLag", "partitionsWithLag", "state")
         return answer(
-            {"timestamp": datetime.now(UTC), "groups": [{name: row[name] for name in names} for row in groups]}
+            {
+                "timestamp": datetime.now(UTC),
+                "groups": [{name: row[name] for name in names} for row in groups],
+            }
         )
 
     async def postgres(_: Request) -> Response:
@@ -113,7 +116,9 @@ def routes(queues: Queues) -> list[Route]:
 
     def route(name: str, handler: Any, summary: str, **more: Any) -> Route:
         path = f"/api/v1/analytics/{name}"
-        return Route("GET", path, handler, summary=summary, tag="analytics", answer=dict[str, Any], **more)
+        return Route(
+            "GET", path, handler, summary=summary, tag="analytics", answer=dict[str, Any], **more
+        )
 
     return [
         Route(
@@ -125,7 +130,12 @@ def routes(queues: Queues) -> list[Route]:
             summary="Counts, bytes, latencies, retries, dead letters and lag per interval, as last rolled up",
             tag="analytics",
         ),
-        route("queue-ops", queue_ops, "Messages pushed, settled, failed and given up over time", query=RangeQuery),
+        route(
+            "queue-ops",
+            queue_ops,
+            "Messages pushed, settled, failed and given up over time",
+            query=RangeQuery,
+        ),
         route("queue-lag", queue_lag, "How far behind every group is", query=RangeQuery),
         route("postgres-stats", postgres, "Size, sessions, dead rows, what holds vacuum back"),
     ]
@@ -135,7 +145,9 @@ def _minute(point: Point) -> dict[str, Any]:
     of_queue = point.kind != "topic"
     counts = dict(point.counts)
     dead = counts.pop("dead")
-    latency = {f"p{percent}": _milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES}
+    latency = {
+        f"p{percent}": _milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES
+    }
     return {
         "time": point.at,
         "kind": "group" if point.group else point.kind,

@@ -11,16 +11,21 @@ from penstock.errors import InvalidRequest
 from penstock.wire.http.messages import Response, json_response
 
 T = TypeVar("T")
-MOST_OFFSET = 10_000  # what comes before a page is read and thrown away, so pages far down are found by other means
+# what comes before a page is read and thrown away, so pages far down are found by other means
+MOST_OFFSET = 10_000
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
 
-def decoder(kind: type[T], texts: Mapping[str, str], empty: T | None = None) -> Callable[[bytes], T]:
-    """A function from a body to a `kind`. `texts` maps the name of a field to what is said when it is wrong or missing.
+def decoder(
+    kind: type[T], texts: Mapping[str, str], empty: T | None = None
+) -> Callable[[bytes], T]:
+    """A function from a body to a `kind`. `texts` maps the name of a field to what is said when it
+    is wrong or missing.
 
-    A body that is empty is an error unless `empty` is given. msgspec leaves raw JSON values as they are, also when
-    their bytes are no UTF-8: that is looked at here, so that no answer of ours can carry it to someone else.
+    A body that is empty is an error unless `empty` is given. msgspec leaves raw JSON values as they
+    are, also when their bytes are no UTF-8: that is looked at here, so that no answer of ours can
+    carry it to someone else.
     """
     decode = msgspec.json.Decoder(kind).decode
 
@@ -46,7 +51,13 @@ def decoder(kind: type[T], texts: Mapping[str, str], empty: T | None = None) -> 
 def _explain(problem: str, texts: Mapping[str, str]) -> str:
     place = _PLACE.search(problem)
     missing = _MISSING.search(problem)
-    name = missing[1] if missing else re.sub(r"\[.*?\]", "", place[1]).rpartition(".")[2] if place else ""
+    name = (
+        missing[1]
+        if missing
+        else re.sub(r"\[.*?\]", "", place[1]).rpartition(".")[2]
+        if place
+        else ""
+    )
     if name in texts:
         return texts[name]
     return f"Invalid body: {problem.replace('`$.', '`').replace('at `$`', 'at the top')}"
@@ -86,7 +97,11 @@ def moment(text: str, what: str) -> datetime:
 
 def milliseconds(at: datetime | None) -> str | None:
     """2026-01-31T12:00:00.123Z"""
-    return None if at is None else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    return (
+        None
+        if at is None
+        else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    )
 
 
 def microseconds(at: datetime) -> str:

@@ -90,7 +90,11 @@ def routes(buffer: Buffer) -> list[Route]:
         )
 
     def pop_answer() -> Response:
-        text = "Pop maintenance mode is on: pops find nothing" if maintenance.pop else "Pop maintenance mode is off"
+        text = (
+            "Pop maintenance mode is on: pops find nothing"
+            if maintenance.pop
+            else "Pop maintenance mode is off"
+        )
         return json_response(PopMaintenanceAnswer(maintenance.pop, text))
 
     async def switch_pop(request: Request) -> Response:
@@ -122,8 +126,22 @@ def routes(buffer: Buffer) -> list[Route]:
             summary="What is buffered on disk, and how its replay goes",
             **about,
         ),
-        Route("GET", path, lambda _: answer(), answer=MaintenanceAnswer, summary="Maintenance modes", **admin),
-        Route("POST", path, switch, answer=MaintenanceAnswer, summary="Send pushes to the buffer, or not", **change),
+        Route(
+            "GET",
+            path,
+            lambda _: answer(),
+            answer=MaintenanceAnswer,
+            summary="Maintenance modes",
+            **admin,
+        ),
+        Route(
+            "POST",
+            path,
+            switch,
+            answer=MaintenanceAnswer,
+            summary="Send pushes to the buffer, or not",
+            **change,
+        ),
         Route(
             "GET",
             f"{path}/pop",
@@ -132,7 +150,14 @@ def routes(buffer: Buffer) -> list[Route]:
             summary="Pop maintenance",
             **admin,
         ),
-        Route("POST", f"{path}/pop", switch_pop, answer=PopMaintenanceAnswer, summary="Stop pops, or not", **change),
+        Route(
+            "POST",
+            f"{path}/pop",
+            switch_pop,
+            answer=PopMaintenanceAnswer,
+            summary="Stop pops, or not",
+            **change,
+        ),
         Route(
             "POST",
             "/api/v1/buffers/events",
@@ -142,7 +167,14 @@ def routes(buffer: Buffer) -> list[Route]:
             summary="Store the events of a buffer file's lines, as they are",
             **admin,
         ),
-        Route("POST", "/api/v1/buffers/replay", replay, answer=BufferStatus, summary="Replay now", **admin),
+        Route(
+            "POST",
+            "/api/v1/buffers/replay",
+            replay,
+            answer=BufferStatus,
+            summary="Replay now",
+            **admin,
+        ),
         Route(
             "POST",
             "/api/v1/buffers/retry-failed",

@@ -1,4 +1,6 @@
-"""The processes that serve the queues: how they are, what waits where, what upkeep deleted, and waking them."""
+"""The processes that serve the queues: how they are, what waits where, what upkeep deleted, and
+waking them.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -38,7 +40,9 @@ class NotifyBody(msgspec.Struct):
     partition: str | None = None
 
 
-read_notify = decoder(NotifyBody, {"queue": "queue is required", "partition": "partition must be a string"})
+read_notify = decoder(
+    NotifyBody, {"queue": "queue is required", "partition": "partition must be a string"}
+)
 
 
 def width_of(since: datetime, until: datetime) -> int:
@@ -53,12 +57,19 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
     def frame(args: RangeQuery) -> tuple[datetime, datetime, int, dict[str, Any]]:
         since, until = args.range(timedelta(hours=1))
         minutes = width_of(since, until)
-        return since, until, minutes, {"timeRange": {"from": since, "to": until}, "bucketMinutes": minutes}
+        return (
+            since,
+            until,
+            minutes,
+            {"timeRange": {"from": since, "to": until}, "bucketMinutes": minutes},
+        )
 
     async def machines(request: Request) -> Response:
         args: MachineQuery = request.args
         since, until, minutes, about = frame(args)
-        series = await presence.series(since, until, timedelta(minutes=minutes), args.hostname or None, args.worker_id)
+        series = await presence.series(
+            since, until, timedelta(minutes=minutes), args.hostname or None, args.worker_id
+        )
         found = await presence.members()
         workers = [
             one
@@ -66,7 +77,9 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             if (not args.hostname or one["hostname"] == args.hostname)
             and (args.worker_id is None or one["workerId"] == args.worker_id)
         ]
-        return answer({**about, "timestamp": datetime.now(UTC), "workers": workers, "series": series})
+        return answer(
+            {**about, "timestamp": datetime.now(UTC), "workers": workers, "series": series}
+        )
 
     async def parked(request: Request) -> Response:
         args: RangeQuery = request.args
@@ -84,7 +97,9 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
     async def retention(request: Request) -> Response:
         args: RetentionQuery = request.args
         since, until, minutes, about = frame(args)
-        rows = await queues.status.removals(since, until, timedelta(minutes=minutes), args.queue or None)
+        rows = await queues.status.removals(
+            since, until, timedelta(minutes=minutes), args.queue or None
+        )
         series: dict[datetime, dict[str, Any]] = {}
         groups: dict[str, tuple[set[str], dict[str, Any]]] = {}
         totals = _none()
@@ -99,7 +114,10 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         found: dict[str, Any] = {**about, "series": list(series.values()), "totals": totals}
         if args.group_by:
             ordered = sorted(groups.items(), key=lambda item: (-item[1][1]["totalMsgs"], item[0]))
-            found["rows"] = [{"key": key, "queues": len(names), "totals": counts} for key, (names, counts) in ordered]
+            found["rows"] = [
+                {"key": key, "queues": len(names), "totals": counts}
+                for key, (names, counts) in ordered
+            ]
         return answer(found)
 
     async def shared_state(_: Request) -> Response:
@@ -115,7 +133,17 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
                     "beatSeconds": BEAT,
                     "deadAfterSeconds": ALIVE,
                     "servers": [
-                        {name: one[name] for name in ("id", "hostname", "workerId", "pid", "startedAt", "lastSeen")}
+                        {
+                            name: one[name]
+                            for name in (
+                                "id",
+                                "hostname",
+                                "workerId",
+                                "pid",
+                                "startedAt",
+                                "lastSeen",
+                            )
+                        }
                         for one in members
                     ],
                 },
@@ -151,13 +179,45 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
     inside: dict[str, Any] = {"role": Role.ADMIN, "tag": "internal"}
     base = "/api/v1/analytics"
     return [
-        route(f"{base}/system-metrics", machines, "Processor and memory of every process", query=MachineQuery),
-        route(f"{base}/worker-metrics", machines, "The same, under another name", query=MachineQuery),
-        route(f"{base}/queue-parked-replicas", parked, "Waiting pops per queue and process", query=RangeQuery),
-        route(f"{base}/retention", retention, "Messages deleted by retention, eviction and ttl", query=RetentionQuery),
-        route("/api/v1/system/shared-state", shared_state, "What this process knows of the others", **inside),
-        route("/internal/api/shared-state/stats", shared_state, "The same, under another name", **inside),
-        route("/internal/api/inter-instance/stats", inter_instance, "Wake-ups between processes", **inside),
+        route(
+            f"{base}/system-metrics",
+            machines,
+            "Processor and memory of every process",
+            query=MachineQuery,
+        ),
+        route(
+            f"{base}/worker-metrics", machines, "The same, under another name", query=MachineQuery
+        ),
+        route(
+            f"{base}/queue-parked-replicas",
+            parked,
+            "Waiting pops per queue and process",
+            query=RangeQuery,
+        ),
+        route(
+            f"{base}/retention",
+            retention,
+            "Messages deleted by retention, eviction and ttl",
+            query=RetentionQuery,
+        ),
+        route(
+            "/api/v1/system/shared-state",
+            shared_state,
+            "What this process knows of the others",
+            **inside,
+        ),
+        route(
+            "/internal/api/shared-state/stats",
+            shared_state,
+            "The same, under another name",
+            **inside,
+        ),
+        route(
+            "/internal/api/inter-instance/stats",
+            inter_instance,
+            "Wake-ups between processes",
+            **inside,
+        ),
         route(
             "/internal/api/notify",
             notify,

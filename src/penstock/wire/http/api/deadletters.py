@@ -49,17 +49,42 @@ def routes(queues: Queues) -> list[Route]:
         return answer(await dead.listing(args.which(), args.limit, args.offset, args.before))
 
     async def requeue(request: Request) -> Response:
-        return answer({"success": True, "requeued": _found(request.args, await dead.requeue(request.args.which()))})
+        return answer(
+            {
+                "success": True,
+                "requeued": _found(request.args, await dead.requeue(request.args.which())),
+            }
+        )
 
     async def purge(request: Request) -> Response:
-        return answer({"success": True, "deleted": _found(request.args, await dead.purge(request.args.which()))})
+        return answer(
+            {
+                "success": True,
+                "deleted": _found(request.args, await dead.purge(request.args.which())),
+            }
+        )
 
     about: dict[str, Any] = {"answer": dict[str, Any], "tag": "dead letters"}
     path = "/api/v1/dlq"
     return [
         Route("GET", path, page, query=Page, summary="Dead letters, the newest first", **about),
-        Route("POST", f"{path}/requeue", requeue, query=Filter, summary="Deliver those that match again", **about),
-        Route("DELETE", path, purge, query=Filter, summary="Delete those that match", role=Role.ADMIN, **about),
+        Route(
+            "POST",
+            f"{path}/requeue",
+            requeue,
+            query=Filter,
+            summary="Deliver those that match again",
+            **about,
+        ),
+        Route(
+            "DELETE",
+            path,
+            purge,
+            query=Filter,
+            summary="Delete those that match",
+            role=Role.ADMIN,
+            **about,
+        ),
     ]
 
 

@@ -14,7 +14,8 @@ GET    /api/v1/routes/{name}/deadletters    ?limit=&offset=
 GET    /api/v1/routes/{name}/records        ?limit= what waits to be delivered, oldest first
 GET    /api/v1/routes/{name}/inspect        every block of its files is read and checked: that takes its time
 
-An answer with records ends at ANSWER_BYTES, however many were asked for; `next` is the `offset` of the following one.
+An answer with records ends at ANSWER_BYTES, however many were asked for; `next` is the `offset` of
+the following one.
 """
 
 import base64
@@ -46,7 +47,12 @@ class Definition(Struct, forbid_unknown_fields=True):
 
     def tree(self) -> dict[str, Any]:
         """As it would stand in the configuration."""
-        given = {"destination": self.destination, "source": self.source, "batch": self.batch, "queue": self.queue}
+        given = {
+            "destination": self.destination,
+            "source": self.source,
+            "batch": self.batch,
+            "queue": self.queue,
+        }
         return {word: value for word, value in given.items() if value is not None}
 
 
@@ -138,7 +144,9 @@ def routes(exports: Exports) -> list[Route]:
         pushed = await of(request).push(_records(request))
         return json_response(Pushed(pushed.accepted, pushed.dropped), 201)
 
-    def action(act: Callable[[ExportRoute], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
+    def action(
+        act: Callable[[ExportRoute], Awaitable[object]],
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
             route = of(request)
             await act(route)
@@ -160,11 +168,17 @@ def routes(exports: Exports) -> list[Route]:
         following = args.offset + len(page)
         total = route.dead_letters.count
         shown = [DeadLetter(**_letter(letter)) for letter in page if letter is not None]
-        return json_response(Letters(total, shown, following if following < total and page else None))
+        return json_response(
+            Letters(total, shown, following if following < total and page else None)
+        )
 
     async def waiting(request: Request) -> Response:
-        found = await exports.waiting_records(request.params["name"], request.args.limit, ANSWER_BYTES)
-        return json_response(Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in found]))
+        found = await exports.waiting_records(
+            request.params["name"], request.args.limit, ANSWER_BYTES
+        )
+        return json_response(
+            Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in found])
+        )
 
     async def inspect(request: Request) -> Response:
         return json_response(await exports.inspect(request.params["name"]))
@@ -172,7 +186,14 @@ def routes(exports: Exports) -> list[Route]:
     status, path, tag = dict[str, Any], "/api/v1/routes/{name}", "export"
     admin: dict[str, Any] = {"tag": tag, "role": Role.ADMIN}
     return [
-        Route("GET", "/api/v1/routes", everything, answer=Routes, summary="All routes with their status", tag=tag),
+        Route(
+            "GET",
+            "/api/v1/routes",
+            everything,
+            answer=Routes,
+            summary="All routes with their status",
+            tag=tag,
+        ),
         Route(
             "POST",
             "/api/v1/routes",
@@ -184,7 +205,15 @@ def routes(exports: Exports) -> list[Route]:
             **admin,
         ),
         Route("GET", path, one, answer=status, summary="A route's status", tag=tag),
-        Route("DELETE", path, delete, query=DeleteQuery, status=204, summary="Stop and remove a route", **admin),
+        Route(
+            "DELETE",
+            path,
+            delete,
+            query=DeleteQuery,
+            status=204,
+            summary="Stop and remove a route",
+            **admin,
+        ),
         Route(
             "POST",
             f"{path}/push",
@@ -196,9 +225,21 @@ def routes(exports: Exports) -> list[Route]:
             tag=tag,
         ),
         Route(
-            "POST", f"{path}/pause", action(lambda route: route.pause()), answer=status, summary="Stop sending", **admin
+            "POST",
+            f"{path}/pause",
+            action(lambda route: route.pause()),
+            answer=status,
+            summary="Stop sending",
+            **admin,
         ),
-        Route("POST", f"{path}/resume", action(lambda route: route.resume()), answer=status, summary="Go on", **admin),
+        Route(
+            "POST",
+            f"{path}/resume",
+            action(lambda route: route.resume()),
+            answer=status,
+            summary="Go on",
+            **admin,
+        ),
         Route(
             "POST",
             f"{path}/drain",
@@ -208,14 +249,40 @@ def routes(exports: Exports) -> list[Route]:
             **admin,
         ),
         Route("POST", f"{path}/purge", purge, answer=Count, summary="Drop what is queued", **admin),
-        Route("POST", f"{path}/replay", replay, answer=Count, summary="Queue the dead letters again", **admin),
         Route(
-            "GET", f"{path}/deadletters", letters, query=LettersQuery, answer=Letters, summary="Dead letters", tag=tag
+            "POST",
+            f"{path}/replay",
+            replay,
+            answer=Count,
+            summary="Queue the dead letters again",
+            **admin,
         ),
         Route(
-            "GET", f"{path}/records", waiting, query=WaitingQuery, answer=Waiting, summary="Waiting records", tag=tag
+            "GET",
+            f"{path}/deadletters",
+            letters,
+            query=LettersQuery,
+            answer=Letters,
+            summary="Dead letters",
+            tag=tag,
         ),
-        Route("GET", f"{path}/inspect", inspect, answer=status, summary="Check a route's files", tag=tag),
+        Route(
+            "GET",
+            f"{path}/records",
+            waiting,
+            query=WaitingQuery,
+            answer=Waiting,
+            summary="Waiting records",
+            tag=tag,
+        ),
+        Route(
+            "GET",
+            f"{path}/inspect",
+            inspect,
+            answer=status,
+            summary="Check a route's files",
+            tag=tag,
+        ),
     ]
 
 
@@ -234,7 +301,9 @@ def _records(request: Request) -> list[bytes]:
 
 def _letter(letter: Any) -> dict[str, Any]:
     fields = {
-        name: getattr(letter, name) for name in DeadLetter.__struct_fields__ if name not in ("record", "encoding")
+        name: getattr(letter, name)
+        for name in DeadLetter.__struct_fields__
+        if name not in ("record", "encoding")
     }
     return fields | _text(letter.record)
 

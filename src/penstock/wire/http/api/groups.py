@@ -21,7 +21,9 @@ class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
 class DescribeQuery(Paged, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
 
-    farther: ClassVar[str] = "partitions that are behind are listed by GET /api/v1/consumer-groups/lagging"
+    farther: ClassVar[str] = (
+        "partitions that are behind are listed by GET /api/v1/consumer-groups/lagging"
+    )
 
 
 class DeleteQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -55,14 +57,20 @@ def routes(queues: Queues) -> list[Route]:
         return answer(await groups.lagging(request.args.min_lag_seconds))
 
     async def describe(request: Request) -> Response:
-        found = await groups.describe(request.params["group"], request.args.limit, request.args.offset)
+        found = await groups.describe(
+            request.params["group"], request.args.limit, request.args.offset
+        )
         if not found and not await groups.listing(request.params["group"]):
             raise NotFound(f"Consumer group not found: {request.params['group']}")
         return answer(found)
 
     async def delete(request: Request) -> Response:
         metadata = request.args.delete_metadata
-        return answer(await groups.delete(request.params["group"], request.params.get("queue"), metadata=metadata))
+        return answer(
+            await groups.delete(
+                request.params["group"], request.params.get("queue"), metadata=metadata
+            )
+        )
 
     async def subscribe(request: Request) -> Response:
         body = read_subscription(request.body)
@@ -98,13 +106,24 @@ def routes(queues: Queues) -> list[Route]:
             }
         )
 
-    def route(method: str, path: str, handler: Any, summary: str, answer: Any = dict[str, Any], **more: Any) -> Route:
-        return Route(method, f"{BASE}{path}", handler, summary=summary, answer=answer, tag="groups", **more)
+    def route(
+        method: str,
+        path: str,
+        handler: Any,
+        summary: str,
+        answer: Any = dict[str, Any],
+        **more: Any,
+    ) -> Route:
+        return Route(
+            method, f"{BASE}{path}", handler, summary=summary, answer=answer, tag="groups", **more
+        )
 
     rows = list[dict[str, Any]]
     return [
         route("GET", "", list_all, "Every group of every queue", rows),
-        route("GET", "/lagging", lagging, "Partitions that are far behind", rows, query=LaggingQuery),
+        route(
+            "GET", "/lagging", lagging, "Partitions that are far behind", rows, query=LaggingQuery
+        ),
         route("GET", "/{group}", describe, "A group's partitions", query=DescribeQuery),
         route("DELETE", "/{group}", delete, "Forget a group", query=DeleteQuery, role=Role.ADMIN),
         route(

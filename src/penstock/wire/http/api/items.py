@@ -1,8 +1,10 @@
-"""Requests that carry many items: how many are too many, and working through them without keeping others waiting.
+"""Requests that carry many items: how many are too many, and working through them without keeping
+others waiting.
 
-Everything runs on one event loop, so a request with a million items would hold up all others for seconds. Above
-`queues.max_items` it is refused, and the refusal is cheap: the items of a body that is large enough are counted before
-it is decoded, and counting stops at the limit. What is allowed is worked through in slices.
+Everything runs on one event loop, so a request with a million items would hold up all others for
+seconds. Above `queues.max_items` it is refused, and the refusal is cheap: the items of a body that
+is large enough are counted before it is decoded, and counting stops at the limit. What is allowed
+is worked through in slices.
 """
 
 import asyncio
@@ -27,7 +29,9 @@ class ItemLimit:
         self._decode = msgspec.json.Decoder(_body_of(self._count)).decode
 
     def check_body(self, body: bytes) -> None:
-        """Raise when there are too many items in a body that is still to be decoded, and is worth the look."""
+        """Raise when there are too many items in a body that is still to be decoded, and is worth
+        the look.
+        """
         if len(body) <= self.most * SMALLEST or body.count(b"{") <= self.most:
             return
         self._counted = 0
@@ -49,7 +53,9 @@ class ItemLimit:
 
 
 def _body_of(count: Callable[[], None]) -> Any:
-    """Where the items are: `items` of a push, `acknowledgments`, `operations` and the `items` of those."""
+    """Where the items are: `items` of a push, `acknowledgments`, `operations` and the `items` of
+    those.
+    """
 
     def counted(_: Any) -> None:
         count()

@@ -1,7 +1,8 @@
 """Push, pop, ack and leases: the routes producers and consumers live on.
 
-Payloads pass through as bytes: a push slices them out of the body, a pop splices them into the answer, nobody looks
-inside. A push goes to an object with the engine's `push`, so that a buffer can stand in front of the database.
+Payloads pass through as bytes: a push slices them out of the body, a pop splices them into the
+answer, nobody looks inside. A push goes to an object with the engine's `push`, so that a buffer can
+stand in front of the database.
 """
 
 import asyncio
@@ -16,16 +17,35 @@ from penstock.buffer.maintenance import PopGate
 from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
 from penstock.queues.push import named
-from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
+from penstock.queues.types import (
+    DEFAULT_PARTITION,
+    QUEUE_MODE,
+    Ack,
+    Acked,
+    Extended,
+    Item,
+    Popped,
+    PopRequest,
+    Pushed,
+)
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
-from penstock.wire.http.messages import EMPTY, Answer, Request, Response, error_response, json_response
+from penstock.wire.http.messages import (
+    EMPTY,
+    Answer,
+    Request,
+    Response,
+    error_response,
+    json_response,
+)
 from penstock.wire.http.routes import Route
 
 NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
-LONGEST_BUFFERING = 3_600_000  # milliseconds: who asks for more has mistaken the unit, and would wait for years
+LONGEST_BUFFERING = (
+    3_600_000  # milliseconds: who asks for more has mistaken the unit, and would wait for years
+)
 LEASE_TIME = "Lease-Time"
 # A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
 NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
@@ -43,12 +63,15 @@ class Pushes(Protocol):
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
     ) -> Sequence[Pushed]: ...
 
-    def submit(self, items: list[Item], answer: Callable[[list[Pushed]], Response]) -> "asyncio.Future[Response]": ...
+    def submit(
+        self, items: list[Item], answer: Callable[[list[Pushed]], Response]
+    ) -> "asyncio.Future[Response]": ...
 
     async def passing(self, items: list[Item]) -> None: ...
 
 
-# -- what comes in ----------------------------------------------------------------------------------------------------
+# -- what comes in
+# ----------------------------------------------------------------------------------------------------
 
 
 class PushItem(msgspec.Struct, rename="camel", gc=False):
@@ -151,7 +174,8 @@ def _seconds(milliseconds: int) -> float:
     return min(max(0, milliseconds), LONGEST_WAIT_MS) / 1000
 
 
-# -- what goes out ----------------------------------------------------------------------------------------------------
+# -- what goes out
+# ----------------------------------------------------------------------------------------------------
 
 
 class Queued(msgspec.Struct, gc=False):
@@ -192,7 +216,9 @@ class Later(msgspec.Struct, rename="camel"):
 
 
 class PushAnswer(msgspec.Struct, omit_defaults=True):
-    """One item of a push's answer, for the documentation: which fields there are depends on the status."""
+    """One item of a push's answer, for the documentation: which fields there are depends on the
+    status.
+    """
 
     index: int
     status: str
@@ -246,10 +272,13 @@ class ExtendAnswer(msgspec.Struct, rename="camel"):
     expires_at: str | None
 
 
-# -- routes -----------------------------------------------------------------------------------------------------------
+# -- routes
+# -----------------------------------------------------------------------------------------------------------
 
 
-def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = None) -> list[Route]:
+def routes(
+    queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = None
+) -> list[Route]:
     submit = (pushes or queues).submit
     gate = gate or PopGate()
 
@@ -299,13 +328,19 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
         else:
             popped = await queues.pop(wanted)
         if popped.reason == "unknown":
-            known = wanted.queue is not None and await queues.catalog.queue(wanted.queue) is not None
+            known = (
+                wanted.queue is not None and await queues.catalog.queue(wanted.queue) is not None
+            )
             return NO_PARTITION if known else NO_QUEUE
-        info = await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
+        info = (
+            await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
+        )
         return await pop_answer(popped, info.options["leaseTime"] if info else None)
 
     def patience(args: PopQuery) -> float:
-        return _seconds(queues.settings.default_timeout_ms if args.timeout is None else args.timeout)
+        return _seconds(
+            queues.settings.default_timeout_ms if args.timeout is None else args.timeout
+        )
 
     def ack(request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)
@@ -325,7 +360,9 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
     async def extend(request: Request) -> Response:
         body = read_extend(request.body)
         seconds = DEFAULT_EXTENSION if body.seconds is None else body.seconds
-        return extend_answer(await queues.extend(request.params["lease"], seconds), alone=not request.body)
+        return extend_answer(
+            await queues.extend(request.params["lease"], seconds), alone=not request.body
+        )
 
     about_pop: dict[str, Any] = {
         "query": PopQuery,
@@ -359,8 +396,16 @@ def routes(queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = 
             tag="queues",
             role=Role.ADMIN,
         ),
-        Route("GET", "/api/v1/pop", pop, summary="Take messages of a namespace or task", **about_pop),
-        Route("GET", "/api/v1/pop/queue/{queue}", pop, summary="Take messages from any partition", **about_pop),
+        Route(
+            "GET", "/api/v1/pop", pop, summary="Take messages of a namespace or task", **about_pop
+        ),
+        Route(
+            "GET",
+            "/api/v1/pop/queue/{queue}",
+            pop,
+            summary="Take messages from any partition",
+            **about_pop,
+        ),
         Route(
             "GET",
             "/api/v1/pop/queue/{queue}/partition/{partition}",
@@ -482,7 +527,9 @@ async def push_later(
         items = items_of(body.items, producer)
     results = await pushes.push(items, body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
-        return push_answer(results)  # there was no room on the disk, so it went to the database at once
+        return push_answer(
+            results
+        )  # there was no room on the disk, so it went to the database at once
     return json_response(Later(True, True, pushes.healthy), 201)
 
 
@@ -509,16 +556,26 @@ def push_answers(results: Sequence[Pushed], first: int = 0) -> list[Queued | Dup
                 )
             )
         elif status == "duplicate":
-            answers.append(Duplicate(index, status, result.message_id, result.transaction_id, result.queue))
+            answers.append(
+                Duplicate(index, status, result.message_id, result.transaction_id, result.queue)
+            )
         elif status == "buffered":
-            answers.append(NotQueued(index, status, result.queue, result.partition, result.transaction_id))
+            answers.append(
+                NotQueued(index, status, result.queue, result.partition, result.transaction_id)
+            )
         else:
             text = f"queue '{result.queue}' is full (maxSize)"
-            answers.append(NotQueued(index, "failed", result.queue, result.partition, result.transaction_id, text))
+            answers.append(
+                NotQueued(
+                    index, "failed", result.queue, result.partition, result.transaction_id, text
+                )
+            )
     return answers
 
 
-def pushed_response(results: Sequence[Pushed], answers: Sequence[Queued | Duplicate | NotQueued]) -> Response:
+def pushed_response(
+    results: Sequence[Pushed], answers: Sequence[Queued | Duplicate | NotQueued]
+) -> Response:
     full = [answer.index for answer in answers if answer.status == "failed"]
     if full:
         names = ", ".join(sorted({results[index].queue for index in full}))
@@ -528,7 +585,9 @@ def pushed_response(results: Sequence[Pushed], answers: Sequence[Queued | Duplic
 
 
 async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
-    """204 for nothing. How long the lease lasts is told in a header, for clients that keep it alive."""
+    """204 for nothing. How long the lease lasts is told in a header, for clients that keep it
+    alive.
+    """
     messages = popped.messages
     if not messages:
         return EMPTY
@@ -571,7 +630,12 @@ async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
 
 def _ack(item: AckItem, group: str) -> Ack:
     return Ack(
-        item.transaction_id, item.partition_id, item.lease_id or None, item.status or "completed", item.error, group
+        item.transaction_id,
+        item.partition_id,
+        item.lease_id or None,
+        item.status or "completed",
+        item.error,
+        group,
     )
 
 
@@ -596,12 +660,14 @@ def ack_answers(results: Sequence[Acked], first: int = 0) -> list[AckAnswer]:
 
 
 def extend_answer(extended: Extended, *, alone: bool) -> Response:
-    """An array of one. To a request without a body, which the original refuses, a plain object: the one published
-    client that sends none reads `newExpiresAt` out of an object."""
+    """An array of one. To a request without a body, which the original refuses, a plain object: the
+    one published client that sends none reads `newExpiresAt` out of an object."""
     expires = milliseconds(extended.expires_at)
     answer = ExtendAnswer(0, extended.lease_id, extended.success, extended.error, expires)
     if not alone:
         return json_response([answer])
     if not extended.success:
-        return error_response(404 if extended.error == "Lease not found" else 409, str(extended.error))
+        return error_response(
+            404 if extended.error == "Lease not found" else 409, str(extended.error)
+        )
     return json_response({**msgspec.to_builtins(answer), "newExpiresAt": expires})

@@ -1,10 +1,12 @@
-"""Pipelines report here, and operators see what runs, how far behind it is and what went wrong last."""
+"""Pipelines report here, and operators see what runs, how far behind it is and what went wrong
+last.
+"""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from penstock.pipelines import Pipelines
+from penstock.pipeline_registry import Pipelines
 from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
@@ -44,7 +46,9 @@ class Policy(msgspec.Struct):
 
 
 class Compact(msgspec.Struct):
-    """Sealed segments, and which records of them to keep: a bit per offset from the first base on, lowest bit first."""
+    """Sealed segments, and which records of them to keep: a bit per offset from the first base on,
+    lowest bit first.
+    """
 
     incarnation: str
     bases: list[Annotated[int, msgspec.Meta(ge=0)]]
@@ -86,13 +90,22 @@ def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
 
     async def compact(request: Request) -> Response:
         body: Compact = request.data
-        done = await topics.compact(request.params["topic"], body.bases, body.keep, body.incarnation)
+        done = await topics.compact(
+            request.params["topic"], body.bases, body.keep, body.incarnation
+        )
         return json_response(done)
 
     one = "/api/v1/pipelines/{name}"
     known = dict[str, Any]
     return [
-        Route("GET", "/api/v1/pipelines", listing, answer=known, summary="Every pipeline that has reported", tag=TAG),
+        Route(
+            "GET",
+            "/api/v1/pipelines",
+            listing,
+            answer=known,
+            summary="Every pipeline that has reported",
+            tag=TAG,
+        ),
         Route("GET", one, get, answer=known, summary="One pipeline's last report", tag=TAG),
         Route(
             "PUT",
@@ -149,5 +162,13 @@ def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
             tag=TAG,
             role=Role.ADMIN,
         ),
-        Route("DELETE", one, forget, status=204, summary="Forget a pipeline's report", tag=TAG, role=Role.ADMIN),
+        Route(
+            "DELETE",
+            one,
+            forget,
+            status=204,
+            summary="Forget a pipeline's report",
+            tag=TAG,
+            role=Role.ADMIN,
+        ),
     ]

@@ -1,6 +1,7 @@
 """The queue API as a whole: one list of routes from the modules of its nouns.
 
-It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shapes are its, statuses are honest.
+It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shapes are its, statuses
+are honest.
 """
 
 from penstock.buffer.maintenance import PopGate
@@ -20,7 +21,9 @@ from penstock.wire.http.api import (
 from penstock.wire.http.routes import Route
 
 
-def routes(queues: Queues, pushes: messages.Pushes, gate: PopGate, presence: Presence) -> list[Route]:
+def routes(
+    queues: Queues, pushes: messages.Pushes, gate: PopGate, presence: Presence
+) -> list[Route]:
     """`pushes` stands in front of the engine for pushes: the buffer. `gate` may be closed for pops."""
     return [
         *messages.routes(queues, pushes, gate),

@@ -77,10 +77,14 @@ class RangeQuery(msgspec.Struct, frozen=True):
 class MessagesQuery(Paged, frozen=True):
     limit: Limit = 50
 
-    farther: ClassVar[str] = "read on with GET /api/v1/messages?queue=...&cursor=<next of the page before>"
+    farther: ClassVar[str] = (
+        "read on with GET /api/v1/messages?queue=...&cursor=<next of the page before>"
+    )
 
 
-read_configure = decoder(ConfigureBody, {"queue": "queue is required", "options": "options must be an object"})
+read_configure = decoder(
+    ConfigureBody, {"queue": "queue is required", "options": "options must be an object"}
+)
 
 
 def routes(queues: Queues, presence: Presence) -> list[Route]:
@@ -90,22 +94,37 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         body = read_configure(request.body)
         if not body.queue:
             raise InvalidRequest("queue is required")
-        misplaced = [name for name in msgspec.json.decode(request.body, type=dict[str, msgspec.Raw]) if name in BY_NAME]
+        misplaced = [
+            name
+            for name in msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
+            if name in BY_NAME
+        ]
         if misplaced:  # it would silently not be in force
             raise InvalidRequest(f"{', '.join(misplaced)} must be in options")
-        options = None if body.options is None else {name: _option(name, raw) for name, raw in body.options.items()}
+        options = (
+            None
+            if body.options is None
+            else {name: _option(name, raw) for name, raw in body.options.items()}
+        )
         return answer(await admin.configure(body.queue, options, body.namespace, body.task))
 
     async def list_queues(request: Request) -> Response:
         args = request.args
         found = await status.queues(args.namespace or None, args.task or None)
-        return answer({"queues": [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]})
+        return answer(
+            {"queues": [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]}
+        )
 
     async def status_queues(request: Request) -> Response:
         args = request.args
         found = await status.queues(args.namespace or None, args.task or None)
         page = [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]
-        return answer({"queues": page, "pagination": {"limit": args.limit, "offset": args.offset, "total": len(found)}})
+        return answer(
+            {
+                "queues": page,
+                "pagination": {"limit": args.limit, "offset": args.offset, "total": len(found)},
+            }
+        )
 
     async def one(request: Request) -> Response:
         found = await status.queue(request.params["queue"], request.args.limit, request.args.offset)
@@ -120,8 +139,20 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         about: dict[str, Any] = {name: found[name] for name in ("id", "name", "namespace", "task")}
         about |= {"priority": options["priority"], "createdAt": found["createdAt"]}
         about["config"] = {**options, "maxQueueSize": options["maxSize"]}
-        names = ("id", "name", "createdAt", "stats", "cursor", "lastActivity", "oldestMessage", "newestMessage")
-        partitions = [{name: row[name] for name in names} | {"messages": row["stats"]} for row in found["partitions"]]
+        names = (
+            "id",
+            "name",
+            "createdAt",
+            "stats",
+            "cursor",
+            "lastActivity",
+            "oldestMessage",
+            "newestMessage",
+        )
+        partitions = [
+            {name: row[name] for name in names} | {"messages": row["stats"]}
+            for row in found["partitions"]
+        ]
         totals = _six(found["totals"])
         return answer(
             {
@@ -140,7 +171,16 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             limit=request.args.limit,
             offset=request.args.offset,
         )
-        names = ("id", "transactionId", "partitionId", "queuePath", "queue", "partition", "status", "createdAt")
+        names = (
+            "id",
+            "transactionId",
+            "partitionId",
+            "queuePath",
+            "queue",
+            "partition",
+            "status",
+            "createdAt",
+        )
         return answer([{name: row[name] for name in names} for row in found["messages"]])
 
     async def delete(request: Request) -> Response:
@@ -150,13 +190,20 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
     async def clear(request: Request) -> Response:
         partition = request.args.partition or None
         deleted = await admin.clear(request.params["queue"], partition)
-        found = {"success": True, "queue": request.params["queue"], "partition": partition, "deleted": deleted}
+        found = {
+            "success": True,
+            "queue": request.params["queue"],
+            "partition": partition,
+            "deleted": deleted,
+        }
         return answer(found)
 
     async def partitions(request: Request) -> Response:
         args = request.args
         found = await admin.partitions(args.queue or None, args.limit, args.offset, args.after)
-        return answer({"partitions": found, "pagination": {"limit": args.limit, "offset": args.offset}})
+        return answer(
+            {"partitions": found, "pagination": {"limit": args.limit, "offset": args.offset}}
+        )
 
     async def namespaces(_: Request) -> Response:
         return answer({"namespaces": _grouped(await status.queues(), "namespace")})
@@ -210,11 +257,18 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
                 "messages": {
                     **messages,
                     "requests": sums[0],
-                    "batchEfficiency": {kind: round(sums[1][kind] / max(1, sums[0][kind]), 2) for kind in sums[0]},
+                    "batchEfficiency": {
+                        kind: round(sums[1][kind] / max(1, sums[0][kind]), 2) for kind in sums[0]
+                    },
                 },
                 "leases": await status.leases(),
-                "deadLetterQueue": {"totalMessages": dead["total"], **await queues.dead.errors(which)},
-                "workers": [{name: one[name] for name in one if name != "parked"} for one in workers],
+                "deadLetterQueue": {
+                    "totalMessages": dead["total"],
+                    **await queues.dead.errors(which),
+                },
+                "workers": [
+                    {name: one[name] for name in one if name != "parked"} for one in workers
+                ],
                 "errors": {
                     "dbErrors": sum(worker["dbErrors"] for worker in workers),
                     "ackFailed": messages["failed"],
@@ -231,7 +285,9 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         points = await status.history(since, until, BUCKETS[args.interval], *wanted)
         return answer(
             {
-                "dataPoints": [{"timestamp": point["bucket"], "messages": point["pushed"]} for point in points],
+                "dataPoints": [
+                    {"timestamp": point["bucket"], "messages": point["pushed"]} for point in points
+                ],
                 "interval": args.interval,
                 "from": since,
                 "to": until,
@@ -247,11 +303,24 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
 
     return [
         route(
-            "POST", "configure", configure, "Create a queue or replace its options", body=ConfigureBody, decode=False
+            "POST",
+            "configure",
+            configure,
+            "Create a queue or replace its options",
+            body=ConfigureBody,
+            decode=False,
         ),
         route("GET", "resources/queues", list_queues, "All queues", query=QueuesQuery),
-        route("GET", "resources/queues/{queue}", one, "A queue and its partitions", query=PageQuery),
-        route("DELETE", "resources/queues/{queue}", delete, "Delete a queue with everything in it", role=Role.ADMIN),
+        route(
+            "GET", "resources/queues/{queue}", one, "A queue and its partitions", query=PageQuery
+        ),
+        route(
+            "DELETE",
+            "resources/queues/{queue}",
+            delete,
+            "Delete a queue with everything in it",
+            role=Role.ADMIN,
+        ),
         route("GET", "resources/partitions", partitions, "Partitions", query=PartitionsQuery),
         route("GET", "resources/namespaces", namespaces, "Namespaces"),
         route("GET", "resources/tasks", tasks, "Tasks"),
@@ -265,8 +334,16 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             role=Role.ADMIN,
         ),
         route("GET", "status", status_all, "What is going on", query=RangeQuery),
-        route("GET", "status/queues", status_queues, "Queues, page by page", query=StatusQueuesQuery),
-        route("GET", "status/queues/{queue}", status_one, "A queue with options and partitions", query=PageQuery),
+        route(
+            "GET", "status/queues", status_queues, "Queues, page by page", query=StatusQueuesQuery
+        ),
+        route(
+            "GET",
+            "status/queues/{queue}",
+            status_one,
+            "A queue with options and partitions",
+            query=PageQuery,
+        ),
         route(
             "GET",
             "status/queues/{queue}/messages",
@@ -276,7 +353,13 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             answer=list[dict[str, Any]],
         ),
         route("GET", "status/analytics", analytics, "Messages pushed over time", query=RangeQuery),
-        route("POST", "stats/refresh", refresh, "Fold the counters now (they are exact without it)", role=Role.ADMIN),
+        route(
+            "POST",
+            "stats/refresh",
+            refresh,
+            "Fold the counters now (they are exact without it)",
+            role=Role.ADMIN,
+        ),
     ]
 
 
@@ -299,7 +382,12 @@ def _grouped(queues: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for queue in queues:
         if queue[name]:
-            empty = {name: queue[name], "queues": 0, "partitions": 0, "messages": {"total": 0, "pending": 0}}
+            empty = {
+                name: queue[name],
+                "queues": 0,
+                "partitions": 0,
+                "messages": {"total": 0, "pending": 0},
+            }
             row = found.setdefault(queue[name], empty)
             row["queues"] += 1
             row["partitions"] += queue["partitions"]

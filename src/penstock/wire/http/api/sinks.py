@@ -1,4 +1,6 @@
-"""Exactly-once sinks ask here before they push: what was written under an identity keeps its content."""
+"""Exactly-once sinks ask here before they push: what was written under an identity keeps its
+content.
+"""
 
 from penstock.protocol.claims import Claim, Claimed, Commit
 from penstock.queues.engine import Queues

@@ -26,7 +26,9 @@ class ListQuery(Paged, frozen=True):
     limit: Limit = 200
     cursor: str | None = None
 
-    farther: ClassVar[str] = "read on with cursor=<next of the page before>, or narrow it with from and to"
+    farther: ClassVar[str] = (
+        "read on with cursor=<next of the page before>, or narrow it with from and to"
+    )
 
 
 class GroupQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -97,14 +99,23 @@ def routes(queues: Queues) -> list[Route]:
     async def retry(request: Request) -> Response:
         partition, transaction = _ids(request)
         groups = await messages.retry(partition, transaction, request.args.consumer_group or None)
-        return answer({"success": True, "partitionId": partition, "transactionId": transaction, "groups": groups})
+        return answer(
+            {
+                "success": True,
+                "partitionId": partition,
+                "transactionId": transaction,
+                "groups": groups,
+            }
+        )
 
     async def bury(request: Request) -> Response:
         partition, transaction = _ids(request)
         body = read_bury(request.body)
         group = request.args.consumer_group or body.consumer_group or QUEUE_MODE
         moved = await messages.bury(partition, transaction, group, body.error)
-        return answer({"success": moved, "partitionId": partition, "transactionId": transaction, "dlq": moved})
+        return answer(
+            {"success": moved, "partitionId": partition, "transactionId": transaction, "dlq": moved}
+        )
 
     async def add_trace(request: Request) -> Response:
         body = read_trace(request.body)
@@ -127,7 +138,9 @@ def routes(queues: Queues) -> list[Route]:
         return answer({"traces": await traces.of_message(*_ids(request))})
 
     async def by_name(request: Request) -> Response:
-        return answer(await traces.by_name(request.params["name"], request.args.limit, request.args.offset))
+        return answer(
+            await traces.by_name(request.params["name"], request.args.limit, request.args.offset)
+        )
 
     async def names(request: Request) -> Response:
         return answer(await traces.names(request.args.limit, request.args.offset))
@@ -135,10 +148,30 @@ def routes(queues: Queues) -> list[Route]:
     about: dict[str, Any] = {"answer": dict[str, Any], "tag": "messages"}
     trace: dict[str, Any] = {"answer": dict[str, Any], "tag": "traces"}
     return [
-        Route("GET", "/api/v1/messages", list_messages, query=ListQuery, summary="Messages, newest first", **about),
-        Route("GET", ONE, detail, summary="A message with its payload and what groups did with it", **about),
+        Route(
+            "GET",
+            "/api/v1/messages",
+            list_messages,
+            query=ListQuery,
+            summary="Messages, newest first",
+            **about,
+        ),
+        Route(
+            "GET",
+            ONE,
+            detail,
+            summary="A message with its payload and what groups did with it",
+            **about,
+        ),
         Route("DELETE", ONE, delete, summary="Delete a message", **about),
-        Route("POST", f"{ONE}/retry", retry, query=GroupQuery, summary="Deliver a message again", **about),
+        Route(
+            "POST",
+            f"{ONE}/retry",
+            retry,
+            query=GroupQuery,
+            summary="Deliver a message again",
+            **about,
+        ),
         Route(
             "POST",
             f"{ONE}/dlq",
@@ -148,11 +181,37 @@ def routes(queues: Queues) -> list[Route]:
             **about,
         ),
         Route(
-            "POST", "/api/v1/traces", add_trace, body=TraceBody, decode=False, summary="Note about a message", **trace
+            "POST",
+            "/api/v1/traces",
+            add_trace,
+            body=TraceBody,
+            decode=False,
+            summary="Note about a message",
+            **trace,
         ),
-        Route("GET", "/api/v1/traces/names", names, query=NamesQuery, summary="Names of traces", **trace),
-        Route("GET", "/api/v1/traces/by-name/{name}", by_name, query=PageQuery, summary="Traces by name", **trace),
-        Route("GET", "/api/v1/traces/{partition}/{transaction}", of_message, summary="A message's traces", **trace),
+        Route(
+            "GET",
+            "/api/v1/traces/names",
+            names,
+            query=NamesQuery,
+            summary="Names of traces",
+            **trace,
+        ),
+        Route(
+            "GET",
+            "/api/v1/traces/by-name/{name}",
+            by_name,
+            query=PageQuery,
+            summary="Traces by name",
+            **trace,
+        ),
+        Route(
+            "GET",
+            "/api/v1/traces/{partition}/{transaction}",
+            of_message,
+            summary="A message's traces",
+            **trace,
+        ),
     ]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
+from penstock.broker import Broker
 from penstock.buffer.status import FileBuffer
 from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.net import HttpClient
-from penstock.server import Broker
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 
@@ -27,7 +27,9 @@ class Health(msgspec.Struct):
     status: str
     database: str
     database_host: str  # the one in use; "" while there is none
-    database_problem: str  # why it is down, or that another host takes writes too; "" when all is well
+    database_problem: (
+        str  # why it is down, or that another host takes writes too; "" when all is well
+    )
     disk: str  # of the topics: ok, or why appends are refused
     server: str
     worker_id: int
@@ -46,7 +48,9 @@ class Welcome(msgspec.Struct):
     health: str
 
 
-def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Sequence[Path] = ()) -> list[Route]:
+def routes(
+    broker: Broker, addresses: Callable[[], dict[str, str]], workers: Sequence[Path] = ()
+) -> list[Route]:
     """`workers` are the Unix sockets of the processes whose numbers belong to ours."""
 
     def health(_: Request) -> Response:
@@ -109,9 +113,21 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
     return [
         Route("GET", "/", welcome, answer=Welcome, summary="What this is", tag="system", page=True),
         Route(
-            "GET", "/health", health, answer=Health, summary="200 while the database answers, else 503", tag="system"
+            "GET",
+            "/health",
+            health,
+            answer=Health,
+            summary="200 while the database answers, else 503",
+            tag="system",
         ),
-        Route("GET", "/health/live", live, answer=dict[str, str], summary="200 while the process serves", tag="system"),
+        Route(
+            "GET",
+            "/health/live",
+            live,
+            answer=dict[str, str],
+            summary="200 while the process serves",
+            tag="system",
+        ),
         Route(
             "GET",
             "/metrics",
@@ -121,7 +137,14 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
             summary="Prometheus text, or JSON when the Accept header asks for it",
             tag="system",
         ),
-        Route("GET", "/metrics.json", metrics_json, answer=dict[str, Any], summary="Metrics as JSON", tag="system"),
+        Route(
+            "GET",
+            "/metrics.json",
+            metrics_json,
+            answer=dict[str, Any],
+            summary="Metrics as JSON",
+            tag="system",
+        ),
         Route(
             "GET",
             "/metrics/prometheus",
@@ -136,7 +159,9 @@ def routes(broker: Broker, addresses: Callable[[], dict[str, str]], workers: Seq
 
 def worker_routes(broker: Broker) -> list[Route]:
     """What a worker process answers to its owner only."""
-    return [Route("GET", WORKER_STATE, lambda _: json_response(broker.metrics.state()), hidden=True)]
+    return [
+        Route("GET", WORKER_STATE, lambda _: json_response(broker.metrics.state()), hidden=True)
+    ]
 
 
 def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
@@ -152,7 +177,9 @@ def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
 
 def _merging(broker: Broker) -> dict[str, float]:
     """Requests that wait to share a call to the database, by kind."""
-    return {kind: count for (kind,), count in broker.metrics.values_of("penstock_queue_merging").items()}
+    return {
+        kind: count for (kind,), count in broker.metrics.values_of("penstock_queue_merging").items()
+    }
 
 
 def _total(metrics: dict[str, Any], name: str) -> int:

@@ -28,8 +28,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest, NotFound, TooLarge
+from penstock.protocol.names import check_name
+from penstock.protocol.records import Message, messages, payload_bytes
 from penstock.topics.groups import Groups
-from penstock.topics.names import check_name
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
@@ -37,7 +38,6 @@ from penstock.wire.feed import Feeds
 from penstock.wire.http.messages import EMPTY, Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import Route
 from penstock.wire.keepalive import KeepAlive
-from penstock.wire.records import Message, messages, payload_bytes
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
@@ -126,7 +126,9 @@ class TimesQuery(Struct, frozen=True):
 
 
 class GroupMinute(Struct):
-    """A group on a topic in a minute; buckets are those of `penstock.latency`, from append to commit."""
+    """A group on a topic in a minute; buckets are those of `penstock.protocol.latency`, from append
+    to commit.
+    """
 
     time: str
     topic: str
@@ -148,18 +150,24 @@ _decode_produce = msgspec.json.Decoder(Produce).decode
 
 
 def parse_time(text: str) -> float:
-    """Seconds since 1970 of an ISO 8601 time (UTC unless it says otherwise) or of milliseconds since 1970."""
+    """Seconds since 1970 of an ISO 8601 time (UTC unless it says otherwise) or of milliseconds
+    since 1970.
+    """
     try:
         if text.isdecimal():
             return int(text) / 1000
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"{text!r} is no time: write 2026-01-31T12:00:00Z, or milliseconds since 1970") from None
+        raise InvalidRequest(
+            f"{text!r} is no time: write 2026-01-31T12:00:00Z, or milliseconds since 1970"
+        ) from None
 
 
 class TopicsApi:
-    def __init__(self, topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAlive) -> None:
+    def __init__(
+        self, topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAlive
+    ) -> None:
         self._topics = topics
         self._groups = groups
         self._feeds = feeds
@@ -207,7 +215,9 @@ class TopicsApi:
         topic = self._find(name)
         most = min(query.max_messages, MAX_MESSAGES)
         if query.offset >= 1 << 64:
-            raise InvalidRequest(f"Query parameter `offset`: {query.offset} is larger than any offset")
+            raise InvalidRequest(
+                f"Query parameter `offset`: {query.offset} is larger than any offset"
+            )
         if topic is None or not most:
             return json_response([])
         offset = query.offset if query.at is None else topic.offset_at(parse_time(query.at))
@@ -237,7 +247,8 @@ class TopicsApi:
         position = _position(topic, query, request.header("last-event-id"))
         return stream_response(self._feeds, self._keep_alive, topic, position)
 
-    # -- groups -----------------------------------------------------------------------------------------------------
+    # -- groups
+    # -----------------------------------------------------------------------------------------------------
 
     def groups(self, request: Request) -> Response:
         return json_response(self._group_details(self._topics.require(request.params["topic"])))
@@ -258,7 +269,9 @@ class TopicsApi:
         topic, group = self._topics.require(request.params["topic"]), request.params["group"]
         body: Commit = request.data
         await self._groups.commit(group, topic.name, body.offset)
-        return json_response(Committed(group, topic.name, body.offset, self._groups.lag(group, topic.name)))
+        return json_response(
+            Committed(group, topic.name, body.offset, self._groups.lag(group, topic.name))
+        )
 
     async def lease(self, request: Request) -> Response:
         topic, group = self._topics.require(request.params["topic"]), request.params["group"]
@@ -278,7 +291,9 @@ class TopicsApi:
         topic, group = self._topics.require(request.params["topic"]), request.params["group"]
         body: LeaseId = request.data
         committed = await self._groups.complete(body.lease)
-        return json_response(Committed(group, topic.name, committed, self._groups.lag(group, topic.name)))
+        return json_response(
+            Committed(group, topic.name, committed, self._groups.lag(group, topic.name))
+        )
 
     async def group_minutes(self, request: Request) -> Response:
         query: TimesQuery = request.args
@@ -288,7 +303,16 @@ class TopicsApi:
             at = datetime.fromtimestamp(minute.at, UTC).isoformat()
             buckets = sorted(minute.latency)
             counts = [minute.latency[bucket] for bucket in buckets]
-            row = GroupMinute(at, minute.topic, minute.group, minute.acked, minute.retried, minute.lag, buckets, counts)
+            row = GroupMinute(
+                at,
+                minute.topic,
+                minute.group,
+                minute.acked,
+                minute.retried,
+                minute.lag,
+                buckets,
+                counts,
+            )
             rows.append(row)
         return json_response(rows)
 
@@ -296,10 +320,18 @@ class TopicsApi:
         self._topics.require(request.params["topic"])
         body: LeaseId = request.data
         lease = self._groups.renew(body.lease)
-        return json_response(Leased(lease.lease_id, lease.start, lease.end, round(lease.expires - time.monotonic(), 3)))
+        return json_response(
+            Leased(
+                lease.lease_id, lease.start, lease.end, round(lease.expires - time.monotonic(), 3)
+            )
+        )
 
     def _group_details(self, topic: Topic) -> list[dict[str, Any]]:
-        found = [details for name in self._groups.names(topic.name) for details in self._groups.details(name)]
+        found = [
+            details
+            for name in self._groups.names(topic.name)
+            for details in self._groups.details(name)
+        ]
         return [details for details in found if details["topic"] == topic.name]
 
 
@@ -320,7 +352,9 @@ def _payloads(request: Request) -> tuple[list[bytes], bool]:
         if not body.payloads:
             raise InvalidRequest("`payloads` is empty")
         if len(body.payloads) > MAX_PAYLOADS:
-            raise TooLarge(f"`payloads` has more than {MAX_PAYLOADS} records: send them in several requests")
+            raise TooLarge(
+                f"`payloads` has more than {MAX_PAYLOADS} records: send them in several requests"
+            )
         return [payload_bytes(payload, body.encoding) for payload in body.payloads], True
     raise InvalidRequest("The body must have either `payload` or `payloads`")
 
@@ -333,7 +367,9 @@ async def _produced(name: str, future: "Awaitable[Appended]", many: bool) -> Res
 
 
 def _position(topic: Topic, query: StreamQuery, last_event_id: str | None) -> int:
-    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its original address."""
+    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its original
+    address.
+    """
     if last_event_id is not None and last_event_id.strip().isdecimal():
         return int(last_event_id) + 1
     if query.at is not None:
@@ -343,7 +379,9 @@ def _position(topic: Topic, query: StreamQuery, last_event_id: str | None) -> in
     if query.offset == "latest":
         return topic.next_offset
     if not query.offset.isdecimal() or int(query.offset) >= 1 << 64:
-        raise InvalidRequest(f"Query parameter `offset`: expected a number or `latest`, got {query.offset!r}")
+        raise InvalidRequest(
+            f"Query parameter `offset`: expected a number or `latest`, got {query.offset!r}"
+        )
     return int(query.offset)
 
 
@@ -352,9 +390,20 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
     route = partial(Route, tag="topics")
     return [
         route("GET", "/topics", api.names, answer=list[str], summary="List the topics"),
-        route("POST", "/topics/{topic}", api.create, answer=Created, status=201, summary="Create a topic"),
         route(
-            "GET", "/api/v1/scrub", api.scrub, answer=dict[str, Any], summary="How far the check of sealed segments is"
+            "POST",
+            "/topics/{topic}",
+            api.create,
+            answer=Created,
+            status=201,
+            summary="Create a topic",
+        ),
+        route(
+            "GET",
+            "/api/v1/scrub",
+            api.scrub,
+            answer=dict[str, Any],
+            summary="How far the check of sealed segments is",
         ),
         route(
             "POST",
@@ -365,7 +414,9 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
             summary="Check all sealed segments now",
             role=Role.ADMIN,
         ),
-        route("GET", "/topics/{topic}", api.details, answer=dict[str, Any], summary="Describe a topic"),
+        route(
+            "GET", "/topics/{topic}", api.details, answer=dict[str, Any], summary="Describe a topic"
+        ),
         route(
             "DELETE",
             "/topics/{topic}",
@@ -393,7 +444,11 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
             summary="Read records from an offset on",
         ),
         route(
-            "GET", "/topics/{topic}/next_offset", api.next_offset, answer=NextOffset, summary="The next record's offset"
+            "GET",
+            "/topics/{topic}/next_offset",
+            api.next_offset,
+            answer=NextOffset,
+            summary="The next record's offset",
         ),
         route(
             "GET",
@@ -411,8 +466,20 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
             answer_type="text/event-stream",
             summary="Follow a topic as server-sent events",
         ),
-        route("GET", "/topics/{topic}/groups", api.groups, answer=list[dict[str, Any]], summary="The topic's groups"),
-        route("GET", GROUP, api.group, answer=dict[str, Any], summary="A group's position, lag and leases"),
+        route(
+            "GET",
+            "/topics/{topic}/groups",
+            api.groups,
+            answer=list[dict[str, Any]],
+            summary="The topic's groups",
+        ),
+        route(
+            "GET",
+            GROUP,
+            api.group,
+            answer=dict[str, Any],
+            summary="A group's position, lag and leases",
+        ),
         route(
             "DELETE",
             GROUP,
@@ -421,9 +488,30 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
             summary="Forget a group on this topic",
             role=Role.ADMIN,
         ),
-        route("POST", f"{GROUP}/commit", api.commit, body=Commit, answer=Committed, summary="Set a group's position"),
-        route("POST", f"{GROUP}/lease", api.lease, body=Lease, answer=Leased, summary="Take a range of records"),
-        route("POST", f"{GROUP}/complete", api.complete, body=LeaseId, answer=Committed, summary="A range is done"),
+        route(
+            "POST",
+            f"{GROUP}/commit",
+            api.commit,
+            body=Commit,
+            answer=Committed,
+            summary="Set a group's position",
+        ),
+        route(
+            "POST",
+            f"{GROUP}/lease",
+            api.lease,
+            body=Lease,
+            answer=Leased,
+            summary="Take a range of records",
+        ),
+        route(
+            "POST",
+            f"{GROUP}/complete",
+            api.complete,
+            body=LeaseId,
+            answer=Committed,
+            summary="A range is done",
+        ),
         route(
             "GET",
             "/api/v1/analytics/topic-groups",
@@ -432,5 +520,12 @@ def routes(topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAli
             answer=list[GroupMinute],
             summary="What groups on topics did per minute, as the broker counted it: for `rollup`",
         ),
-        route("POST", f"{GROUP}/renew", api.renew, body=LeaseId, answer=Leased, summary="Keep a range for longer"),
+        route(
+            "POST",
+            f"{GROUP}/renew",
+            api.renew,
+            body=LeaseId,
+            answer=Leased,
+            summary="Keep a range for longer",
+        ),
     ]

@@ -80,7 +80,9 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
         if not body.operations:
             raise InvalidRequest("operations array cannot be empty")
         operations: list[Item | Ack] = []
-        limit.check(len(body.operations) + sum(len(operation.items or ()) for operation in body.operations))
+        limit.check(
+            len(body.operations) + sum(len(operation.items or ()) for operation in body.operations)
+        )
         index = 0
         async for part in slices(body.operations):
             for operation in part:
@@ -88,7 +90,9 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
                 index += 1
         if not operations:
             raise InvalidRequest("operations array cannot be empty")
-        if pushes and (items := [operation for operation in operations if isinstance(operation, Item)]):
+        if pushes and (
+            items := [operation for operation in operations if isinstance(operation, Item)]
+        ):
             await pushes.passing(items)
         done = await queues.transaction(operations, body.required_leases)
         results = [_result(index, result) for index, result in enumerate(done.results)]
@@ -115,7 +119,9 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
             return items_of(operation.items, producer)
         if operation.queue is None:
             raise InvalidRequest(f"operations[{index}]: a push names a queue")
-        payload = next((raw for raw in (operation.payload, operation.data) if raw is not ABSENT), _EMPTY)
+        payload = next(
+            (raw for raw in (operation.payload, operation.data) if raw is not ABSENT), _EMPTY
+        )
         partition = DEFAULT_PARTITION if operation.partition is None else operation.partition
         ids = operation.transaction_id, operation.trace_id
         return [Item(operation.queue, bytes(payload), partition, *ids, producer)]
@@ -138,5 +144,12 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
 def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
     if isinstance(result, Pushed):
         stored = result.status == "queued"
-        return PushResult(index, stored, result.transaction_id, result.message_id, result.partition_id, result.queue)
+        return PushResult(
+            index,
+            stored,
+            result.transaction_id,
+            result.message_id,
+            result.partition_id,
+            result.queue,
+        )
     return AckResult(index, result.success, result.transaction_id, result.error, result.dlq)

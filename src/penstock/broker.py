@@ -1,0 +1,148 @@
+"""Puts the parts of one broker process together, and starts and stops them in order.
+
+One process, the owner, holds the lock on the data directory and everything that has a single
+writer: topic logs, routes and the embedded database. With `workers: N` it has N - 1 further
+processes beside it that serve the queue API from PostgreSQL and pass every other request on to the
+owner (see `penstock.wire.listeners`).
+
+Start: lock, database and schema, recovery, then the listeners (which are not ours: the wire is
+above us). Stop is the same backwards. A part that fails to start stops those before it again.
+"""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Protocol
+
+from penstock import __version__
+from penstock.buffer import Buffer
+from penstock.config import Config
+from penstock.database import Database
+from penstock.export.manager import Exports
+from penstock.export.queueport import QueuesAdapter
+from penstock.log.fs import DISK
+from penstock.log.lock import DirectoryLock
+from penstock.metrics import Metrics
+from penstock.pipeline_registry import Pipelines
+from penstock.queues.engine import Queues
+from penstock.queues.presence import Presence
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+
+log = logging.getLogger("penstock.broker")
+
+
+class Part(Protocol):
+    """What the broker is made of."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Logs:
+    """Topics, the groups on them and what pipelines report: what only the owner has."""
+
+    def __init__(self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics) -> None:
+        self.topics = TopicStore(config.data_directory, config.topics, pool=pool, metrics=metrics)
+        self.groups = Groups(
+            config.private_directory / "groups", self.topics, pool=pool, metrics=metrics
+        )
+        self.pipelines = Pipelines(config.private_directory)
+
+
+class Broker:
+    """The parts of one process, from `start` to `stop`."""
+
+    def __init__(self, config: Config, *, owner: bool = True, worker: int = 0) -> None:
+        self.config = config
+        self.owner = owner
+        self.metrics = Metrics()
+        self.started_at = time.time()
+        self._began = time.monotonic()
+        self.pool = ThreadPoolExecutor(
+            config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock"
+        )
+        self.database = Database(config.database, config.private_directory, self.metrics)
+        self.logs = Logs(config, self.pool, self.metrics) if owner else None
+        self.queues = Queues(self.database, config.queues, self.metrics)
+        self.presence = Presence(
+            self.database, self.queues.signals, self.metrics, config.server_name, worker
+        )
+        self.buffer = Buffer(
+            self.queues,
+            self.database,
+            config.buffer,
+            config.buffer.dir or config.private_directory / "buffers",
+            DISK,
+            self.pool,
+            self.metrics,
+        )
+        self.exports: Exports | None = None
+        if self.logs:
+            self.exports = Exports(
+                config,
+                pool=self.pool,
+                metrics=self.metrics,
+                topics=self.logs.topics,
+                queues=QueuesAdapter(self.queues, self.buffer),
+            )
+        self._running = AsyncExitStack()
+        self.metrics.gauge(
+            "penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max"
+        )
+        self.metrics.gauge(
+            "penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max"
+        )
+
+    @property
+    def uptime(self) -> float:
+        return time.monotonic() - self._began
+
+    async def start(self, check: Callable[[], None] = lambda: None) -> None:
+        """Start every part; `check` is called when the data directory is ours and nothing has been
+        started yet.
+        """
+        async with AsyncExitStack() as starting:
+            if self.owner:
+                _close_to_others(self.config.private_directory)
+                starting.enter_context(
+                    DirectoryLock(self.config.private_directory, "data directory")
+                )
+            check()
+            starting.callback(self.pool.shutdown)
+            for part in self._parts():
+                await part.start()
+                starting.push_async_callback(part.stop)
+            self._running = starting.pop_all()
+
+    def _parts(self) -> list[Part]:
+        """In the order of their start."""
+        parts: list[Part] = [self.database]
+        if self.logs:
+            parts += [self.logs.topics, self.logs.groups, self.logs.pipelines]
+        parts += [self.queues, self.presence, self.buffer]
+        if self.exports:
+            parts.append(self.exports)
+        return parts
+
+    async def stop(self) -> None:
+        """Stop every part, the last started first."""
+        await self._running.aclose()
+
+
+def _close_to_others(directory: Path) -> None:
+    """Buffers, send queues and the embedded database hold payloads: other users of the machine have
+    no business here.
+
+    What its group may do is the operator's choice.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & stat.S_IRWXO and directory.stat().st_uid == os.geteuid():
+        directory.chmod(mode & ~stat.S_IRWXO)

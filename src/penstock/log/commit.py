@@ -1,0 +1,165 @@
+"""Putting a commit together: offsets, positions, checksums and sidecar rows for everything that
+waits.
+
+Neighbouring appends without a producer share one sidecar row; an append with a producer has its
+own, since the row is what recognises it when it is sent again. Repeated and out-of-order batches
+drop out here and cost no write.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.errors import Conflict, PenstockError
+from penstock.log.encode import Frame, frame_arrays, frame_payloads
+from penstock.log.fs import Bytes
+from penstock.log.layout import HAS_PRODUCER, NO_PRODUCER, pack_batch
+from penstock.log.producers import Producer, Producers
+from penstock.log.writer import Write
+
+
+@dataclass(slots=True)
+class Appended:
+    first_offset: int
+    count: int
+    duplicate: bool
+
+
+class Entry:
+    """One append on its way."""
+
+    __slots__ = ("count", "first", "future", "lengths", "payloads", "producer", "size", "twin")
+
+    def __init__(
+        self,
+        payloads: Sequence[Bytes],
+        lengths: np.ndarray | None,
+        count: int,
+        size: int,
+        producer: Producer | None,
+        future: "asyncio.Future[Appended]",
+    ) -> None:
+        self.payloads = payloads  # with `lengths`: a single buffer that holds them all
+        self.lengths = lengths
+        self.count = count
+        self.size = size  # as records, headers included
+        self.producer = producer
+        self.future = future
+        self.first = -1  # its first offset, once it is part of a commit
+        self.twin: Entry | None = None  # the same batch, earlier in the same commit
+
+    def answer(self, appended: Appended) -> None:
+        if not self.future.done():
+            self.future.set_result(appended)
+
+    def refuse(self, error: PenstockError) -> None:
+        if not self.future.done():
+            self.future.set_exception(type(error)(str(error)))
+
+
+class Commit:
+    """What one write holds: the appends, and the bytes they become."""
+
+    __slots__ = ("_position", "_producers", "_seen", "duplicates", "entries", "write")
+
+    def __init__(
+        self, entries: Sequence[Entry], first: int, position: int, time: int, producers: Producers
+    ) -> None:
+        self.entries = entries
+        self.write = Write(first, time=time)
+        self.duplicates = 0
+        self._position = position  # of the first byte in the active segment
+        self._producers = producers
+        self._seen: dict[Producer, Entry] = {}  # batches of producers in this very commit
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        alike: list[Entry] = []
+        for entry in self.entries:
+            if entry.producer is None and entry.lengths is None:
+                alike.append(entry)
+                continue
+            if entry.producer is not None and self._is_old(entry, entry.producer):
+                continue
+            self._add_alike(alike)
+            alike = []
+            entry.first, position = self._place()
+            if entry.lengths is None:
+                frame = frame_payloads(entry.payloads, entry.first, position)
+            else:
+                frame = frame_arrays(
+                    entry.lengths, memoryview(entry.payloads[0]), entry.first, position
+                )
+            self._add(frame, entry.producer)
+        self._add_alike(alike)
+
+    def _place(self) -> tuple[int, int]:
+        """Offset and position of what comes next."""
+        return self.write.first + self.write.count, self._position + self.write.size
+
+    def _add_alike(self, alike: list[Entry]) -> None:
+        if not alike:
+            return
+        first, position = self._place()
+        payloads: list[Bytes] = []
+        for entry in alike:
+            entry.first = first + len(payloads)
+            payloads.extend(entry.payloads)
+        self._add(frame_payloads(payloads, first, position), None)
+
+    def _is_old(self, entry: Entry, producer: Producer) -> bool:
+        """Whether this append needs no write: it is there already, twice in this commit, or out of
+        order.
+        """
+        twin = self._seen.get(producer)
+        if twin is not None:
+            entry.twin = twin
+            return True
+        if (
+            Producer(producer.id, producer.sequence - 1) not in self._seen
+        ):  # otherwise it is the next one
+            try:
+                place = self._producers.earlier(producer)
+            except Conflict as error:
+                entry.refuse(error)
+                return True
+            if place is not None:
+                self.duplicates += 1
+                entry.answer(Appended(*place, True))
+                return True
+        self._seen[producer] = entry
+        return False
+
+    def _add(self, frame: Frame, producer: Producer | None) -> None:
+        first, start = self._place()
+        write, size = self.write, len(frame.data)
+        write.batches.append(
+            pack_batch(
+                first,
+                frame.count,
+                0 if producer is None else HAS_PRODUCER,
+                start,
+                start + size,
+                write.time,
+                NO_PRODUCER if producer is None else producer.id,
+                0 if producer is None else producer.sequence,
+                crc32c(frame.data),
+            )
+        )
+        write.data.append(frame.data)
+        write.index.append(frame.index)
+        write.count += frame.count
+        write.size += size
+
+    def succeed(self) -> None:
+        """Answer everything; producers are remembered from here on."""
+        for entry in self.entries:
+            if entry.first >= 0:
+                if entry.producer is not None:
+                    self._producers.add(entry.producer, entry.first, entry.count, self.write.time)
+                entry.answer(Appended(entry.first, entry.count, False))
+            elif entry.twin is not None:
+                entry.answer(Appended(entry.twin.first, entry.twin.count, True))

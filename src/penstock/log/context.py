@@ -1,0 +1,130 @@
+"""What all topics of one store share: disk, pool, clock, settings, instruments, open files and free
+space.
+"""
+
+import asyncio
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from penstock.config.schema import Topics
+from penstock.log.fs import Fs
+from penstock.log.layout import RELAXED, STRICT
+from penstock.log.segment import Segment
+from penstock.log.space import Space
+from penstock.metrics import Metrics
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OpenFiles:
+    """Segments with open files; past the limit the ones opened longest ago are let go."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limit = limit or max(
+            16, min(1024, soft // 12)
+        )  # three files each: a quarter of what the process may open
+        self._segments: OrderedDict[int, Segment] = OrderedDict()
+        self._lock = threading.Lock()  # readers in the pool open files too
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def opened(self, segment: Segment) -> None:
+        with self._lock:
+            self._segments[id(segment)] = segment
+            self._segments.move_to_end(id(segment))
+            for key, other in list(self._segments.items())[: len(self._segments) - self.limit]:
+                if not other.pinned:
+                    other.forget_files()
+                    del self._segments[key]
+
+    def closed(self, segment: Segment) -> None:
+        with self._lock:
+            self._segments.pop(id(segment), None)
+
+
+class Instruments:
+    def __init__(self, metrics: Metrics) -> None:
+        counter = metrics.counter
+        self.records = counter("penstock_topic_records_total", "Records appended", "topic")
+        self.bytes = counter(
+            "penstock_topic_bytes_total", "Payload and header bytes appended", "topic"
+        )
+        self.duplicates = counter(
+            "penstock_topic_duplicates_total", "Retried batches recognised and not stored again"
+        )
+        self.commits = counter("penstock_topic_commits_total", "Writes that appends shared")
+        self.failures = counter(
+            "penstock_topic_append_failures_total", "Commits that failed, by error", "error"
+        )
+        self.broken = counter(
+            "penstock_topic_segments_broken_total", "Segments closed after a failed write or fsync"
+        )
+        self.damage = counter(
+            "penstock_topic_damage_total", "Damaged places found, by outcome", "outcome"
+        )
+        self.quarantined = counter(
+            "penstock_topic_quarantined_bytes_total", "Bytes cut off segments and kept aside"
+        )
+        self.deleted = counter(
+            "penstock_topic_segments_deleted_total", "Segments deleted by retention"
+        )
+        self.compacted = counter(
+            "penstock_topic_compacted_records_total", "Records that compaction removed"
+        )
+        self.sync_seconds = metrics.histogram(
+            "penstock_topic_sync_seconds", "Time of one commit that waits for an fsync"
+        )
+
+
+class Context:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Topics,
+        fs: Fs,
+        pool: Executor,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.fs = fs
+        self.pool = pool
+        self.clock = clock
+        self.instruments = Instruments(metrics)
+        self.open_files = OpenFiles()
+        self.space = Space(fs, directory, settings.free_space_reserve, "appends to topics")
+        metrics.gauge(
+            "penstock_topic_disk_full",
+            "Whether appends are refused for want of room",
+            read=lambda: bool(self.space.full),
+        )
+
+    @property
+    def open_state(self) -> int:
+        """What the checkpoint of a topic says while it is written to."""
+        return STRICT if self.settings.fsync in ("always", "group") else RELAXED
+
+    @property
+    def durable(self) -> bool:
+        """Whether anything waits for fsync at all."""
+        return self.settings.fsync != "never"
+
+    def now(self) -> int:
+        return int(self.clock() * 1e6)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call it in the pool. A cancelled caller does not interrupt it: disk work ends in its own
+        time.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self.pool, lambda: function(*args, **kwargs))
+        return await asyncio.shield(future)

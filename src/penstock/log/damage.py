@@ -1,0 +1,115 @@
+"""What is known to be damaged in a topic: told once, counted, and kept in `damage.json` when
+something was lost.
+
+Recovery writes it when a topic is opened, the scrub while it runs; the admin API and `verify` show
+it. A place in `damage.json` has an `outcome`, `what` in words, and where: `file`, and for lost
+records `lost_from` and `lost_to`; with `base`, `start` and `end` it is a hole in the data of that
+segment.
+"""
+
+import json
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from penstock.log.fs import Fs
+from penstock.log.layout import DAMAGE, DATA
+from penstock.log.scan import Hole
+from penstock.log.segment import Segment
+from penstock.metrics import Counter
+
+log = logging.getLogger("penstock.topics")
+
+
+class Damage:
+    def __init__(self, fs: Fs, directory: Path, counter: Counter) -> None:
+        self.fs, self.directory = fs, directory
+        self.places: list[dict[str, Any]] = []
+        self._counter = counter
+        self._changed = False  # whether damage.json must be written
+
+    def read(self) -> None:
+        try:
+            self.places = read_places(self.fs.read(self.directory / DAMAGE))
+        except ValueError:
+            self.report("repaired", f"{DAMAGE} could not be read and is started anew")
+            self._changed = True
+
+    def write(self) -> None:
+        """Unless the file says it already."""
+        if self._changed:
+            self.fs.replace(
+                self.directory / DAMAGE, json.dumps(self.places, indent=1).encode() + b"\n"
+            )
+            self._changed = False
+
+    def report(self, outcome: str, text: str, **lost: Any) -> None:
+        """Log and count it; with `lost`, note it too."""
+        log.warning("topic %s: %s: %s", self.directory.name, outcome, text)
+        self._counter.add(1, outcome)
+        if lost:
+            self.places.append({"outcome": outcome, "what": text, **lost})
+            self._changed = True
+
+    def report_lost(self, text: str, file: str, lost_from: int, lost_to: int, **more: Any) -> None:
+        """Records of these offsets are gone: report it, unless it is noted already."""
+        if not any(
+            (place.get("lost_from"), place.get("lost_to")) == (lost_from, lost_to)
+            for place in self.places
+        ):
+            self.report("lost", text, file=file, lost_from=lost_from, lost_to=lost_to, **more)
+
+    @property
+    def end(self) -> int:
+        """No offset below this one may be given to another record."""
+        ends = (place.get("lost_to", 0) for place in self.places)
+        return max((end for end in ends if end < 1 << 62), default=0)
+
+    def holes_of(self, base: int) -> tuple[tuple[int, int], ...]:
+        found = (
+            (int(place["start"]), int(place["end"]))
+            for place in self.places
+            if place.get("base") == base and "start" in place and "end" in place
+        )
+        return tuple(sorted(found))
+
+    def note_holes(self, segment: Segment, holes: list[Hole]) -> None:
+        name = segment.path(DATA).name
+        known = set(self.holes_of(segment.base))
+        for hole in holes:
+            if (hole.start, hole.end) in known:
+                continue
+            self.report(
+                "lost",
+                f"{name}: offsets {hole.lost_from} to {hole.lost_to - 1}, bytes {hole.start} to {hole.end} are damaged",
+                file=name,
+                base=segment.base,
+                start=hole.start,
+                end=hole.end,
+                lost_from=hole.lost_from,
+                lost_to=hole.lost_to,
+            )
+        segment.holes = self.holes_of(segment.base)
+
+    def note_gaps(self, segments: list[Segment]) -> None:
+        for one, other in pairwise(segments):
+            if one.end < other.base and not one.compacted:
+                name = one.path(DATA).name
+                text = f"{name} ends at offset {one.end}, the next segment begins at {other.base}"
+                self.report_lost(text, name, one.end, other.base)
+
+
+def read_places(data: bytes) -> list[dict[str, Any]]:
+    """The contents of a `damage.json`; ValueError when it is none."""
+    found = json.loads(data)
+    if not isinstance(found, list):
+        raise ValueError(f"{DAMAGE} holds no list")
+    return [place for place in found if isinstance(place, dict) and _is_sane(place)]
+
+
+def _is_sane(place: dict[str, Any]) -> bool:
+    numbers = ("lost_from", "lost_to", "base", "start", "end")
+    return all(type(place.get(key, 0)) is int for key in numbers) and ("lost_from" in place) == (
+        "lost_to" in place
+    )

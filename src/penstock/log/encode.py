@@ -1,0 +1,90 @@
+"""Laying out a batch: record headers, payloads and index rows are put in place by numpy, not record
+by record.
+
+Three ways to interleave headers with payloads, by shape: equal lengths are one strided copy; small
+unequal ones a masked copy (about 1.3 ns a byte); for large unequal ones a copy per record is
+cheaper than a mask over every byte.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.log.fs import Bytes
+from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_ROW, INDEX_TYPE, RECORD_HEADER
+
+FEW = 4  # up to here struct beats numpy
+MASKED_UP_TO = 256  # mean payload size above which one copy per record is cheaper than the mask
+
+_IN_HEADER = np.arange(HEADER_SIZE)
+
+
+@dataclass(slots=True)
+class Frame:
+    """A laid-out batch: the bytes for data.log, the bytes for index.idx."""
+
+    data: Bytes
+    index: Bytes
+    count: int
+
+
+def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Frame:
+    if len(payloads) <= FEW:
+        parts: list[Bytes] = []
+        rows = []
+        offset = first
+        for payload in payloads:
+            size = len(payload)
+            parts += (RECORD_HEADER.pack(offset, size), payload)
+            rows.append(INDEX_ROW.pack(offset, position))
+            offset += 1
+            position += HEADER_SIZE + size
+        return Frame(b"".join(parts), b"".join(rows), len(payloads))
+    lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+    return frame_arrays(lengths, memoryview(b"".join(payloads)), first, position)
+
+
+def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position: int) -> Frame:
+    """`lengths` is int64 and adds up to the size of `payloads`."""
+    count, size = len(lengths), int(lengths[0])
+    if size and size * count == len(payloads) and bool((lengths == size).all()):
+        return _frame_equal(size, count, payloads, first, position)
+    headers = np.empty(count, HEADER_TYPE)
+    headers["offset"] = np.arange(first, first + count, dtype=np.uint64)
+    headers["length"] = lengths
+    ends = np.cumsum(lengths + HEADER_SIZE)
+    starts = ends - lengths - HEADER_SIZE
+    index = np.empty(count, INDEX_TYPE)
+    index["offset"] = headers["offset"]
+    index["position"] = starts + position
+    source = np.frombuffer(payloads, np.uint8)
+    out = np.empty(int(ends[-1]), np.uint8)
+    head = headers.view(np.uint8).reshape(count, HEADER_SIZE)
+    places = starts[:, None] + _IN_HEADER
+    out[places] = head
+    if len(source) <= MASKED_UP_TO * count:
+        mask = np.ones(len(out), np.bool_)
+        mask[places] = False
+        out[mask] = source
+    else:
+        at = 0
+        for start, end in zip((starts + HEADER_SIZE).tolist(), ends.tolist(), strict=True):
+            out[start:end] = source[at : at + end - start]
+            at += end - start
+    return Frame(memoryview(out.data), memoryview(index.view(np.uint8).data), count)
+
+
+def _frame_equal(size: int, count: int, payloads: memoryview, first: int, position: int) -> Frame:
+    """Records of one length are a table: three strided copies."""
+    table = np.empty(count, np.dtype([*HEADER_TYPE.descr, ("payload", f"V{size}")]))
+    index = np.empty(count, INDEX_TYPE)
+    table["offset"] = index["offset"] = np.arange(first, first + count, dtype=np.uint64)
+    table["length"] = size
+    table["payload"] = np.frombuffer(payloads, f"V{size}")
+    index["position"] = np.arange(
+        position, position + table.nbytes, table.itemsize, dtype=np.uint64
+    )
+    return Frame(
+        memoryview(table.view(np.uint8).data), memoryview(index.view(np.uint8).data), count
+    )

@@ -1,0 +1,300 @@
+"""All disk access of the broker goes through this small interface.
+
+Topics, buffers and send queues never call `os` themselves: they are given an `Fs`. The real one
+(`DISK`) is a thin layer over system calls; the tests' double keeps what was not fsynced in memory
+and, at a "crash", drops, tears or reorders it, or fails the n-th call with EIO, ENOSPC, a short
+write or a failed fsync. What follows for the code above:
+
+- Writers append (`File.append`) or replace a whole small file (`Fs.replace`); nobody seeks, so
+  readers and writers never share a file position. Reads name their position (`File.read_at`).
+- A file is durable after `File.sync`; its name (creation, rename, removal) only after `Fs.sync_dir`
+  of its directory.
+- After a failed `sync` the file's unsynced pages may be gone although a retry would "succeed": a
+  `File` whose sync failed refuses further appends and syncs; its owner must start a new file from
+  what it still has in memory.
+- `append` either writes all bytes, or cuts the file back to where it was and raises; `size` is
+  always the true end. When even the cut fails, the file is poisoned and its owner must start a new
+  one.
+
+These calls block. Whoever runs on the event loop and may wait long (sync, large reads) calls them
+from a pool.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from penstock.errors import StorageFailed, StorageFull
+
+Bytes = bytes | bytearray | memoryview
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+IOV_MAX = 1024
+
+
+class File(Protocol):
+    """One open file: appended to at its end, read at any position."""
+
+    path: Path
+    size: int  # bytes in the file, including those not yet synced
+    poisoned: str | None  # why the file takes no more writes, if so
+
+    def append(self, chunks: Sequence[Bytes]) -> int:
+        """Write all chunks at the end, all or nothing; the position where they begin."""
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes from `position`; fewer only at the end of the file."""
+
+    def forget(self, position: int, length: int) -> None:
+        """Let the page cache drop these bytes, as far as they are on disk: the next read comes from
+        there.
+        """
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """Make contents and size durable (fdatasync). Fails once, then for ever."""
+
+    def close(self) -> None: ...
+
+    def fileno(self) -> int:
+        """For zero-copy reads (sendfile, mmap) of what was written; never for writing."""
+
+
+class Fs(Protocol):
+    """A file system as the broker uses it."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> File: ...
+
+    def read(self, path: Path) -> bytes: ...
+
+    def replace(self, path: Path, data: Bytes, *, sync: bool = True) -> None:
+        """Put a whole small file in place atomically: written beside, synced, renamed, directory
+        synced.
+        """
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def remove(self, path: Path) -> None:
+        """Fine if it is not there; so is `remove_tree`."""
+
+    def remove_tree(self, path: Path) -> None: ...
+
+    def make_dir(self, path: Path) -> None:
+        """Create the directory and its parents; fine if it is there."""
+
+    def list_dir(self, path: Path) -> list[str]:
+        """Names in the directory, sorted; empty when it does not exist."""
+
+    def exists(self, path: Path) -> bool: ...
+
+    def is_dir(self, path: Path) -> bool: ...
+
+    def size(self, path: Path) -> int: ...
+
+    def modified(self, path: Path) -> float: ...
+
+    def free_bytes(self, path: Path) -> int: ...
+
+    def sync_dir(self, path: Path) -> None:
+        """Make creations, renames and removals in this directory durable."""
+
+
+def storage_error(error: OSError, doing: str, path: Path) -> StorageFull | StorageFailed:
+    """The error a caller sees for a failed system call: full is worth waiting for, failed is not."""
+    if error.errno in NO_SPACE:
+        return StorageFull(f"no space left while {doing} {path.name}")
+    return StorageFailed(f"{doing} {path.name} failed: {error.strerror}")
+
+
+class DiskFile:
+    """A `File` on the real disk."""
+
+    __slots__ = ("_fd", "path", "poisoned", "size")
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self.path = path
+        self.poisoned: str | None = None
+        self.size = os.fstat(fd).st_size
+
+    def append(self, chunks: Sequence[Bytes]) -> int:
+        if self.poisoned:
+            raise StorageFailed(f"{self.path.name} takes no more writes: {self.poisoned}")
+        start = self.size
+        total = sum(len(chunk) for chunk in chunks)
+        try:
+            written = os.pwritev(self._fd, chunks, start) if len(chunks) <= IOV_MAX else 0
+            if written < total:
+                rest = memoryview(b"".join(chunks))
+                while written < total:
+                    written += os.pwrite(self._fd, rest[written:], start + written)
+        except OSError as error:
+            self._cut_back(start)
+            raise storage_error(error, "writing", self.path) from error
+        self.size = start + total
+        return start
+
+    def _cut_back(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self.poisoned = f"a torn write could not be cut off ({error.strerror})"
+
+    def read_at(self, position: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._fd, length, position)
+            if len(data) == length or position + len(data) >= self.size:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < length:
+                more = os.pread(self._fd, length - got, position + got)
+                if not more:
+                    break
+                parts.append(more)
+                got += len(more)
+        except OSError as error:
+            raise storage_error(error, "reading", self.path) from error
+        return b"".join(parts)
+
+    def forget(self, position: int, length: int) -> None:
+        if hasattr(
+            os, "posix_fadvise"
+        ):  # not on every system; it is advice, and nothing depends on it
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise storage_error(error, "cutting", self.path) from error
+        self.size = size
+
+    def sync(self) -> None:
+        if self.poisoned:
+            raise StorageFailed(f"{self.path.name} cannot be synced: {self.poisoned}")
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self.poisoned = f"an earlier fsync failed ({error.strerror})"
+            raise storage_error(error, "syncing", self.path) from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        # whoever lets go of a file last closes it: a transfer outlives the cache that opened it
+        self.close()
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+class Disk:
+    """The real file system."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return DiskFile(os.open(path, flags, 0o640), path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error(error, "opening", path) from error
+
+    def read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error(error, "reading", path) from error
+
+    def replace(self, path: Path, data: Bytes, *, sync: bool = True) -> None:
+        beside = path.with_name(path.name + ".new")
+        try:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                if sync:
+                    os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            beside.rename(path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise storage_error(error, "replacing", path) from error
+        if sync:
+            self.sync_dir(path.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        try:
+            source.rename(target)
+        except OSError as error:
+            raise storage_error(error, "renaming", source) from error
+
+    def remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(error, "removing", path) from error
+
+    def remove_tree(self, path: Path) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(error, "removing", path) from error
+
+    def make_dir(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, "creating", path) from error
+
+    def list_dir(self, path: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error(error, "listing", path) from error
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_dir(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def modified(self, path: Path) -> float:
+        return path.stat().st_mtime
+
+    def free_bytes(self, path: Path) -> int:
+        usage = os.statvfs(path)
+        return usage.f_bavail * usage.f_frsize
+
+    def sync_dir(self, path: Path) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise storage_error(error, "syncing", path) from error
+
+
+DISK: Fs = Disk()

@@ -1,0 +1,242 @@
+"""The files of a topic, byte by byte. Everything on disk is little-endian.
+
+A topic is a directory `<data_directory>/<topic>/`. The first three files are the original server's,
+to the letter; an unrolled topic of ours is therefore a topic there, and the other way round.
+
+    data.log            the active segment: records, one after another
+                          0  offset u64 | 8  length u32 | 12  payload
+    index.idx           one row per record of data.log
+                          0  offset u64 | 8  byte position of the record in data.log u64
+    metadata.meta         0  next offset u64
+    batches.crc         our sidecar, one row of 72 bytes per appended batch of data.log
+                          0  first offset u64        40 producer id, 16 bytes (zero: none)
+                          8  records u32             56 sequence u64
+                         12  flags u32               64 CRC32C of data.log[start:end] u32
+                         16  start position u64      68 CRC32C of this row's first 68 bytes u32
+                         24  end position u64
+                         32  append time, microseconds since 1970 u64
+                        flags: 1 = has a producer, 2 = compacted (records were removed from between)
+    data-<base>.log, index-<base>.idx, batches-<base>.crc
+                        a sealed segment; <base> is its first offset, 20 decimal digits
+    checkpoint          how far the active segment was known to be whole and durable, and the producers as of then
+                          0  magic "PENSTCK1"        56 size of batches.crc u64
+                          8  incarnation, 16 bytes   64 time of the last record, microseconds u64
+                         24  next offset u64         72 producers u32
+                         32  base of data.log u64    76 state u32
+                         40  size of data.log u64    80 producers, see below
+                         48  size of index.idx u64   then CRC32C of all before u32
+                        a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64, first offset u64,
+                        records u32
+                        state: 0 = being written, each commit synced row first; 1 = stopped cleanly, nothing of ours
+                        comes after; 2 = being written, rows and data synced later
+    incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
+    archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits for it when there)
+    policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not there: `delete`)
+    damage.json         what recovery or the scrub found damaged and could not repair, see `penstock.log.damage`
+    quarantine-<base>-<position>.bin
+                        bytes that recovery cut off the end of a segment
+    *.new, *.swap, swap-<base>
+                        unfinished work: removed, or for swap-<base> finished, when the topic is opened
+"""
+
+import re
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+from crc32c import crc32c
+
+DATA, INDEX, BATCHES, METADATA = "data.log", "index.idx", "batches.crc", "metadata.meta"
+CHECKPOINT, INCARNATION, ARCHIVED, DAMAGE = "checkpoint", "incarnation", "archived", "damage.json"
+POLICY = "policy"
+DELETE, COMPACT = "delete", "compact"  # what it may say
+KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
+SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
+
+HEADER_SIZE = 12
+INDEX_SIZE = 16
+BATCH_SIZE = 72
+HEADER_TYPE = np.dtype([("offset", "<u8"), ("length", "<u4")])
+INDEX_TYPE = np.dtype([("offset", "<u8"), ("position", "<u8")])
+BATCH_TYPE = np.dtype(
+    [
+        ("first", "<u8"),
+        ("count", "<u4"),
+        ("flags", "<u4"),
+        ("start", "<u8"),
+        ("end", "<u8"),
+        ("time", "<u8"),
+        ("producer", "V16"),
+        ("sequence", "<u8"),
+        ("crc", "<u4"),
+        ("check", "<u4"),
+    ]
+)
+HAS_PRODUCER, COMPACTED = 1, 2
+STRICT, CLEAN, RELAXED = 0, 1, 2  # states of a checkpoint
+
+RECORD_HEADER = struct.Struct("<QI")
+INDEX_ROW = struct.Struct("<QQ")
+_BATCH_ROW = struct.Struct("<QIIQQQ16sQI")
+_CHECK = struct.Struct("<I")
+_METADATA = struct.Struct("<Q")
+_CHECKPOINT = struct.Struct("<8s16sQQQQQQII")
+_PRODUCER = struct.Struct("<16sQI")
+_ENTRY = struct.Struct("<QQI")
+_MAGIC = b"PENSTCK1"
+NO_PRODUCER = bytes(16)
+
+
+def sealed_name(kind: str, base: int) -> str:
+    stem, extension = kind.split(".")
+    return f"{stem}-{base:020d}.{extension}"
+
+
+def parse_sealed(name: str) -> tuple[str, int] | None:
+    """The kind and base of a sealed segment's file, or None when the name is not one."""
+    found = SEALED_NAME.fullmatch(name)
+    if found is None:
+        return None
+    kind = f"{found[1]}.{found[3]}"
+    return (kind, int(found[2])) if kind in KINDS else None
+
+
+def pack_batch(
+    first: int,
+    count: int,
+    flags: int,
+    start: int,
+    end: int,
+    time: int,
+    producer: bytes,
+    sequence: int,
+    crc: int,
+) -> bytes:
+    row = _BATCH_ROW.pack(first, count, flags, start, end, time, producer, sequence, crc)
+    return row + _CHECK.pack(crc32c(row))
+
+
+def parse_batches(data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The whole rows in `data`, and for each whether its own checksum holds."""
+    count = len(data) // BATCH_SIZE
+    rows = np.frombuffer(data, BATCH_TYPE, count)
+    view = memoryview(data)
+    sums = np.fromiter(
+        (crc32c(view[at : at + BATCH_SIZE - 4]) for at in range(0, count * BATCH_SIZE, BATCH_SIZE)),
+        np.uint32,
+        count,
+    )
+    return rows, sums == rows["check"]
+
+
+def pack_metadata(next_offset: int) -> bytes:
+    return _METADATA.pack(next_offset)
+
+
+def parse_metadata(data: bytes) -> int | None:
+    return int(_METADATA.unpack(data)[0]) if len(data) == _METADATA.size else None
+
+
+def pack_checked(text: str) -> bytes:
+    return f"{text} {crc32c(text.encode()):08x}\n".encode()
+
+
+def parse_checked(data: bytes) -> str | None:
+    """The text of an `incarnation`, `archived`, `policy` or `swap-` file, or None when it is
+    damaged.
+    """
+    try:
+        text = data.decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    body = text[:-10]
+    return body if body and pack_checked(body) == data else None
+
+
+@dataclass(slots=True)
+class ProducerEntry:
+    """What one producer appended lately."""
+
+    time: int  # microseconds, of the last entry
+    batches: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # sequence -> first offset, records; in order
+    last: int = -1  # the last sequence taken; the next one must follow it
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    incarnation: bytes
+    next_offset: int
+    base: int
+    data_size: int
+    index_size: int
+    batches_size: int
+    last_time: int
+    state: int
+    producers: dict[bytes, ProducerEntry] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        parts = [
+            _CHECKPOINT.pack(
+                _MAGIC,
+                self.incarnation,
+                self.next_offset,
+                self.base,
+                self.data_size,
+                self.index_size,
+                self.batches_size,
+                self.last_time,
+                len(self.producers),
+                self.state,
+            )
+        ]
+        for key, producer in self.producers.items():
+            parts.append(_PRODUCER.pack(key, producer.time, len(producer.batches)))
+            parts.extend(
+                _ENTRY.pack(sequence, *place) for sequence, place in producer.batches.items()
+            )
+        body = b"".join(parts)
+        return body + _CHECK.pack(crc32c(body))
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Checkpoint | None":
+        """None when the file is not whole: the topic is then scanned instead."""
+        if len(data) < _CHECKPOINT.size + 4 or crc32c(data[:-4]) != _CHECK.unpack(data[-4:])[0]:
+            return None
+        (
+            magic,
+            incarnation,
+            next_offset,
+            base,
+            data_size,
+            index_size,
+            batches_size,
+            last_time,
+            count,
+            state,
+        ) = _CHECKPOINT.unpack_from(data)
+        if magic != _MAGIC:
+            return None
+        producers: dict[bytes, ProducerEntry] = {}
+        at = _CHECKPOINT.size
+        for _ in range(count):
+            key, time, entries = _PRODUCER.unpack_from(data, at)
+            at += _PRODUCER.size
+            batches = {}
+            for _ in range(entries):
+                sequence, first, records = _ENTRY.unpack_from(data, at)
+                at += _ENTRY.size
+                batches[sequence] = (first, records)
+            producers[key] = ProducerEntry(time, batches, max(batches, default=-1))
+        return cls(
+            incarnation,
+            next_offset,
+            base,
+            data_size,
+            index_size,
+            batches_size,
+            last_time,
+            state,
+            producers,
+        )

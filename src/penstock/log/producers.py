@@ -1,0 +1,87 @@
+"""Idempotence: which batches of which producers are in the log already.
+
+A producer numbers its batches 0, 1, 2, ...; the last `REMEMBERED` of each are kept with where they
+went. A batch sent again is answered with its first offsets, a batch that skips one is refused, so a
+producer that pipelines and retries gets its records stored once and in order. An unknown producer
+may start anywhere (its history may have expired). Sequences from `SPARSE` on may leave gaps and
+only have to grow: they are for those who number something larger than a batch, as a Spark query
+numbers its epochs. One that is behind the last and no longer remembered counts as stored; where it
+went is then unknown, and its answer says 0 records.
+
+The table is derived from the sidecar; the checkpoint carries a copy so that a restart reads only
+the rows after it. It is asked when a commit is put together, at which moment nothing of this topic
+is in flight.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import Conflict
+from penstock.log.layout import HAS_PRODUCER, ProducerEntry
+
+REMEMBERED = 128
+SPARSE = 1 << 63
+
+
+class Producer(NamedTuple):
+    """Who appends, and the number of this batch: `id` is 16 bytes and `sequence` counts batches."""
+
+    id: bytes
+    sequence: int
+
+
+class Producers:
+    __slots__ = ("_expiry", "entries")
+
+    def __init__(self, entries: dict[bytes, ProducerEntry], expiry: float) -> None:
+        self.entries = entries
+        self._expiry = int(expiry * 1e6)
+
+    def earlier(self, producer: Producer) -> tuple[int, int] | None:
+        """Where this batch went when it was appended before; None when it is the next one; Conflict
+        otherwise.
+        """
+        known = self.entries.get(producer.id)
+        if known is None:
+            return None
+        place = known.batches.get(producer.sequence)
+        if place is not None:
+            return place
+        if producer.sequence == known.last + 1 or producer.sequence > max(known.last, SPARSE - 1):
+            return None
+        if SPARSE <= producer.sequence <= known.last:
+            return min(first for first, _ in known.batches.values()), 0
+        if producer.sequence <= known.last:
+            raise Conflict(
+                f"batch {producer.sequence} of this producer is too old to be recognised; the last one was {known.last}"
+            )
+        raise Conflict(
+            f"batch {producer.sequence} of this producer comes too early; {known.last + 1} is expected"
+        )
+
+    def add(self, producer: Producer, first: int, count: int, time: int) -> None:
+        known = self.entries.get(producer.id)
+        if known is None:
+            known = self.entries[producer.id] = ProducerEntry(time)
+        known.time = time
+        known.last = producer.sequence
+        known.batches[producer.sequence] = (first, count)
+        if len(known.batches) > REMEMBERED:
+            del known.batches[next(iter(known.batches))]
+
+    def expect(self, producer: Producer, time: int) -> None:
+        """A failed first batch: its successors must not be taken for the first one."""
+        if producer.id not in self.entries:
+            self.entries[producer.id] = ProducerEntry(time, last=producer.sequence - 1)
+
+    def replay(self, rows: np.ndarray) -> None:
+        """Add the batches of sidecar rows, in order."""
+        for row in rows[(rows["flags"] & HAS_PRODUCER) != 0]:
+            producer = Producer(bytes(row["producer"]), int(row["sequence"]))
+            self.add(producer, int(row["first"]), int(row["count"]), int(row["time"]))
+
+    def forget_before(self, now: int) -> None:
+        cut = now - self._expiry
+        for key in [key for key, entry in self.entries.items() if entry.time < cut]:
+            del self.entries[key]

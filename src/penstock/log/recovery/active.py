@@ -1,0 +1,437 @@
+"""Opening the active segment: believed up to its checkpoint, scanned from there, cut at a commit
+that did not end.
+"""
+
+import contextlib
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import StorageFailed, StorageFull
+from penstock.log.checksums import checksum
+from penstock.log.fs import File
+from penstock.log.layout import (
+    BATCH_SIZE,
+    BATCHES,
+    CHECKPOINT,
+    CLEAN,
+    DATA,
+    HEADER_SIZE,
+    INCARNATION,
+    INDEX,
+    INDEX_ROW,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    KINDS,
+    METADATA,
+    RECORD_HEADER,
+    RELAXED,
+    Checkpoint,
+    pack_metadata,
+    parse_batches,
+)
+from penstock.log.recovery.directory import BELIEVABLE, Place, anchors_of
+from penstock.log.scan import CHAIN, Hole, Scan, agreeing, drop_untiled, is_record, scan, walk
+from penstock.log.segment import Segment
+from penstock.log.writer import skip_to
+
+log = logging.getLogger("penstock.topics")
+
+
+UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
+
+
+class Claim(NamedTuple):
+    """What a file says about where the records end."""
+
+    end: int  # the offset after the last one
+    file: str
+
+
+class _Tail(NamedTuple):
+    start: int  # position in the sidecar
+    rows: np.ndarray
+    good: np.ndarray
+
+
+class ActiveSegment:
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def proven_base(self, sealed: list[int], checkpoint: Checkpoint | None) -> int | None:
+        """The first offset of data.log as something with a checksum tells it: its checkpoint or its
+        sidecar.
+
+        Only this bounds the segment before it: the header of a torn first record must not cost that
+        one its records.
+        """
+        floor = sealed[-1] + 1 if sealed else 0
+        if checkpoint is not None and checkpoint.base >= floor:
+            return checkpoint.base
+        if BATCHES in self.place.names:
+            with contextlib.closing(
+                self.place.fs.open(self.place.directory / BATCHES, write=False)
+            ) as file:
+                rows, good = parse_batches(file.read_at(0, BATCH_SIZE))
+                if (
+                    len(rows)
+                    and bool(good[0])
+                    and int(rows["start"][0]) == 0
+                    and int(rows["first"][0]) >= floor
+                ):
+                    return int(rows["first"][0])
+        return None
+
+    def open(
+        self, sealed: list[Segment], checkpoint: Checkpoint | None, proven: int | None
+    ) -> tuple[Segment, bool]:
+        """The active segment, and whether anything had to be scanned, cut or rebuilt.
+
+        Everything is looked at, and what is lost is noted in `damage.json`, before anything is cut:
+        until then the files that know of lost records are the only ones that do.
+        """
+        self._create_missing(sealed, checkpoint)
+        segment = Segment(self.place.fs, self.place.directory, 0, sealed=False)
+        data, index, batches = (segment.file(kind) for kind in (DATA, INDEX, BATCHES))
+        floor = sealed[-1].end if sealed else 0
+        segment.base = proven if proven is not None else self._likely_base(data, index, floor)
+        segment.end = segment.base
+        here = checkpoint if checkpoint is not None and checkpoint.base == segment.base else None
+        start, rows = self._trusted(segment, here, data, index)
+        if here is not None:
+            self._check_hints(here, index, batches)
+        shorter = here is not None and here.data_size > data.size
+        tail = self._tail_rows(batches, None if shorter else here)
+        whole = self._check_tail(data, tail, start)
+        state = CLEAN if checkpoint is None or shorter else checkpoint.state
+        cut = self._torn_at(data, tail, whole, 0 if here is None else here.data_size, state)
+        newest = self._newest_commit(tail) if state != CLEAN else BELIEVABLE
+        claims = [Claim(self._end_in_sidecar(tail, newest), BATCHES)]
+        fresh: np.ndarray | None = None  # index rows to write from row `rows` on
+        untouched = start == data.size and rows * INDEX_SIZE == index.size
+        if untouched:
+            segment.rows, segment.data_size = rows, start
+            segment.end = self._end_at(segment)
+        else:
+            told, fresh = self._scan(
+                segment, data, index, start, rows, cut, tail.rows[whole == FAILED]
+            )
+            claims.append(Claim(min(told, newest), INDEX))
+            if segment.data_size == cut < data.size:
+                beyond = walk(data, cut, data.size, segment.end, None)[2]
+                claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
+        self._report_lost(segment, sealed, checkpoint, claims, data)
+        size = self._sidecar_size(segment, tail, newest)
+        if state != CLEAN:
+            self._check_cover(segment, batches, size)
+        self.place.damage.write()
+        untouched &= size == batches.size and segment.data_size == data.size
+        self._trim_sidecar(segment, batches, size)
+        if fresh is not None:
+            index.truncate(rows * INDEX_SIZE)
+            index.append([fresh.tobytes()])
+        if not untouched:
+            self._settle(segment, data, index, batches)
+        segment.holes = self.place.damage.holes_of(segment.base)
+        return segment, not untouched
+
+    def skip_lost(self, segment: Segment, checkpoint: Checkpoint | None) -> list[Segment]:
+        """Give no offset again that is noted as lost; the active segment, after the one that was
+        closed for that.
+        """
+        segments = [segment]
+        end = self.place.damage.end
+        if segment.end < end:
+            segments = skip_to(self.place.fs, self.place.directory, segment, end)
+        self._check_metadata(segments[-1].end, checkpoint)
+        return segments
+
+    def _create_missing(self, sealed: list[Segment], checkpoint: Checkpoint | None) -> None:
+        ours = checkpoint is not None or INCARNATION in self.place.names
+        rolled = (
+            checkpoint is not None and bool(sealed) and sealed[-1].base == checkpoint.base
+        )  # and just so
+        for kind in KINDS:
+            if kind not in self.place.names:
+                if ours and not rolled:
+                    self.place.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
+                self.place.fs.open(self.place.directory / kind, create=True).close()
+
+    # What was there once
+
+    def _newest_commit(self, tail: "_Tail") -> int:
+        """The first offset of the newest commit in the sidecar: the only one that nobody may have
+        got an answer to.
+        """
+        rows = tail.rows[tail.good]
+        return (
+            int(rows["first"][rows["time"] == rows["time"].max()].min())
+            if len(rows)
+            else BELIEVABLE
+        )
+
+    def _end_in_sidecar(self, tail: "_Tail", newest: int) -> int:
+        ends = (tail.rows["first"] + tail.rows["count"])[tail.good & (tail.rows["first"] < newest)]
+        return int(ends.max()) if len(ends) else 0
+
+    def _report_lost(
+        self,
+        segment: Segment,
+        sealed: list[Segment],
+        checkpoint: Checkpoint | None,
+        claims: list[Claim],
+        data: File,
+    ) -> None:
+        """Compare where the records end with where any other file says that they do."""
+        if checkpoint is not None:
+            claims.append(Claim(checkpoint.next_offset, CHECKPOINT))
+        else:  # written together with it, and without a checksum: the checkpoint is the better witness
+            claims.append(Claim(self.place.read_metadata() or 0, METADATA))
+        claims += [
+            Claim(orphan.end, f"the rest of segment {base}")
+            for base, orphan in self.place.orphans.items()
+        ]
+        known = max(
+            (claim for claim in claims if claim.end < BELIEVABLE), key=lambda claim: claim.end
+        )
+        if known.end <= max(segment.end, self.place.damage.end):
+            return
+        if not segment.rows and sealed and sealed[-1].compacted:
+            segment.base = segment.end = known.end  # compaction may have removed them
+            return
+        size = f" (it has {data.size} bytes)" if data.size == segment.data_size else ""
+        text = f"offsets {segment.end} to {known.end - 1} are not in {DATA}{size}, {known.file} had them"
+        self.place.damage.report_lost(text, DATA, segment.end, known.end)
+
+    def _check_hints(self, here: Checkpoint, index: File, batches: File) -> None:
+        """What the checkpoint says was durable of index and sidecar must be there."""
+        if index.size < here.index_size:
+            self.place.report(
+                "repaired",
+                f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is built anew",
+            )
+        if batches.size < here.batches_size:
+            self.place.report(
+                "lost", f"{BATCHES} has {batches.size} bytes, {here.batches_size} were durable"
+            )
+        elif here.batches_size:
+            _, good = parse_batches(batches.read_at(here.batches_size - BATCH_SIZE, BATCH_SIZE))
+            if not bool(good[0]):
+                self.place.report(
+                    "lost", f"{BATCHES}: the row at {here.batches_size - BATCH_SIZE} is damaged"
+                )
+
+    def _likely_base(self, data: File, index: File, floor: int) -> int:
+        """The first offset of data.log when nothing with a checksum tells: its first record's, if
+        that makes sense, or of an empty one, what the index says."""
+        if data.size >= HEADER_SIZE:
+            offset = int(RECORD_HEADER.unpack(data.read_at(0, HEADER_SIZE))[0])
+            if floor <= offset < BELIEVABLE and is_record(data, 0, data.size, offset, None, CHAIN):
+                return offset
+        elif index.size >= INDEX_SIZE:
+            offset, position = INDEX_ROW.unpack(index.read_at(0, INDEX_SIZE))
+            if floor <= offset < BELIEVABLE and position == 0:
+                return int(offset)
+        return floor
+
+    def _trusted(
+        self, segment: Segment, here: Checkpoint | None, data: File, index: File
+    ) -> tuple[int, int]:
+        """How far the checkpoint can be believed: bytes of data, rows of index."""
+        if (
+            here is None
+            or here.data_size > data.size
+            or here.index_size > index.size
+            or here.index_size % INDEX_SIZE
+        ):
+            return 0, 0
+        rows = here.index_size // INDEX_SIZE
+        if not rows:
+            return 0, 0
+        segment.rows = rows
+        last = segment.index_rows(rows - 1, rows)
+        first = segment.index_rows(0, 1)
+        segment.rows = 0
+        good = agreeing(data, last, here.data_size, int(last["position"][0])) == 1
+        good &= int(first["offset"][0]) == segment.base and int(first["position"][0]) == 0
+        if good:
+            _, length = RECORD_HEADER.unpack(data.read_at(int(last["position"][0]), HEADER_SIZE))
+            good = int(last["position"][0]) + HEADER_SIZE + length == here.data_size
+        return (here.data_size, rows) if good else (0, 0)
+
+    def _end_at(self, segment: Segment) -> int:
+        if segment.rows:
+            return int(segment.index_rows(segment.rows - 1, segment.rows)["offset"][0]) + 1
+        return segment.base
+
+    def _scan(
+        self,
+        segment: Segment,
+        data: File,
+        index: File,
+        start: int,
+        rows: int,
+        cut: int,
+        failed: np.ndarray,
+    ) -> tuple[int, np.ndarray | None]:
+        """Find the records; where the index says that they end, and its rows from `rows` on if they
+        must be written.
+        """
+        offset = segment.base
+        if rows:
+            tail = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
+            offset = int(np.frombuffer(tail, INDEX_TYPE)["offset"][0]) + 1
+        told = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
+        told_rows = np.frombuffer(told, INDEX_TYPE)
+        batches = self.place.intact_batches(segment)
+        found = scan(data, cut, start, offset, index=told_rows, anchors=anchors_of(batches))
+        found = drop_untiled(found, batches[batches["start"] >= start])
+        self.place.damage.note_holes(segment, sorted([*found.holes, *_failed_holes(failed, found)]))
+        segment.rows = rows + len(found.rows)
+        segment.data_size, segment.end = found.end, found.next_offset
+        told_end = offset + _consecutive(told_rows, offset)
+        if np.array_equal(found.rows, told_rows) and index.size % INDEX_SIZE == 0:
+            return told_end, None
+        if len(found.rows) < len(told_rows) or not np.array_equal(
+            found.rows[: len(told_rows)], told_rows
+        ):
+            self.place.report(
+                "repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were built anew"
+            )
+        return told_end, found.rows
+
+    def _tail_rows(self, batches: File, here: Checkpoint | None) -> "_Tail":
+        """The sidecar rows that the checkpoint does not cover, and which of them are intact."""
+        start = here.batches_size if here is not None and here.batches_size <= batches.size else 0
+        rows, good = parse_batches(batches.read_at(start, batches.size - start))
+        return _Tail(start, rows, good)
+
+    def _check_tail(self, data: File, tail: "_Tail", start: int) -> np.ndarray:
+        """For each of these rows whether its data matches its checksum; those of data before
+        `start` are not read.
+        """
+        found = np.full(len(tail.rows), UNREAD)
+        for i in np.flatnonzero(tail.good & (tail.rows["start"] >= start)):
+            begin, end, wanted = (int(tail.rows[column][i]) for column in ("start", "end", "crc"))
+            fine = end <= data.size and checksum(data, begin, end) == wanted
+            if (
+                not fine and end <= data.size
+            ):  # memory that flipped once must not cost records: ask the disk
+                data.forget(begin, end - begin)
+                fine = checksum(data, begin, end) == wanted
+            found[i] = MATCHED if fine else FAILED
+        return found
+
+    def _torn_at(
+        self, data: File, tail: "_Tail", checked: np.ndarray, start: int, state: int
+    ) -> int:
+        """Where the data of a commit that was never finished begins; the end of the file when there
+        is none.
+
+        Written strictly, only the last commit can be unfinished: a bad batch before a good later
+        commit was whole once, and is damage. Written relaxed, nothing after the last fsync is
+        certain: what no good batch covers goes.
+        """
+        if state == CLEAN:
+            return data.size
+        covered, bad, newest_good = start, [], -1
+        for row, outcome in zip(tail.rows, checked, strict=True):
+            begin, end = int(row["start"]), int(row["end"])
+            if outcome == UNREAD or begin < start:
+                continue
+            if outcome == MATCHED:
+                newest_good = int(row["time"])
+                covered = end if begin == covered else covered
+            else:
+                bad.append((begin, int(row["time"])))
+        if state == RELAXED:
+            return covered
+        return min((begin for begin, time in bad if time >= newest_good), default=data.size)
+
+    def _sidecar_size(self, segment: Segment, tail: "_Tail", newest: int) -> int:
+        """Where the sidecar must end so that it does where the data does."""
+        if not bool(tail.good.all()):
+            bad = int((~tail.good).sum())
+            self.place.report(
+                "lost",
+                f"{BATCHES}: {bad} rows are damaged, their records have no checksum and no time",
+            )
+        beyond = np.flatnonzero(tail.good & (tail.rows["end"] > segment.data_size))
+        if len(beyond) and newest < BELIEVABLE:
+            ends = (tail.rows["first"] + tail.rows["count"])[tail.good]
+            self.place.report(
+                "unfinished",
+                f"the last commit, offsets {newest} to {int(ends.max()) - 1}, is not whole and is dropped: it was "
+                "being written when the broker ended, and not acknowledged",
+            )
+        return tail.start + (int(beyond[0]) if len(beyond) else len(tail.rows)) * BATCH_SIZE
+
+    def _check_cover(self, segment: Segment, batches: File, size: int) -> None:
+        """While we write, there is a row for all data."""
+        last, good = parse_batches(
+            batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0)
+        )
+        end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
+        if end < segment.data_size and (not len(good) or bool(good[0])):
+            text = f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no checksum and no time"
+            self.place.report("lost", text)
+
+    def _trim_sidecar(self, segment: Segment, batches: File, size: int) -> None:
+        if size != batches.size:
+            batches.truncate(size)
+        segment.batches_size = size
+        segment.newest = self.place.modified(segment)
+        if size:
+            last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
+            if bool(fine[0]):
+                segment.newest = int(last["time"][0])
+
+    def _settle(self, segment: Segment, data: File, index: File, batches: File) -> None:
+        """Cut the files to what was found, and make that durable: from here on it counts as synced."""
+        if data.size > segment.data_size:
+            name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
+            if not self.place.fs.exists(self.place.directory / name):
+                self.place.quarantine(segment, segment.data_size, data.size)
+            data.truncate(segment.data_size)
+        if index.size > segment.rows * INDEX_SIZE:
+            index.truncate(segment.rows * INDEX_SIZE)
+        if not self.place.context.durable:
+            return
+        try:
+            for file in (batches, index, data):
+                file.sync()
+            self.place.fs.sync_dir(self.place.directory)
+        except (StorageFull, StorageFailed) as error:
+            log.error(
+                "topic %s: what was recovered could not be synced: %s",
+                self.place.directory.name,
+                error,
+            )
+
+    def _check_metadata(self, end: int, checkpoint: Checkpoint | None) -> None:
+        told = self.place.read_metadata()
+        if told != end:
+            if told is None or (checkpoint is not None and checkpoint.state == CLEAN):
+                self.place.report("repaired", f"{METADATA} said {told}, the next offset is {end}")
+            self.place.fs.replace(self.place.directory / METADATA, pack_metadata(end), sync=False)
+
+
+def _consecutive(rows: np.ndarray, offset: int) -> int:
+    """How many leading index rows have the offsets from this one on."""
+    follows = rows["offset"] == np.arange(offset, offset + len(rows), dtype=np.uint64)
+    return len(rows) if bool(follows.all()) else int(np.argmin(follows))
+
+
+def _failed_holes(failed: np.ndarray, found: Scan) -> list[Hole]:
+    """Batches that fail their checksum although their records follow one another: none of them is
+    handed out.
+    """
+    known = {hole.start for hole in found.holes}
+    return [
+        Hole(
+            int(row["start"]), int(row["end"]), int(row["first"]), int(row["first"] + row["count"])
+        )
+        for row in failed
+        if row["end"] <= found.end and int(row["start"]) not in known
+    ]

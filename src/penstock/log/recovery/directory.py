@@ -1,0 +1,80 @@
+"""The directory of a topic that is being opened, and what all parts of recovery do in it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.log.context import Context
+from penstock.log.damage import Damage
+from penstock.log.layout import (
+    BATCHES,
+    DATA,
+    INDEX_TYPE,
+    METADATA,
+    parse_batches,
+    parse_metadata,
+    parse_sealed,
+)
+from penstock.log.segment import Segment
+
+BELIEVABLE = 1 << 62  # an offset from here on is garbage
+
+
+@dataclass(slots=True)
+class Orphan:
+    """A sealed segment whose data file is missing."""
+
+    end: int  # the offset after its last record, as its other files say
+    names: list[str] = field(default_factory=list)  # those files
+
+
+class Place:
+    def __init__(self, context: Context, directory: Path) -> None:
+        self.fs = context.fs
+        self.context = context
+        self.directory = directory
+        self.names = set(self.fs.list_dir(directory))
+        self.orphans: dict[int, Orphan] = {}  # by base
+        self.damage = Damage(self.fs, directory, context.instruments.damage)
+
+    def report(self, outcome: str, text: str, **lost: Any) -> None:
+        self.damage.report(outcome, text, **lost)
+
+    def sealed_files(self) -> list[tuple[str, int]]:
+        return [found for found in map(parse_sealed, sorted(self.names)) if found is not None]
+
+    def read_metadata(self) -> int | None:
+        return (
+            parse_metadata(self.fs.read(self.directory / METADATA))
+            if METADATA in self.names
+            else None
+        )
+
+    def intact_batches(self, segment: Segment) -> np.ndarray:
+        file = segment.file(BATCHES)
+        rows, good = parse_batches(file.read_at(0, file.size))
+        intact: np.ndarray = rows[good]
+        return intact
+
+    def modified(self, segment: Segment) -> int:
+        """The time of records whose time is unknown."""
+        return int(self.fs.modified(segment.path(DATA)) * 1e6) if segment.rows else 0
+
+    def quarantine(self, segment: Segment, start: int, end: int) -> None:
+        data = segment.file(DATA).read_at(start, end - start)
+        path = self.directory / f"quarantine-{segment.base:020d}-{start}.bin"
+        self.fs.replace(path, data)
+        self.context.instruments.quarantined.add(len(data))
+        self.report(
+            "quarantined",
+            f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, kept in {path.name}",
+        )
+
+
+def anchors_of(batches: np.ndarray) -> np.ndarray:
+    """Where the sidecar says that batches begin."""
+    anchors = np.empty(len(batches), INDEX_TYPE)
+    anchors["offset"], anchors["position"] = batches["first"], batches["start"]
+    return anchors

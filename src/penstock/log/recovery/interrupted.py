@@ -1,0 +1,106 @@
+"""Finishing or undoing a roll or a swap that a crash interrupted, before anything of the topic is
+looked at.
+"""
+
+import contextlib
+from collections.abc import Set
+from pathlib import Path
+
+import numpy as np
+
+from penstock.log.fs import Fs
+from penstock.log.layout import (
+    BATCHES,
+    DATA,
+    HEADER_SIZE,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    KINDS,
+    RECORD_HEADER,
+    parse_batches,
+    parse_checked,
+    parse_sealed,
+    sealed_name,
+)
+from penstock.log.recovery.directory import BELIEVABLE, Orphan, Place
+
+
+def finish_interrupted(place: Place) -> None:
+    for name in sorted(place.names):
+        if name.startswith("swap-"):
+            finish_swap(place.fs, place.directory, name)
+    place.names = set(place.fs.list_dir(place.directory))
+    for name in sorted(place.names):
+        if name.endswith((".new", ".swap")):
+            place.fs.remove(place.directory / name)
+            place.names.discard(name)
+    unrolled = unfinished_roll(place.fs, place.directory, place.names)
+    with_data = {base for kind, base in place.sealed_files() if kind == DATA}
+    for kind, base in place.sealed_files():
+        if base in with_data:
+            continue
+        sealed = sealed_name(kind, base)
+        if unrolled.get(kind) == sealed:
+            place.fs.rename(place.directory / sealed, place.directory / kind)
+            place.names.add(kind)
+        else:
+            orphan = place.orphans.setdefault(base, Orphan(base))
+            orphan.end = max(orphan.end, _end_of_orphan(place, kind, sealed))
+            orphan.names.append(sealed)
+        place.names.discard(sealed)
+
+
+def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
+    """Kinds of the active segment whose file a roll renamed before it was interrupted, and the
+    names they have now.
+
+    A roll renames the data last, so that data.log still begins at the base that the others are
+    named after.
+    """
+    sealed = [parsed for parsed in map(parse_sealed, names) if parsed is not None]
+    newest = max((base for _, base in sealed), default=-1)
+    if newest < 0 or (DATA, newest) in sealed or DATA not in names:
+        return {}
+    with contextlib.closing(fs.open(directory / DATA, write=False)) as file:
+        header = file.read_at(0, HEADER_SIZE)
+    if len(header) == HEADER_SIZE and RECORD_HEADER.unpack(header)[0] != newest:
+        return {}  # it begins elsewhere: the data of that segment is missing
+    return {
+        kind: sealed_name(kind, newest)
+        for kind, base in sealed
+        if base == newest and kind not in names
+    }
+
+
+def _end_of_orphan(place: Place, kind: str, name: str) -> int:
+    """The offset after the last record that the index or the sidecar of a missing data file names;
+    0: none.
+    """
+    data = place.fs.read(place.directory / name)
+    if kind == BATCHES:
+        rows, good = parse_batches(data)
+        ends = (rows["first"] + rows["count"])[good]
+        return int(ends.max()) if len(ends) else 0
+    offsets = np.frombuffer(data, INDEX_TYPE, len(data) // INDEX_SIZE)["offset"]
+    rising = int(np.argmin(np.append(offsets[1:] > offsets[:-1], False))) if len(offsets) else 0
+    return int(offsets[rising]) + 1 if len(offsets) and offsets[rising] < BELIEVABLE else 0
+
+
+def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
+    """Put a compacted segment in place of those it was made from; see `penstock.topics.compaction`.
+
+    May be called again after it failed: what was done is not repeated.
+    """
+    told = parse_checked(fs.read(directory / marker)) if fs.exists(directory / marker) else None
+    if told is not None:
+        base, *merged = (int(part) for part in told.split(","))
+        for kind in KINDS:
+            swap = directory / f"{sealed_name(kind, base)}.swap"
+            if fs.exists(swap):
+                fs.rename(swap, directory / sealed_name(kind, base))
+        for other in merged:
+            for kind in KINDS:
+                fs.remove(directory / sealed_name(kind, other))
+        fs.sync_dir(directory)
+    fs.remove(directory / marker)
+    fs.sync_dir(directory)

@@ -1,0 +1,190 @@
+"""The order in which a topic is opened, its small files and its producers."""
+
+from pathlib import Path
+
+from penstock.log.context import Context
+from penstock.log.durable import Recovered
+from penstock.log.fs import Fs
+from penstock.log.layout import (
+    ARCHIVED,
+    BATCHES,
+    CHECKPOINT,
+    CLEAN,
+    COMPACT,
+    DAMAGE,
+    DATA,
+    DELETE,
+    INCARNATION,
+    KINDS,
+    METADATA,
+    POLICY,
+    Checkpoint,
+    pack_checked,
+    pack_metadata,
+    parse_batches,
+    parse_checked,
+    sealed_name,
+)
+from penstock.log.producers import Producers
+from penstock.log.recovery.active import ActiveSegment
+from penstock.log.recovery.directory import Place
+from penstock.log.recovery.interrupted import finish_interrupted
+from penstock.log.recovery.sealed import SealedSegments
+from penstock.log.segment import Segment
+from penstock.protocol.ids import uuid7
+
+
+def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
+    """An empty topic. Its incarnation makes it another one than any that had this name before."""
+    fs.make_dir(directory)
+    incarnation = uuid7()
+    for kind in KINDS:
+        fs.open(directory / kind, create=True).close()
+    fs.replace(directory / METADATA, pack_metadata(0), sync=False)
+    fs.replace(directory / INCARNATION, pack_checked(incarnation.hex), sync=sync)
+    fs.replace(
+        directory / CHECKPOINT,
+        Checkpoint(incarnation.bytes, 0, 0, 0, 0, 0, 0, state).pack(),
+        sync=sync,
+    )
+    if sync:
+        fs.sync_dir(directory)
+        fs.sync_dir(directory.parent)
+
+
+def recover(context: Context, directory: Path) -> Recovered:
+    return _Recovery(Place(context, directory)).run()
+
+
+class _Recovery:
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def run(self) -> Recovered:
+        place, damage = self.place, self.place.damage
+        if DAMAGE in place.names:
+            damage.read()
+        finish_interrupted(place)
+        checkpoint = self._read_checkpoint()
+        incarnation, incarnation_lost = self._read_incarnation(checkpoint)
+        sealed, last = SealedSegments(place), ActiveSegment(place)
+        bases = sorted(base for kind, base in place.sealed_files() if kind == DATA)
+        proven = last.proven_base(bases, checkpoint)
+        limits: list[int | None] = [*bases[1:], proven]
+        segments = [sealed.open(base, limit) for base, limit in zip(bases, limits, strict=False)]
+        active, scanned = last.open(segments, checkpoint, proven)
+        segments += last.skip_lost(active, checkpoint)
+        active = segments[-1]
+        self._report_orphans(segments)
+        damage.note_gaps(segments)
+        producers = self._producers(segments, checkpoint)
+        same = checkpoint is not None and checkpoint.base == active.base and not scanned
+        damage.write()
+        for orphan in place.orphans.values():
+            for name in orphan.names:
+                place.fs.rename(place.directory / name, place.directory / f"orphan-{name}")
+        for segment in segments:
+            segment.forget_files()
+        return Recovered(
+            incarnation=incarnation,
+            incarnation_lost=incarnation_lost,
+            segments=tuple(segments),
+            next_offset=active.end,
+            producers=producers,
+            checkpointed=checkpoint.data_size if checkpoint is not None and same else -1,
+            state=checkpoint.state if checkpoint is not None else CLEAN,
+            archived=self._read_archived(),
+            policy=self._read_policy(),
+            damage=damage,
+        )
+
+    def _report_orphans(self, segments: list[Segment]) -> None:
+        for base in sorted(self.place.orphans):
+            end = next(
+                segment.base
+                for segment in segments
+                if segment.base > base or segment is segments[-1]
+            )
+            name = sealed_name(DATA, base)
+            self.place.damage.report_lost(
+                f"{name} is missing: offsets {base} to {end - 1}", name, base, end
+            )
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        if CHECKPOINT not in self.place.names:
+            if INCARNATION in self.place.names:
+                self.place.report(
+                    "repaired", f"{CHECKPOINT} is missing, the active segment is scanned whole"
+                )
+            return None
+        checkpoint = Checkpoint.parse(self.place.fs.read(self.place.directory / CHECKPOINT))
+        if checkpoint is None:
+            self.place.report(
+                "repaired", f"{CHECKPOINT} is damaged, the active segment is scanned whole"
+            )
+        return checkpoint
+
+    def _read_incarnation(self, checkpoint: Checkpoint | None) -> tuple[str, bool]:
+        """It, and whether it is a new one although the topic had one."""
+        place = self.place
+        text = None
+        if INCARNATION in place.names:
+            text = parse_checked(place.fs.read(place.directory / INCARNATION))
+            if text is not None and len(text) == 32:
+                return text, False
+        ours = (
+            checkpoint is not None
+            or bool(place.names & {INCARNATION, BATCHES})
+            or bool(place.sealed_files())
+        )
+        lost = ours and checkpoint is None
+        if ours:
+            what = "is damaged" if INCARNATION in place.names else "is missing"
+            more = f", and {CHECKPOINT} does not have it: the topic gets a new one" if lost else ""
+            place.report("lost" if lost else "repaired", f"{INCARNATION} {what}{more}")
+        text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
+        place.fs.replace(
+            place.directory / INCARNATION, pack_checked(text), sync=place.context.durable
+        )
+        return text, lost
+
+    def _read_archived(self) -> int | None:
+        if ARCHIVED not in self.place.names:
+            return None
+        text = parse_checked(self.place.fs.read(self.place.directory / ARCHIVED))
+        if text is None or not text.isdigit():
+            self.place.report(
+                "repaired", f"{ARCHIVED} is damaged: nothing is deleted before it is archived again"
+            )
+            return 0
+        return int(text)
+
+    def _read_policy(self) -> str:
+        if POLICY not in self.place.names:
+            return DELETE
+        text = parse_checked(self.place.fs.read(self.place.directory / POLICY))
+        if text not in (DELETE, COMPACT):
+            self.place.report(
+                "repaired",
+                f"{POLICY} is damaged: taken for {COMPACT!r}, under which retention deletes nothing",
+            )
+            return COMPACT
+        return text
+
+    def _producers(self, segments: list[Segment], checkpoint: Checkpoint | None) -> Producers:
+        producers = Producers(
+            checkpoint.producers if checkpoint is not None else {},
+            self.place.context.settings.producer_expiry,
+        )
+        for segment in segments:
+            start = 0
+            if checkpoint is not None:
+                if segment.base < checkpoint.base:
+                    continue
+                if segment.base == checkpoint.base:
+                    start = min(checkpoint.batches_size, segment.batches_size)
+            file = segment.file(BATCHES)
+            rows, good = parse_batches(file.read_at(start, segment.batches_size - start))
+            producers.replay(rows[good])
+        producers.forget_before(self.place.context.now())
+        return producers

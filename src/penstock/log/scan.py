@@ -1,0 +1,249 @@
+"""Finding the records in a data file when its index cannot be believed.
+
+Where index rows are at hand they are checked against the headers in bulk (numpy, a few nanoseconds
+a record); where they stop agreeing, records are walked one by one; where that stops, reading
+resumes at the next place that the sidecar, the index, or at last a search through the bytes shows
+to be a record. What lies between is a hole.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.log.fs import File
+from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_TYPE, RECORD_HEADER
+
+CHUNK = 4 << 20
+BULK = 1 << 16
+SEARCHED = 16 << 20  # bytes looked through for the next record when nothing else tells
+CHAIN = 3  # records in a row that make a found place believable
+
+_IN_HEADER = np.arange(HEADER_SIZE)
+
+
+class Hole(NamedTuple):
+    start: int
+    end: int
+    lost_from: int  # offsets that should have been there
+    lost_to: int
+
+
+class Scan(NamedTuple):
+    rows: np.ndarray  # index rows of the records found
+    end: int  # byte position after the last whole record
+    next_offset: int
+    holes: list[Hole]
+
+
+class Readable(Protocol):
+    def read_at(self, position: int, length: int) -> bytes | memoryview: ...
+
+
+def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
+    """How many leading index rows describe the records of `data` from `start` on, without a gap in
+    positions.
+    """
+    positions = rows["position"].astype(np.int64)
+    good, at = 0, start
+    while good < len(rows):
+        count = min(BULK, len(rows) - good)
+        part = positions[good : good + count]
+        if int(part[0]) != at or at >= size:
+            return good
+        inside = (part[1:] > part[:-1]) & (part[1:] <= size - HEADER_SIZE)
+        count = count if bool(inside.all()) else int(np.argmin(inside)) + 1
+        part = part[:count]
+        count = min(count, max(1, int(np.searchsorted(part, at + 8 * CHUNK))))
+        part = part[:count]
+        if at + HEADER_SIZE > size:
+            return good
+        buffer = np.frombuffer(data.read_at(at, int(part[-1]) + HEADER_SIZE - at), np.uint8)
+        if len(buffer) < int(part[-1]) + HEADER_SIZE - at:
+            return good
+        headers = buffer[(part - at)[:, None] + _IN_HEADER].view(HEADER_TYPE).reshape(-1)
+        ends = part + HEADER_SIZE + headers["length"].astype(np.int64)
+        fine = headers["offset"] == rows["offset"][good : good + count]
+        fine[:-1] &= ends[:-1] == part[1:]
+        fine[-1] &= bool(ends[-1] <= size)
+        if not bool(fine.all()):
+            return good + int(np.argmin(fine))
+        good += count
+        at = int(ends[-1])
+    return good
+
+
+def walk(
+    data: File, at: int, size: int, offset: int, limit: int | None
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Records one by one from `at`: their index rows, where they end, and the offset expected
+    there.
+
+    Offsets follow one another; with `limit` (a sealed segment) they may also leave some out,
+    staying below it.
+    """
+    rows: list[tuple[int, int]] = []
+    unpack = RECORD_HEADER.unpack_from
+    while at + HEADER_SIZE <= size:
+        buffer = data.read_at(at, min(CHUNK, size - at))
+        inside, last = 0, len(buffer) - HEADER_SIZE
+        while inside <= last:
+            found, length = unpack(buffer, inside)
+            end = at + inside + HEADER_SIZE + length
+            if end > size or (found != offset if limit is None else not offset <= found < limit):
+                return rows, at + inside, offset
+            rows.append((found, at + inside))
+            offset = found + 1
+            inside += HEADER_SIZE + length
+        if inside == 0:
+            break
+        at += inside
+    return rows, at, offset
+
+
+def scan(
+    data: File,
+    size: int,
+    start: int,
+    offset: int,
+    *,
+    index: np.ndarray,
+    anchors: np.ndarray,
+    limit: int | None = None,
+) -> Scan:
+    """All records of `data[start:size]`, the first of which should have `offset`.
+
+    `index` holds index rows and `anchors` (first offset, start) pairs of the sidecar, both for this
+    part and unproven.
+    """
+    pieces: list[np.ndarray] = []
+    holes: list[Hole] = []
+    at = start
+    while True:
+        rest = (
+            index[np.searchsorted(index["position"], np.uint64(at)) :]
+            if _sorted(index)
+            else index[:0]
+        )
+        count = agreeing(data, rest, size, at)
+        rows = rest[:count]
+        if count and not _follows(rows["offset"], offset, limit):
+            count, rows = 0, rest[:0]
+        if count:
+            pieces.append(rows)
+            last = int(rows["position"][-1])
+            at = last + HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(last, HEADER_SIZE))[1]
+            offset = int(rows["offset"][-1]) + 1
+        walked, at, offset = walk(data, at, size, offset, limit)
+        if walked:
+            pieces.append(np.array(walked, dtype=np.uint64).view(INDEX_TYPE).reshape(-1))
+        if at >= size:
+            break
+        resumed = next(_candidates(data, at, size, offset, index, anchors, limit), None)
+        if resumed is None:
+            break
+        holes.append(Hole(at, resumed[0], offset, resumed[1]))
+        at, offset = resumed
+    found = np.concatenate(pieces) if pieces else np.empty(0, INDEX_TYPE)
+    return Scan(found, at, offset, holes)
+
+
+def drop_untiled(found: Scan, batches: np.ndarray) -> Scan:
+    """Leave out what the sidecar contradicts: a batch must consist of exactly its records (zeros
+    look like some).
+    """
+    rows, holes, end, offset = found.rows, found.holes, found.end, found.next_offset
+    for batch in batches[batches["start"] < found.end]:
+        low, high = np.searchsorted(rows["position"], [batch["start"], batch["end"]])
+        inside = rows[low:high]
+        whole = len(inside) == int(batch["count"]) and inside[0]["offset"] == batch["first"]
+        if not len(inside) or whole:
+            continue
+        start, stop, first = int(batch["start"]), int(batch["end"]), int(batch["first"])
+        rows = np.concatenate([rows[:low], rows[high:]])
+        holes = [hole for hole in holes if hole.end <= start or hole.start >= stop]
+        if high < len(rows) + len(inside):
+            holes.append(Hole(start, stop, first, first + int(batch["count"])))
+        else:
+            end, offset = start, first
+    return Scan(rows, end, offset, sorted(holes))
+
+
+def _sorted(index: np.ndarray) -> bool:
+    return bool((index["position"][1:] > index["position"][:-1]).all())
+
+
+def _follows(offsets: np.ndarray, offset: int, limit: int | None) -> bool:
+    if limit is None:
+        return bool((offsets == np.arange(offset, offset + len(offsets), dtype=np.uint64)).all())
+    return (
+        int(offsets[0]) >= offset
+        and int(offsets[-1]) < limit
+        and bool((offsets[1:] > offsets[:-1]).all())
+    )
+
+
+def _candidates(
+    data: File,
+    at: int,
+    size: int,
+    offset: int,
+    index: np.ndarray,
+    anchors: np.ndarray,
+    limit: int | None,
+) -> Iterator[tuple[int, int]]:
+    """Places after `at` where records go on, nearest first: (position, offset)."""
+    told = np.concatenate([index, anchors]) if len(anchors) else index
+    told = told[
+        (told["position"] > at)
+        & (told["position"] <= size - HEADER_SIZE)
+        & (told["offset"] > offset - 1)
+    ]
+    for row in np.sort(told, order="position")[: 1 << 16]:
+        position, first = int(row["position"]), int(row["offset"])
+        if is_record(data, position, size, first, limit):
+            yield position, first
+            return
+    buffer = data.read_at(at + 1, min(SEARCHED, size - at - 1))
+    highest = limit if limit is not None else offset + (size - at) // HEADER_SIZE + 1
+    for shift in _offsets_in(buffer, offset, highest):
+        position = at + 1 + shift
+        first = int.from_bytes(buffer[shift : shift + 8], "little")
+        if is_record(data, position, size, first, limit, CHAIN):
+            yield position, first
+            return
+
+
+def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
+    """Where in `buffer` an unaligned u64 in [low, high) begins."""
+    found = []
+    for shift in range(8):
+        values = (
+            np.frombuffer(buffer, "<u8", max(0, (len(buffer) - shift) // 8), shift)
+            if len(buffer) >= 8 + shift
+            else None
+        )
+        if values is not None:
+            hits = np.flatnonzero((values >= np.uint64(low)) & (values < np.uint64(high)))
+            found.extend((hits * 8 + shift).tolist())
+    return sorted(found)
+
+
+def is_record(
+    data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1
+) -> bool:
+    """Whether `chain` records follow from here, or fewer that end exactly at the end of the file."""
+    for _ in range(chain):
+        header = data.read_at(position, HEADER_SIZE)
+        if len(header) < HEADER_SIZE:
+            return False
+        found, length = RECORD_HEADER.unpack(header)
+        position += HEADER_SIZE + length
+        if position > size or (limit is not None and found >= limit) or found < offset:
+            return False
+        if limit is None and found != offset:
+            return False
+        offset = found + 1
+        if position == size:
+            return True
+    return True

@@ -1,0 +1,510 @@
+"""One segment as readers see it: where a record is, and bytes from there.
+
+A segment is three files and a few numbers. The numbers (`rows`, `data_size`) say how much of the
+files is visible; for the active segment they grow after a commit, so a reader never sees what may
+still vanish. Reads name positions and share no state, so they run on the event loop or in a pool
+while the writer appends.
+
+Offsets inside a segment may have gaps (compaction), so `row = offset - base` is used only where the
+numbers prove that there are none; otherwise the index is searched. Every record handed out by
+`read` was checked against its own header. Where index and data disagree the data is walked from the
+last place where they agreed: a damaged index costs time, a damaged record is `Damaged` with the
+file, the place and the offset where reading can go on. A hole in the *positions* is damage that
+recovery found, or a batch that the scrub found to fail its checksum: neither is handed out. A hole
+in the *offsets* alone is compaction.
+
+Files are opened on demand and dropped when idle; a reader that still holds one keeps it alive (the
+last reference closes it), so neither retention nor the idle close can pull a file away from under a
+transfer.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import Damaged
+from penstock.log.fs import File, Fs
+from penstock.log.layout import (
+    BATCH_SIZE,
+    BATCH_TYPE,
+    BATCHES,
+    COMPACTED,
+    DATA,
+    HEADER_SIZE,
+    HEADER_TYPE,
+    INDEX,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    RECORD_HEADER,
+    sealed_name,
+)
+
+WINDOW = 512  # index rows read at once at the end of a search
+ROWS_AT_ONCE = 1 << 16  # index rows looked at by one read
+
+_IN_HEADER = np.arange(HEADER_SIZE)
+
+
+class _Mismatch(Exception):
+    """Index and data disagree."""
+
+
+class Batch:
+    """Records read together: one buffer, and where each payload lies in it."""
+
+    __slots__ = ("buffer", "ends", "first_offset", "next_offset", "offsets", "starts")
+
+    def __init__(
+        self,
+        buffer: bytes,
+        offsets: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        next_offset: int,
+    ) -> None:
+        self.buffer = buffer
+        self.offsets = offsets
+        self.starts = starts
+        self.ends = ends
+        self.first_offset = int(offsets[0]) if len(offsets) else next_offset
+        self.next_offset = next_offset  # where the next read goes on
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def payload(self, i: int) -> memoryview:
+        return memoryview(self.buffer)[int(self.starts[i]) : int(self.ends[i])]
+
+    def payloads(self) -> list[bytes]:
+        buffer = self.buffer
+        return [buffer[a:b] for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+
+    def __iter__(self) -> Iterator[tuple[int, memoryview]]:
+        view = memoryview(self.buffer)
+        for offset, a, b in zip(
+            self.offsets.tolist(), self.starts.tolist(), self.ends.tolist(), strict=True
+        ):
+            yield offset, view[a:b]
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def empty_batch(next_offset: int) -> Batch:
+    return Batch(b"", _NONE, _NONE, _NONE, next_offset)
+
+
+@dataclass(slots=True)
+class Raw:
+    """Whole records as they lie in the file, for sendfile or one read."""
+
+    first_offset: int
+    count: int
+    next_offset: int
+    file: File | None
+    position: int
+    length: int
+    rows: np.ndarray | None = None  # of the index: offset and position of each record
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and payload lengths, from the index alone: the records themselves are not looked
+        at.
+        """
+        if self.rows is None:
+            return _NONE, _NONE
+        starts = self.rows["position"].astype(np.int64)
+        ends = np.append(starts[1:], self.position + self.length)
+        return self.rows["offset"].astype(np.int64), ends - starts - HEADER_SIZE
+
+    def read(self) -> bytes:
+        return self.file.read_at(self.position, self.length) if self.file is not None else b""
+
+
+class Segment:
+    __slots__ = (
+        "_files",
+        "base",
+        "batches_size",
+        "compacted",
+        "data_size",
+        "directory",
+        "end",
+        "fs",
+        "holes",
+        "newest",
+        "on_mismatch",
+        "on_open",
+        "pinned",
+        "rows",
+        "sealed",
+    )
+
+    def __init__(self, fs: Fs, directory: Path, base: int, *, sealed: bool) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.base = base
+        self.sealed = sealed
+        self.end = base  # offset after the last record
+        self.rows = 0
+        self.data_size = 0
+        self.batches_size = 0
+        self.newest = 0  # append time of the newest record, microseconds
+        self.compacted = False  # records were removed from it
+        self.holes: tuple[
+            tuple[int, int], ...
+        ] = ()  # byte ranges of data that were found damaged, in order
+        self.on_open: Callable[[Segment], None] | None = None
+        self.on_mismatch: Callable[[Segment], None] | None = (
+            None  # told when index and data disagree
+        )
+        self.pinned = False  # being written: its files stay open
+        self._files: dict[str, File] = {}
+
+    def path(self, kind: str) -> Path:
+        return self.directory / (sealed_name(kind, self.base) if self.sealed else kind)
+
+    def file(self, kind: str) -> File:
+        file = self._files.get(kind)
+        if file is None:
+            file = self.fs.open(self.path(kind), create=not self.sealed, write=not self.sealed)
+            self._files[kind] = file
+            if self.on_open is not None:
+                self.on_open(self)
+        return file
+
+    def adopt(self, kind: str, file: File) -> None:
+        self._files[kind] = file
+
+    def forget_files(self) -> None:
+        """Let go of the open files; each closes when its last reader is done."""
+        self._files = {}
+
+    @property
+    def open_files(self) -> int:
+        return len(self._files)
+
+    @property
+    def size(self) -> int:
+        return self.data_size + self.rows * INDEX_SIZE + self.batches_size
+
+    # Searching
+
+    def index_rows(self, start: int, stop: int) -> np.ndarray:
+        data = self.file(INDEX).read_at(start * INDEX_SIZE, (stop - start) * INDEX_SIZE)
+        rows = np.frombuffer(data, INDEX_TYPE, len(data) // INDEX_SIZE)
+        if len(rows) < stop - start:
+            raise Damaged(
+                f"{self.path(INDEX).name} ends at row {start + len(rows)} of {self.rows}", self.end
+            )
+        return rows
+
+    @property
+    def dense(self) -> bool:
+        """Whether every offset from `base` to `end` is there."""
+        return self.end - self.base == self.rows
+
+    def row_of(self, offset: int) -> int:
+        """The first row whose offset is not below `offset`; `rows` when there is none."""
+        if self.dense:
+            return min(max(0, offset - self.base), self.rows)
+        return self._search("offset", offset)
+
+    def _search(self, column: str, value: int) -> int:
+        low, high = 0, self.rows  # the answer lies in [low, high]
+        while high - low > WINDOW:
+            middle = (low + high) // 2
+            if int(self.index_rows(middle, middle + 1)[column][0]) < value:
+                low = middle + 1
+            else:
+                high = middle
+        window = self.index_rows(low, high)[column]
+        return low + int(np.searchsorted(window, np.uint64(value)))
+
+    def position_of(self, row: int) -> int:
+        """Where the record of this row begins; for the row after the last, where the data ends."""
+        return (
+            int(self.index_rows(row, row + 1)["position"][0]) if row < self.rows else self.data_size
+        )
+
+    def row_at(self, position: int) -> int:
+        """The first row whose record begins at or after this position."""
+        return self._search("position", position)
+
+    # Reading
+
+    def read(self, offset: int, max_records: int, max_bytes: int) -> Batch:
+        """At least one record if there is one at or after `offset`, however large it is."""
+        row = self.row_of(offset)
+        if row >= self.rows:
+            return empty_batch(self.end)
+        try:
+            return self._read_indexed(row, offset, max_records, max_bytes)
+        except _Mismatch:
+            rows, end = self._walk(row, offset, max_records, max_bytes)
+        start = rows[0][1]
+        buffer = self.file(DATA).read_at(start, end - start)
+        offsets, positions = np.array(rows, np.int64).T
+        starts = positions - start + HEADER_SIZE
+        ends = np.append(starts[1:] - HEADER_SIZE, end - start)
+        return Batch(buffer, offsets, starts, ends, int(offsets[-1]) + 1)
+
+    def _read_indexed(self, row: int, offset: int, max_records: int, max_bytes: int) -> Batch:
+        stop = min(self.rows, row + min(max_records, ROWS_AT_ONCE, max_bytes // HEADER_SIZE + 1))
+        rows = self.index_rows(row, min(stop + 1, self.rows))
+        self._expect(rows, offset)
+        positions = rows["position"].astype(np.int64)
+        if stop == self.rows:
+            positions = np.append(positions, self.data_size)
+        count = stop - row
+        if positions[count] - positions[0] > max_bytes:
+            count = max(1, int(np.searchsorted(positions, positions[0] + max_bytes, "right")) - 1)
+        start, end = int(positions[0]), int(positions[count])
+        if self.holes:
+            count, end = self._before_hole(positions, count, offset)
+        if not 0 <= start < end <= self.data_size:
+            raise _Mismatch
+        buffer = self.file(DATA).read_at(start, end - start)
+        starts = positions[:count] - start
+        good, lengths = self._check(buffer, rows["offset"][:count], starts, end - start)
+        if good == 0:
+            raise _Mismatch
+        starts = starts[:good] + HEADER_SIZE
+        offsets = rows["offset"][:good].astype(np.int64)
+        return Batch(buffer, offsets, starts, starts + lengths[:good], int(offsets[-1]) + 1)
+
+    def _check(
+        self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int
+    ) -> tuple[int, np.ndarray]:
+        """How many leading records agree with their headers and follow one another, and their
+        lengths.
+        """
+        if (
+            len(buffer) < size
+            or bool((starts[1:] < starts[:-1] + HEADER_SIZE).any())
+            or size < starts[-1] + HEADER_SIZE
+        ):
+            return self._check_slowly(buffer, offsets, starts)
+        data = np.frombuffer(buffer, np.uint8)
+        headers = data[starts[:, None] + _IN_HEADER].view(HEADER_TYPE).reshape(-1)
+        lengths = headers["length"].astype(np.int64)
+        ends = starts + HEADER_SIZE + lengths
+        fine = headers["offset"] == offsets
+        fine[1:] &= (
+            ends[:-1] == starts[1:]
+        )  # the record before a hole is good, the one after it is for the next read
+        fine[-1] &= bool(ends[-1] <= size)
+        good = len(fine) if bool(fine.all()) else int(np.argmin(fine))
+        if 0 < good < len(fine) and int(ends[good - 1]) > int(starts[good]):
+            good -= 1  # its own length runs into the next record
+        return good, lengths
+
+    def _check_slowly(
+        self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray
+    ) -> tuple[int, np.ndarray]:
+        good, lengths, at = 0, [], 0
+        for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
+            if start != at or at + HEADER_SIZE > len(buffer):
+                break
+            found, length = RECORD_HEADER.unpack_from(buffer, at)
+            if found != offset or at + HEADER_SIZE + length > len(buffer):
+                break
+            lengths.append(length)
+            at += HEADER_SIZE + length
+            good += 1
+        return good, np.array(lengths, np.int64)
+
+    def raw(self, offset: int, max_bytes: int, max_records: int | None) -> Raw:
+        row = self.row_of(offset)
+        if row >= self.rows:
+            return Raw(self.end, 0, self.end, None, 0, 0)
+        try:
+            return self._raw_indexed(row, offset, max_bytes, max_records)
+        except _Mismatch:
+            found, end = self._walk(row, offset, max_records or ROWS_AT_ONCE, max_bytes)
+            rows, start = np.array(found, INDEX_TYPE), found[0][1]
+            return Raw(
+                found[0][0], len(found), found[-1][0] + 1, self.file(DATA), start, end - start, rows
+            )
+
+    def _raw_indexed(self, row: int, offset: int, max_bytes: int, max_records: int | None) -> Raw:
+        rows, positions = self._rows_within(row, max_bytes, max_records)
+        self._expect(rows, offset)
+        start, count = int(positions[0]), len(positions) - 1
+        if positions[count] - start > max_bytes:
+            count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
+        end = int(positions[count])
+        if self.holes:
+            count, end = self._before_hole(positions, count, offset)
+        first, last = int(rows["offset"][0]), int(rows["offset"][count - 1])
+        if not 0 <= start < end <= self.data_size or self._offset_at(start) != first:
+            raise _Mismatch
+        if self._offset_at(int(positions[count - 1])) != last:
+            raise _Mismatch
+        return Raw(first, count, last + 1, self.file(DATA), start, end - start, rows[:count])
+
+    def _rows_within(
+        self, row: int, max_bytes: int, max_records: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Index rows from `row` on that reach past `max_bytes` of data, and where each of their
+        records and the last one's follower begin. How many that takes is guessed from the average
+        record, so one read is nearly always enough."""
+        most = self.rows - row if max_records is None else min(self.rows - row, max(1, max_records))
+        count = min(most, max_bytes * self.rows // max(self.data_size, 1) * 5 // 4 + 16)
+        while True:
+            rows = self.index_rows(row, min(row + count + 1, self.rows))
+            positions = rows["position"].astype(np.int64)
+            if row + count == self.rows:
+                positions = np.append(positions, self.data_size)
+            if count == most or positions[-1] - positions[0] > max_bytes:
+                return rows, positions
+            count = min(most, 2 * count)
+
+    def _expect(self, rows: np.ndarray, offset: int) -> None:
+        """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
+        found, position = int(rows["offset"][0]), int(rows["position"][0])
+        if found == offset:
+            return
+        if self.dense:
+            raise _Mismatch
+        for start, end in self.holes:
+            if end == position:
+                name = self.path(DATA).name
+                text = f"{name}: offsets {offset} to {found - 1} are lost, bytes {start} to {end} are damaged"
+                raise Damaged(text, found)
+
+    def _before_hole(self, positions: np.ndarray, count: int, offset: int) -> tuple[int, int]:
+        """How many of these records come before the next hole, and where they end."""
+        start, end = int(positions[0]), int(positions[count])
+        for begin, stop in self.holes:
+            if begin <= start < stop:
+                raise self._in_hole(begin, stop, offset)
+            if start < begin < end:
+                count, end = int(np.searchsorted(positions[: count + 1], begin)), begin
+        return count, end
+
+    def _in_hole(self, begin: int, stop: int, offset: int) -> Damaged:
+        row = self.row_at(stop)
+        resume = int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
+        resume = max(resume, offset + 1)  # also when the index lies: whoever goes on there gets on
+        text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, records go on at offset {resume}"
+        return Damaged(text, resume)
+
+    def _offset_at(self, position: int) -> int:
+        """The offset in the record header at this position, -1 when there can be none."""
+        header = (
+            self.file(DATA).read_at(position, HEADER_SIZE)
+            if 0 <= position < self.data_size
+            else b""
+        )
+        return int(RECORD_HEADER.unpack(header)[0]) if len(header) == HEADER_SIZE else -1
+
+    def _agrees(self, row: int) -> bool:
+        offset, position = self.index_rows(row, row + 1)[0]
+        return self._offset_at(int(position)) == int(offset)
+
+    def _walk(
+        self, row: int, offset: int, max_records: int, max_bytes: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Records from `offset` on by their headers alone: (offset, position) of each, and where
+        the last one ends.
+        """
+        if self.on_mismatch is not None:
+            self.on_mismatch(self)
+        at = expected = 0
+        for before in range(row - 1, max(-1, row - 1 - WINDOW), -1):
+            if self._agrees(before):
+                at = self.position_of(before)
+                break
+        else:
+            row = WINDOW
+        rows: list[tuple[int, int]] = []
+        size = 0
+        for _ in range(row + WINDOW + max_records):
+            header = self.file(DATA).read_at(at, HEADER_SIZE) if at < self.data_size else b""
+            if len(header) < HEADER_SIZE:
+                break
+            found, length = RECORD_HEADER.unpack(header)
+            end = at + HEADER_SIZE + length
+            if end > self.data_size or not expected <= found < self.end:
+                break
+            if found >= offset:
+                hole = next(
+                    ((begin, stop) for begin, stop in self.holes if begin <= at < stop), None
+                )
+                if hole is not None:
+                    if rows:
+                        return rows, at
+                    raise self._in_hole(*hole, offset)
+                size += HEADER_SIZE + length
+                if rows and (size > max_bytes or len(rows) == max_records):
+                    return rows, at
+                rows.append((found, at))
+            at, expected = end, found + 1
+        if rows:
+            return rows, at
+        resume = next(
+            (r for r in range(row + 1, min(self.rows, row + 8 * WINDOW)) if self._agrees(r)), None
+        )
+        raise Damaged(
+            f"{self.path(DATA).name}: the record at byte {at} (offset {offset}) is damaged",
+            self.end if resume is None else int(self.index_rows(resume, resume + 1)["offset"][0]),
+        )
+
+    # Times, from the sidecar
+
+    def batch_rows(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        count = self.batches_size // BATCH_SIZE
+        stop = count if stop is None else min(stop, count)
+        if start >= stop:
+            return np.empty(0, BATCH_TYPE)
+        data = self.file(BATCHES).read_at(start * BATCH_SIZE, (stop - start) * BATCH_SIZE)
+        return np.frombuffer(data, BATCH_TYPE, len(data) // BATCH_SIZE)
+
+    def _batch_search(self, column: str, value: int) -> int:
+        """The first sidecar row whose column is above `value`."""
+        low, high = 0, self.batches_size // BATCH_SIZE
+        while low < high:
+            middle = (low + high) // 2
+            rows = self.batch_rows(middle, middle + 1)
+            if not len(rows) or int(rows[column][0]) > value:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def times(self, offsets: np.ndarray) -> np.ndarray:
+        """Append times in microseconds; the file's modification time where the sidecar does not
+        tell.
+        """
+        found = np.zeros(len(offsets), np.int64)
+        known = np.zeros(len(offsets), np.bool_)
+        if len(offsets) and self.batches_size:
+            start = max(0, self._batch_search("first", int(offsets[0])) - 1)
+            rows = self.batch_rows(start, self._batch_search("first", int(offsets[-1])))
+            if len(rows):
+                at = np.searchsorted(rows["first"], offsets.astype(np.uint64), "right") - 1
+                row = rows[np.maximum(at, 0)]
+                ends = row["first"] + row["count"]
+                known = (at >= 0) & (
+                    (offsets.astype(np.uint64) < ends) | ((row["flags"] & COMPACTED) != 0)
+                )
+                found[known] = row["time"][known].astype(np.int64)
+        if not bool(known.all()):
+            found[~known] = int(self.fs.modified(self.path(DATA)) * 1e6)
+        return found
+
+    def offset_at(self, microseconds: int) -> int | None:
+        """The first offset appended at or after this time, if this segment has one."""
+        if self.newest < microseconds or not self.rows:
+            return None
+        if not self.batches_size:
+            return self.base
+        row = self._batch_search("time", microseconds - 1)
+        rows = self.batch_rows(row, row + 1)
+        return int(rows["first"][0]) if len(rows) else None

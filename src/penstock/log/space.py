@@ -1,0 +1,88 @@
+"""Room on a disk: writes are refused before it is full, and that it is full is a state that people
+see.
+
+A reserve is kept free, for what must be written to get on: checkpoints, rolls, removals. How much
+is free is asked at most every `CHECK_SECONDS`; in between what was promised is subtracted. The
+first refusal (by us, or by the disk) is logged and makes `full` say why; later ones are not logged.
+`full` ends by itself when what was refused would fit again and the disk has more room than then; a
+disk that refuses although it shows room (a quota) is tried again after `QUIET_SECONDS` without a
+refusal.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.errors import StorageFull
+from penstock.log.fs import Fs
+
+log = logging.getLogger("penstock.storage")
+
+CHECK_SECONDS = 0.25
+QUIET_SECONDS = 10.0
+
+
+class Space:
+    """Of one directory; `what` is refused there, in words (appends to topics)."""
+
+    def __init__(
+        self,
+        fs: Fs,
+        directory: Path,
+        reserve: int,
+        what: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._reserve = reserve
+        self._what = what
+        self._clock = clock
+        self._free = 0  # less what was promised since it was asked
+        self._asked = -CHECK_SECONDS
+        self._full: str | None = None
+        self._wanted = 0  # what was refused last
+        self._refused_at = 0.0
+        self._free_then = 0
+
+    def take(self, size: int) -> None:
+        """Promise so many bytes, or raise StorageFull."""
+        if self._clock() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
+            self._look()
+        if self._free - size < self._reserve:
+            error = StorageFull(
+                f"the disk has {self._free} bytes free, of which {self._reserve} are kept in reserve"
+            )
+            self.refused(error, size)
+            raise error
+        self._free -= size
+
+    def refused(self, error: StorageFull, size: int) -> None:
+        """So many bytes were refused."""
+        if self._full is None:
+            log.warning("%s are refused until there is room: %s", self._what, error)
+            self._free_then = self._fs.free_bytes(self._directory)
+        self._full = str(error)
+        self._wanted = size
+        self._refused_at = self._clock()
+
+    @property
+    def full(self) -> str | None:
+        """Why writes are refused at the moment, if they are."""
+        self.check()
+        return self._full
+
+    def check(self) -> None:
+        """Whether there is room again, if there was none."""
+        if self._full is not None and self._clock() >= self._asked + CHECK_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        now = self._clock()
+        self._free, self._asked = self._fs.free_bytes(self._directory), now
+        if self._full is None or self._free - self._wanted < self._reserve:
+            return
+        if self._free > self._free_then or now >= self._refused_at + QUIET_SECONDS:
+            self._full = None
+            log.warning("%s are accepted again: the disk has %d bytes free", self._what, self._free)

@@ -1,0 +1,417 @@
+"""Reading everything a topic has on disk and checking it against everything else.
+
+Works on files alone, so it runs on a stopped broker's directory as well as beside a running one
+(for the latter, pass `until`: the active segment is then checked only up to what was visible). Each
+finding names a file and a position:
+
+- records: header, length and offset follow one another; a whole batch matches its CRC32C
+- index rows: each points at the record of its offset, none is missing or left over
+- sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
+- metadata, checkpoint, incarnation, archived, policy: whole, and in agreement with the rest
+- damage.json: offsets that it says are lost, though the files were repaired since
+
+A swap or a roll of segments that was interrupted is looked at as it will be when the topic is
+opened. The commit that a kill cut short is reported: from the files alone it cannot be told from
+one that was answered and then lost its end.
+
+Records without a sidecar row (another server wrote them, or their row is damaged) have no checksum:
+they are counted as `unchecked`, and only their framing is known to be right.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import Unavailable
+from penstock.log.checksums import failing, runs
+from penstock.log.damage import read_places
+from penstock.log.fs import DISK, File, Fs
+from penstock.log.layout import (
+    ARCHIVED,
+    BATCH_SIZE,
+    BATCH_TYPE,
+    BATCHES,
+    CHECKPOINT,
+    CLEAN,
+    COMPACTED,
+    DAMAGE,
+    DATA,
+    HEADER_SIZE,
+    INCARNATION,
+    INDEX,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    KINDS,
+    METADATA,
+    POLICY,
+    RECORD_HEADER,
+    Checkpoint,
+    parse_batches,
+    parse_checked,
+    parse_metadata,
+    parse_sealed,
+    sealed_name,
+)
+from penstock.log.recovery.interrupted import unfinished_roll
+from penstock.log.scan import agreeing
+
+INDEX_ROWS = 1 << 20
+CHUNK = 16 << 20
+ATTEMPTS = 5  # beside a broker that deletes or swaps segments meanwhile
+
+
+@dataclass(slots=True)
+class Finding:
+    file: str
+    position: int
+    what: str
+
+
+@dataclass(slots=True)
+class Report:
+    topic: str
+    records: int = 0
+    bytes: int = 0
+    unchecked: int = 0  # records that no checksum covers
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.findings
+
+    def add(self, file: str, position: int, what: str) -> None:
+        self.findings.append(Finding(file, position, what))
+
+
+def verify(
+    directory: Path,
+    *,
+    fs: Fs = DISK,
+    until: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
+    if until is None:
+        return _Verifier(directory, fs, until, progress).run()
+    for _ in range(ATTEMPTS):
+        shape = _shape(fs, directory)
+        with contextlib.suppress(FileNotFoundError):
+            report = _Verifier(directory, fs, until, progress).run()
+            if report.sound or _shape(fs, directory) == shape:
+                return report
+    raise Unavailable(f"the segments of {directory.name} change faster than they can be checked")
+
+
+def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
+    """What tells that a sealed file was replaced."""
+    found = []
+    for name in fs.list_dir(directory):
+        if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith("swap-"):
+            with contextlib.suppress(FileNotFoundError):
+                path = directory / name
+                found.append((name, fs.size(path), fs.modified(path)))
+    return found
+
+
+class _Verifier:
+    def __init__(
+        self,
+        directory: Path,
+        fs: Fs,
+        until: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.fs, self.directory, self.until = fs, directory, until
+        self.progress = progress
+        self.report = Report(directory.name)
+        self.total = 0
+        self.open_state = False  # the broker did not stop cleanly, or runs
+        self.renamed: dict[
+            str, str
+        ] = {}  # names that opening the topic will give, and what has them now
+
+    def run(self) -> Report:
+        names = self._names()
+        sealed = sorted(
+            found[1] for found in map(parse_sealed, names) if found is not None and found[0] == DATA
+        )
+        orphans = sorted(
+            {found[1] for found in map(parse_sealed, names) if found is not None} - set(sealed)
+        )
+        for orphan in orphans:
+            self.report.add(sealed_name(DATA, orphan), 0, "is missing")
+        files: list[tuple[str, int | None]] = [(sealed_name(DATA, base), base) for base in sealed]
+        files += [(DATA, None)] if DATA in names else []
+        self.total = sum(self.fs.size(self._path(name)) for name, _ in files)
+        checkpoint = self._checkpoint(names)
+        self.open_state = checkpoint is not None and checkpoint.state != CLEAN
+        ours = checkpoint is not None or INCARNATION in names
+        if DATA not in names and f"{DATA}.new" not in names:  # a roll had not come to it
+            self.report.add(DATA, 0, "is missing")
+        end: int | None = None
+        compacted = False
+        for name, base in files:
+            begin, last, gaps = self._segment(name, base, names, ours)
+            if (
+                end is not None
+                and begin is not None
+                and begin != end
+                and not (compacted and begin > end)
+            ):
+                self.report.add(
+                    name, 0, f"begins at offset {begin}, the segment before ends at {end}"
+                )
+            compacted = gaps
+            end = last if last is not None else end
+        self._small_files(names, checkpoint, end)
+        self._noted(names)
+        return self.report
+
+    def _names(self) -> set[str]:
+        names = set(self.fs.list_dir(self.directory))
+        for marker in sorted(name for name in names if name.startswith("swap-")):
+            told = parse_checked(self.fs.read(self.directory / marker))
+            if told is None:
+                self.report.add(marker, 0, "does not match its checksum")
+                continue
+            base, *others = (int(part) for part in told.split(","))
+            for kind in KINDS:
+                name = sealed_name(kind, base)
+                if f"{name}.swap" in names:
+                    self.renamed[name] = f"{name}.swap"
+                    names.add(name)
+                names.difference_update(sealed_name(kind, other) for other in others)
+        unrolled = unfinished_roll(self.fs, self.directory, names)
+        self.renamed.update(unrolled)
+        return (names | unrolled.keys()) - set(unrolled.values())
+
+    def _path(self, name: str) -> Path:
+        return self.directory / self.renamed.get(name, name)
+
+    # A segment
+
+    def _segment(
+        self, name: str, base: int | None, names: set[str], ours: bool
+    ) -> tuple[int | None, int | None, bool]:
+        """Check one; its first offset, the offset after its last, and whether it was compacted."""
+        index_name = INDEX if base is None else sealed_name(INDEX, base)
+        batches_name = BATCHES if base is None else sealed_name(BATCHES, base)
+        if index_name not in names:
+            self.report.add(index_name, 0, "is missing")
+        if batches_name not in names and (ours or base is not None):
+            self.report.add(batches_name, 0, "is missing")
+        data = self.fs.open(self._path(name), write=False)
+        try:
+            size = data.size
+            batches = self._read_batches(batches_name, names)
+            compacted = bool(len(batches)) and bool(int(batches["flags"][0]) & COMPACTED)
+            first, end, size = self._records(name, data, size, base, compacted)
+            if index_name in names:
+                self._index(index_name, name, data, size, first)
+            self._batches(name, batches_name, data, size, batches)
+        finally:
+            data.close()
+        return first if first is not None else base, end, compacted
+
+    def _records(
+        self, name: str, data: File, size: int, base: int | None, gaps: bool
+    ) -> tuple[int | None, int | None, int]:
+        """Walk the framing. The size returned leaves out what became visible after `until`."""
+        at, first, expected, count = 0, None, base, 0
+        unpack = RECORD_HEADER.unpack_from
+        while at < size:
+            buffer = data.read_at(at, min(CHUNK, size - at))
+            inside = 0
+            while inside + HEADER_SIZE <= len(buffer):
+                offset, length = unpack(buffer, inside)
+                here = at + inside
+                if (
+                    self.until is not None
+                    and base is None
+                    and expected is not None
+                    and expected >= self.until
+                ):
+                    self._count(count, here)
+                    return first, expected, here
+                wrong = expected is not None and (offset < expected if gaps else offset != expected)
+                if wrong or here + HEADER_SIZE + length > size:
+                    self.report.add(
+                        name, here, f"the record here is damaged (offset {offset}, length {length})"
+                    )
+                    self._count(count, here)
+                    return first, expected, here
+                first = offset if first is None else first
+                expected = offset + 1
+                count += 1
+                inside += HEADER_SIZE + length
+            if inside == 0:
+                self.report.add(name, at, f"{size - at} bytes at the end are no whole record")
+                size = at
+                break
+            at += inside
+            if self.progress is not None:
+                self.progress(self.report.bytes + min(at, size), self.total)
+        self._count(count, size)
+        return first, expected, size
+
+    def _count(self, records: int, size: int) -> None:
+        self.report.records += records
+        self.report.bytes += size
+
+    def _index(self, name: str, data_name: str, data: File, size: int, first: int | None) -> None:
+        file = self.fs.open(self._path(name), write=False)
+        try:
+            at, row = 0, 0
+            while True:
+                count = min(INDEX_ROWS, max(0, file.size // INDEX_SIZE - row))
+                rows = np.frombuffer(file.read_at(row * INDEX_SIZE, count * INDEX_SIZE), INDEX_TYPE)
+                if self.until is not None and name == INDEX:
+                    rows = (
+                        rows[: int(np.searchsorted(rows["offset"], np.uint64(self.until)))]
+                        if len(rows)
+                        else rows
+                    )
+                good = agreeing(data, rows, size, at)
+                if good < len(rows):
+                    self.report.add(
+                        name, (row + good) * INDEX_SIZE, f"this row does not match {data_name}"
+                    )
+                    return
+                if not len(rows):
+                    break
+                last = int(rows["position"][-1])
+                at = last + HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(last, HEADER_SIZE))[1]
+                row += len(rows)
+            if at < size:
+                self.report.add(
+                    name, row * INDEX_SIZE, f"rows are missing: {data_name} goes on from byte {at}"
+                )
+            if file.size % INDEX_SIZE and self.until is None:
+                self.report.add(
+                    name, file.size // INDEX_SIZE * INDEX_SIZE, "ends in the middle of a row"
+                )
+            if row == 0 and first is not None:
+                self.report.add(name, 0, "is empty")
+        finally:
+            file.close()
+
+    def _read_batches(self, name: str, names: set[str]) -> np.ndarray:
+        if name not in names:
+            return np.empty(0, BATCH_TYPE)
+        data = self.fs.read(self._path(name))
+        rows, good = parse_batches(data)
+        for i in np.flatnonzero(~good):
+            self.report.add(name, int(i) * BATCH_SIZE, "this row does not match its checksum")
+        if len(data) % BATCH_SIZE and self.until is None:
+            self.report.add(name, len(rows) * BATCH_SIZE, "ends in the middle of a row")
+        intact: np.ndarray = rows[good]
+        return intact
+
+    def _batches(
+        self, name: str, batches_name: str, data: File, size: int, rows: np.ndarray
+    ) -> None:
+        beyond = np.flatnonzero(rows["end"] > size)
+        if len(beyond):
+            i = int(beyond[0])
+            if self.until is None or name != DATA:
+                start, end = int(rows["start"][i]), int(rows["end"][i])
+                self.report.add(
+                    batches_name,
+                    i * BATCH_SIZE,
+                    f"speaks of bytes {start} to {end}, {name} has {size}",
+                )
+            rows = rows[:i]
+        ends = np.concatenate([np.zeros(1, np.uint64), rows["end"]])
+        for gap in np.flatnonzero(rows["start"] != ends[:-1]):
+            self.report.unchecked += self._between(data, int(ends[gap]), int(rows["start"][gap]))
+        for run in runs(rows, CHUNK):
+            for i in failing(data, run):
+                start, end, first = (int(run[column][i]) for column in ("start", "end", "first"))
+                self.report.add(
+                    name, start, f"bytes {start} to {end} (offsets from {first}) fail their CRC32C"
+                )
+        at = int(ends[-1])
+        if at < size and not len(beyond):
+            self.report.unchecked += self._between(data, at, size)
+            if (
+                name != DATA or self.open_state
+            ):  # otherwise another server may have written them after a clean stop
+                self.report.add(
+                    batches_name,
+                    len(rows) * BATCH_SIZE,
+                    f"rows are missing: {name} goes on from byte {at}",
+                )
+
+    def _between(self, data: File, start: int, end: int) -> int:
+        """Records in a part of the data that no sidecar row covers."""
+        count = 0
+        while start + HEADER_SIZE <= end:
+            start += HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(start, HEADER_SIZE))[1]
+            count += 1
+        return count
+
+    # The small files
+
+    def _noted(self, names: set[str]) -> None:
+        """What was found lost before: files that were repaired no longer show it."""
+        if DAMAGE not in names:
+            return
+        try:
+            places = read_places(self.fs.read(self.directory / DAMAGE))
+        except ValueError:
+            self.report.add(DAMAGE, 0, "cannot be read")
+            return
+        for place in places:
+            if "lost_from" in place:
+                file, start, end = (
+                    place.get("file", DATA),
+                    place["lost_from"],
+                    place.get("lost_to", 0),
+                )
+                self.report.add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
+
+    def _checkpoint(self, names: set[str]) -> Checkpoint | None:
+        if CHECKPOINT not in names:
+            if INCARNATION in names:
+                self.report.add(CHECKPOINT, 0, "is missing")
+            return None
+        checkpoint = Checkpoint.parse(self.fs.read(self.directory / CHECKPOINT))
+        if checkpoint is None:
+            self.report.add(CHECKPOINT, 0, "does not match its checksum")
+        return checkpoint
+
+    def _small_files(self, names: set[str], checkpoint: Checkpoint | None, end: int | None) -> None:
+        for name in (INCARNATION, ARCHIVED, POLICY):
+            if name in names and parse_checked(self.fs.read(self.directory / name)) is None:
+                self.report.add(name, 0, "does not match its checksum")
+        if INCARNATION not in names and checkpoint is not None:
+            self.report.add(INCARNATION, 0, "is missing")
+        next_offset = (
+            end if end is not None else checkpoint.next_offset if checkpoint is not None else 0
+        )
+        lowest = next_offset if checkpoint is None else min(checkpoint.next_offset, next_offset)
+        if checkpoint is not None and self.until is None and checkpoint.next_offset > next_offset:
+            self.report.add(
+                DATA, 0, f"ends before offset {checkpoint.next_offset}, up to which it was durable"
+            )
+        if checkpoint is not None and BATCHES in names and self.until is None:
+            size = self.fs.size(self._path(BATCHES))
+            if size < checkpoint.batches_size and sealed_name(DATA, checkpoint.base) not in names:
+                self.report.add(
+                    BATCHES, size, f"has {size} bytes, {checkpoint.batches_size} were durable"
+                )
+        if METADATA not in names:
+            self.report.add(METADATA, 0, "is missing")
+            return
+        metadata = parse_metadata(self.fs.read(self.directory / METADATA))
+        if metadata is None:
+            self.report.add(METADATA, 0, "does not have 8 bytes")
+        elif not lowest <= metadata <= max(next_offset, lowest):
+            self.report.add(
+                METADATA,
+                0,
+                f"says that the next offset is {metadata}, the records say {next_offset}",
+            )

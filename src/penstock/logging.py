@@ -1,0 +1,66 @@
+"""Log lines a person reads on a terminal, and JSON lines everywhere else."""
+
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+import msgspec
+
+_COLOURS = {
+    "WARNING": "\x1b[33m",
+    "ERROR": "\x1b[31m",
+    "CRITICAL": "\x1b[31;1m",
+    "DEBUG": "\x1b[2m",
+}
+
+
+class TextLines(logging.Formatter):
+    """`12:00:01 info  penstock.broker  ready in 0.4 s`"""
+
+    def __init__(self, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {record.levelname.lower():<7} {record.name.removeprefix('penstock.'):<9} {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        if self._colour and record.levelname in _COLOURS:
+            line = f"{_COLOURS[record.levelname]}{line}\x1b[0m"
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        created = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{created}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def set_up(level: str, style: str, stream: TextIO | None = None) -> None:
+    """Send everything under `penstock` (and warnings of libraries) to `stream`, by default standard
+    error.
+    """
+    stream = stream or sys.stderr
+    terminal = stream.isatty()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        TextLines(colour=terminal)
+        if style == "text" or (style == "auto" and terminal)
+        else JsonLines()
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("penstock").setLevel(level.upper())

@@ -1,0 +1,198 @@
+"""JSON payloads as typed columns. A record that does not fit never fails the query: it is marked,
+or led elsewhere.
+
+One rule: a payload is exactly one JSON object (RFC 8259), and each of its fields keeps its value in
+the column's type, or the record does not fit and none of its fields is used. Spark's `from_json`
+alone is laxer: it ignores what follows the first value, takes the last of two equal keys, makes
+1e999 an infinity and rounds decimals. So:
+
+- the payload is read a second time, as a variant, which refuses equal keys and broken strings. What
+  is read is `[payload,hash of payload]`: only if the hash comes back as the second element was the
+  payload one whole value.
+- decimals are read with all the digits that 38 leave room for, and must be equal to themselves in
+  the column's type.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.pipeline.check import META
+
+CORRUPT = "_corrupt"
+REASON = "_reason"
+STRICT = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": CORRUPT,
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "dateFormat": "yyyy-MM-dd",  # without it `2026-01-05 garbage` is a date
+}
+MAX_DIGITS = 38  # of Spark's decimals
+SHOWN = 100  # characters of a value in a reason
+
+
+def typed(frame: Any, schema: str) -> Any:
+    """The payload's fields as columns, `_corrupt` with the text of a record that does not fit,
+    `_reason` with why, and where it came from.
+
+    `frame` is what a topic or queue source gives; its other columns stay, with an underscore before
+    their names.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    kind = "queue" if "queue" in frame.columns else "topic"
+    meta = [f.col(name).alias(f"_{name}") for name in META[kind]]
+    text = f.col("payload").cast("string")
+    target: Any = StructType.fromDDL(schema)
+    parsed = f.from_json(
+        "_text", StructType([*_widened(target).fields, StructField(CORRUPT, StringType())]), STRICT
+    )
+    hashed = f.xxhash64("_text").cast("string")
+    pair = f.try_parse_json(f.concat(f.lit("["), f.col("_text"), f.lit(","), hashed, f.lit("]")))
+    # Out of a generator, or a filter over the columns would be pushed below them and parse
+    # everything once more.
+    once = f.inline(f.array(f.struct(parsed.alias("_parsed"), pair.alias("_pair"))))
+    read = frame.select(text.alias("_text"), *meta).select("*", once)
+    whole = f.try_variant_get("_pair", "$[1]", "string").eqNullSafe(hashed)
+    judged = read.withColumn(REASON, _reason(target, whole))
+    fits = f.col(REASON).isNull()
+    fields = f.when(fits, f.col("_parsed").dropFields(CORRUPT).cast(target))
+    return judged.withColumn("_fields", fields).select(
+        *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
+        f.when(~fits, f.coalesce("_text", f.lit(""))).alias(CORRUPT),
+        REASON,
+        *(f"_{name}" for name in META[kind]),
+    )
+
+
+def _widened(kind: Any) -> Any:
+    """The type with room for all digits that decimals may come with, and no column that must not be
+    null.
+    """
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructField, StructType
+
+    if isinstance(kind, StructType):
+        return StructType([StructField(one.name, _widened(one.dataType)) for one in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_widened(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _widened(kind.valueType))
+    if isinstance(kind, DecimalType):
+        return DecimalType(MAX_DIGITS, MAX_DIGITS - (kind.precision - kind.scale))
+    return kind
+
+
+def _misfit(
+    value: Any, kind: Any, leaf: type | tuple[type, ...], test: Callable[[Any, Any], Any]
+) -> Any:
+    """Whether `test` holds for any value of type `leaf` inside; None when there cannot be one."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, leaf):
+        return f.coalesce(test(value, kind), f.lit(False))
+    if isinstance(kind, StructType):
+        parts = [_misfit(value.getField(one.name), one.dataType, leaf, test) for one in kind.fields]
+        found = None
+        for part in parts:
+            found = part if found is None else found if part is None else found | part
+        return found
+    if isinstance(kind, ArrayType | MapType):
+        inner = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
+        if _misfit(f.lit(None), inner, leaf, test) is None:
+            return None
+        values = value if isinstance(kind, ArrayType) else f.map_values(value)
+        return f.coalesce(
+            f.exists(values, lambda one: _misfit(one, inner, leaf, test)), f.lit(False)
+        )
+    return None
+
+
+def _not_finite(value: Any, _kind: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.isnan(value) | (f.abs(value) == f.lit(float("inf")))
+
+
+def _rounded(value: Any, kind: Any) -> Any:
+    return value != value.try_cast(kind)
+
+
+def _reason(target: Any, whole: Any) -> Any:
+    """Why a record does not fit, null for one that does. The expensive questions are asked of bad
+    records only.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DecimalType, DoubleType, FloatType
+
+    text, parsed = f.col("_text"), f.col("_parsed")
+    alone = f.try_parse_json(text)
+    sound = parsed.isNotNull() & parsed[CORRUPT].isNull()
+    reason = f.when(text.isNull() | (f.trim(text) == ""), "the payload is empty")
+    reason = reason.when(~f.is_valid_utf8(text), "the payload is not valid UTF-8")
+    reason = reason.when(
+        ~whole,
+        f.when(alone.isNotNull(), "something follows the JSON value")
+        .when(sound, "the JSON has a key twice, or half of a surrogate pair in a string")
+        .otherwise("the payload is not JSON"),
+    )
+    for field in target.fields:
+        name, kind = field.name, field.dataType
+        value, ddl = parsed.getField(name), kind.simpleString()
+        if (infinite := _misfit(value, kind, (DoubleType, FloatType), _not_finite)) is not None:
+            reason = reason.when(infinite, f"field {name}: a number is too large for {ddl}")
+        if (rounded := _misfit(value, kind, DecimalType, _rounded)) is not None:
+            if isinstance(kind, DecimalType) and (given := _given(name)) is not None:
+                # 38 digits leave no room beyond a DECIMAL(38, n): the variant has the number as it
+                # was written
+                beyond = f.rlike(given, f.lit(rf"^-?[0-9]+\.[0-9]{{{kind.scale}}}[0-9]*[1-9]"))
+                rounded = rounded | f.coalesce(beyond, f.lit(False))
+            reason = reason.when(rounded, f"field {name}: a number has more digits than {ddl}")
+    return reason.when(~sound, _mismatch(target))
+
+
+def _given(name: str) -> Any:
+    """A field's value as the record has it, as text; None for a name that has no path."""
+    from pyspark.sql import functions as f
+
+    return (
+        None if set(name) & set("'\\") else f.try_variant_get("_pair", f"$[0]['{name}']", "string")
+    )
+
+
+def _mismatch(target: Any) -> Any:
+    """Which field is not of its type: it has a value in the record and none in the columns."""
+    from pyspark.sql import functions as f
+
+    kind = f.schema_of_variant(f.try_variant_get("_pair", "$[0]", "variant"))
+    reason = f.when(~f.startswith(kind, f.lit("OBJECT")), "the payload is not a JSON object")
+    for field in target.fields:
+        if (given := _given(field.name)) is not None:
+            lost = given.isNotNull() & f.col("_parsed").getField(field.name).isNull()
+            what = f.concat(
+                f.lit(f"field {field.name}: not {field.dataType.simpleString()}: "),
+                f.substring(given, 1, SHOWN),
+            )
+            reason = reason.when(lost, what)
+    return reason.otherwise("the payload does not match the schema")
+
+
+def dead_letters(frame: Any, source: str) -> Any:
+    """The records of a `typed` frame that did not fit, as JSON with the reason and where they came
+    from.
+    """
+    from pyspark.sql import functions as f
+
+    origin = [
+        name
+        for name in frame.columns
+        if name in {f"_{meta}" for names in META.values() for meta in names}
+    ]
+    record = f.struct(
+        f.col(REASON).alias("reason"),
+        f.lit(source).alias("source"),
+        *(f.col(name).alias(name[1:]) for name in origin),
+        f.col(CORRUPT).alias("payload"),
+    )
+    return frame.where(f.col(CORRUPT).isNotNull()).select(f.to_json(record).alias("payload"))

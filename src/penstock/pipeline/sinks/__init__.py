@@ -1,0 +1,1 @@
+"""Topics and queues as Spark sinks."""

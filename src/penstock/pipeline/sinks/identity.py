@@ -1,0 +1,250 @@
+"""Who writes: the identity that makes a sink's rows recognisable when a batch is run again.
+
+Spark runs a batch again after a crash, and a task again after a failure, and a Python sink is told
+neither the query nor the batch by its arguments. The task's local properties tell both, in a
+stream's own writes and in those that `foreachBatch` makes; the user names the application with the
+option `appId`. So a row is (appId, query, batch, task, row), and the sinks turn that into an
+idempotent producer's sequence (topics) or a transactionId (queues). The query is the checkpoint's:
+with a new checkpoint batches are counted from 0 again over other rows, which must not be taken for
+the old ones. A write without a stream is batch 0 of its appId: made again, it adds nothing.
+
+An identity is worth as much as the content behind it. So a task holds its rows until it has them
+all, claims its place at the broker with their checksum, and writes when the broker agrees
+(`claimed`; the rules are those of `penstock.topics.sinks`). A batch that is run again with other
+rows is refused, before anything of it is written.
+
+A row keeps its number only if the batch, run again, gives each task the same rows in the same
+order. Sources here see to it; a shuffle does not, hence `orderBy`: the columns by which a task
+sorts its rows before it writes them.
+"""
+
+import hashlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from penstock.errors import Conflict, InvalidRequest, Unavailable
+from penstock.pipeline.options import Options
+from penstock.protocol.claims import Claim, Claimed, Commit
+
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+HELD_BYTES = 64 << 20  # of a task's rows in memory; more of them go to a temporary file
+POLL_SECONDS = 0.2
+WAIT_SECONDS = 600.0  # for tasks that wrote in an earlier run and have to come again
+OTHER_ROWS = "before with other rows"
+WAYS = (
+    "There are two ways to go on: run it with the steps it was begun with, or give it a new appId, which writes all of "
+    "its rows once more."
+)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One task's attempt at one batch."""
+
+    app: str
+    batch: int
+    task: int
+
+
+def current_writer(app: str, streaming: bool, options: Options) -> Writer:
+    """On an executor: which batch and task this is. `batchId` is for `foreachBatch` where Spark
+    does not tell.
+    """
+    context = TaskContext.get()
+    if context is None:
+        raise InvalidRequest("a sink's rows are written by a Spark task; there is none here")
+    query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
+    if batch is None and streaming:
+        raise InvalidRequest(
+            f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave appId out"
+        )
+    number = options.whole("batchId", int(batch or 0), least=0)
+    return Writer(f"{app}:{query[:13]}" if query else app, number or 0, context.partitionId())
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    writer: Writer | None = None
+
+
+class Keeper(Protocol):
+    """Where identities are kept: the broker that is written to."""
+
+    def claim(self, claim: Claim) -> Claimed: ...
+
+    def commit_sink(self, done: Commit) -> None: ...
+
+
+class Held:
+    """A task's rows until they may be written, and their checksum, which does not depend on how
+    they were cut into batches."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
+        self._hashes = {name: (_hash(), _hash()) for name in columns}
+        self.rows = 0
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for name in self._columns:
+            if name in batch.schema.names:
+                lengths, data = self._hashes[name]
+                values = batch.column(name).cast(pa.binary())
+                lengths.update(
+                    pc.fill_null(pc.binary_length(values), -1).cast(pa.int32()).to_numpy()
+                )
+                data.update(_joined(values))
+        self.rows += batch.num_rows
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes > HELD_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._file is None or self._stream is None:
+            self._file = tempfile.TemporaryFile(prefix="penstock-sink-")  # noqa: SIM115 - closed with this object
+            self._stream = pa.ipc.new_stream(self._file, self._batches[0].schema)
+        for batch in self._batches:
+            self._stream.write_batch(batch)
+        self._batches, self._bytes = [], 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._file is not None and self._stream is not None:
+            self._spill()
+            self._stream.close()
+            self._file.seek(0)
+            yield from pa.ipc.open_stream(self._file)
+        yield from self._batches
+
+    @property
+    def checksum(self) -> str:
+        parts = [f"{n}:{a.hexdigest()}:{b.hexdigest()}" for n, (a, b) in self._hashes.items()]
+        return hashlib.sha256(f"{self.rows} {' '.join(parts)}".encode()).hexdigest()[:32]
+
+
+def _hash() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=16)
+
+
+def _joined(values: pa.Array) -> memoryview:
+    """The bytes of all values, one after another."""
+    ends = values.buffers()[1]
+    if ends is None or values.buffers()[2] is None:
+        return memoryview(b"")
+    offsets = memoryview(ends).cast("i")
+    if values.null_count:  # the bytes under a null are anyone's
+        return _joined(values.drop_null())
+    return memoryview(values.buffers()[2])[
+        offsets[values.offset] : offsets[values.offset + len(values)]
+    ]
+
+
+def claimed(
+    rows: Iterator[pa.RecordBatch],
+    columns: Sequence[str],
+    target: str,
+    run: str,
+    writer: Writer,
+    keeper: Keeper,
+) -> Iterator[pa.RecordBatch]:
+    """The rows, once the broker has agreed that they are what this task of this batch writes.
+    Conflict otherwise.
+    """
+    with Held(columns) as held:
+        for batch in rows:
+            held.add(batch)
+        if held.rows:
+            claim = Claim(target, writer.app, writer.batch, writer.task, held.checksum, run)
+            wait_for_turn(keeper.claim, claim)
+            yield from held
+
+
+def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
+    """Claim until the answer is to write."""
+    deadline, waits = time.monotonic() + WAIT_SECONDS, 0
+    while (answer := ask(claim)).verdict == "wait":
+        if waits != len(answer.tasks):  # some of them came
+            deadline, waits = time.monotonic() + WAIT_SECONDS, len(answer.tasks)
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks {answer.tasks} have "
+                f"not come again for {WAIT_SECONDS:g} s: run it on at least as many cores as before"
+            )
+        time.sleep(POLL_SECONDS)
+    if answer.verdict == "write":
+        return answer
+    place = f"batch {claim.batch} of {claim.app!r}"
+    if answer.verdict == "behind":
+        raise Conflict(
+            f"{place} is behind batch {answer.newest}, which was written already: this checkpoint was copied or "
+            "restored, and another run went on from it. Nothing of it was written. Go on from the newest checkpoint, "
+            "or give this one a new appId, which writes the rows from here on once more."
+        )
+    raise Conflict(
+        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} (task {claim.task}). Nothing "
+        f"of it was written now. Two writes never share an appId; a batch run again must give the same rows (no "
+        f"rand(), no current time; orderBy after a shuffle). {WAYS}"
+    )
+
+
+def commit_batch(
+    messages: Sequence[WriterCommitMessage | None], target: str, keeper: Keeper
+) -> None:
+    """On the driver, when all tasks have written: the batch takes no others."""
+    for message in messages:
+        if isinstance(message, Written) and message.writer:
+            keeper.commit_sink(Commit(target, message.writer.app, message.writer.batch))
+            return
+
+
+def say_at_least_once(app: str | None, kind: str) -> None:
+    """Said once, where the query is built."""
+    if not app:
+        sys.stderr.write(
+            f"penstock: this {kind} sink has no appId, so it writes at least once: a batch run again is written again. "
+            'Give .option("appId", "a name of your own") for exactly once.\n'
+        )
+
+
+def ordered(batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+    """The rows in the order of the columns in `orderBy`; as they come when it is not given."""
+    columns = options.names("orderBy")
+    if not columns:
+        yield from batches
+        return
+    found = list(batches)
+    if found:
+        table = pa.Table.from_batches(found)
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            raise InvalidRequest(
+                f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
+            )
+        yield from table.sort_by([(name, "ascending") for name in columns]).to_batches()

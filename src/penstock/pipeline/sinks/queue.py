@@ -1,0 +1,392 @@
+"""The queue sink: rows become messages, pushed in batches over HTTP, each with a transactionId that
+is the same again.
+
+With `appId` a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
+(in a write without a stream no query, and batch 0; see `penstock.pipeline.sinks.identity`); the
+broker keeps one message per (partition, transactionId), so a batch that is run again adds nothing.
+A column `transactionId` takes precedence: then the identity is the data's own and holds across
+applications too.
+
+The request's JSON is put together column by column in Arrow; payloads that are JSON already go in
+as they are.
+"""
+
+import http.client
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from penstock.client.connection import Backoff
+from penstock.errors import Forbidden, InvalidRequest, Unavailable
+from penstock.net.tls import client_context, explain
+from penstock.pipeline.options import Options
+from penstock.pipeline.sinks.identity import (
+    Written,
+    claimed,
+    commit_batch,
+    current_writer,
+    ordered,
+    say_at_least_once,
+)
+from penstock.protocol.claims import Claim, Claimed, Commit
+
+PUSH = "/api/v1/push"
+PUSH_ROWS = 2000
+PUSH_BYTES = 4 << 20
+TEXT = ("queue", "partition", "transactionId", "traceId")
+DONE = ("queued", "duplicate", "buffered")
+_RAW = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Answer(msgspec.Struct):
+    status: str = "queued"
+    error: str | None = None
+
+
+class _Full(msgspec.Struct):
+    """The body of a 429: some fit, some did not."""
+
+    results: list[_Answer] = []
+
+
+_ANSWERS = msgspec.json.Decoder(list[_Answer])
+_FULL = msgspec.json.Decoder(_Full)
+
+
+@dataclass
+class Pushed(Written):
+    queued: int = 0
+    duplicate: int = 0
+    buffered: int = 0
+
+
+class PushLink:
+    """One keep-alive connection that pushes; waits out a broker that restarts or a queue that is
+    full.
+    """
+
+    def __init__(
+        self, url: str, token: str | None, patience: float, ca: str | None = None, path: str = PUSH
+    ) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(
+                f"the option 'url' is the broker's HTTP address, such as http://host:6632, not {url!r}"
+            )
+        self._connection = (
+            http.client.HTTPSConnection(
+                parts.hostname, parts.port or 443, timeout=60, context=client_context(ca)
+            )
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=60)
+        )
+        self._base, self._target = parts.path.rstrip("/"), parts.path.rstrip("/") + path
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._patience = patience
+        self._url = url
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
+        """Push encoded items; those that were refused for now are pushed again until they are in or
+        patience ends.
+        """
+        done = Pushed()
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff()
+        while items:
+            try:
+                status, body = self._post(b'{"items":[' + b",".join(items) + b"]}")
+                reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                status, body, reason = 503, b"", explain(error) or type(error).__name__
+                if not repeatable and not isinstance(error, ConnectionRefusedError):
+                    raise Unavailable(
+                        f"the broker went away during a push and may have stored it: {reason}"
+                    ) from error
+            if answers := _answers(status, body):
+                items, reason = _unstored(items, answers, done)
+                if not items:
+                    break
+            elif status in (401, 403):
+                raise Forbidden(f"the broker refused a push: {reason}")
+            elif status not in (429, 500, 502, 503, 504, 507):
+                raise InvalidRequest(
+                    f"the broker refused a push of {len(items)} messages: {reason}"
+                )
+            delay = backoff.delay()
+            if time.monotonic() + delay > deadline:
+                raise Unavailable(
+                    f"{len(items)} messages could not be pushed to {self._url} in time: {reason}"
+                )
+            time.sleep(delay)
+        return done
+
+    def claim(self, claim: Claim) -> Claimed:
+        return msgspec.json.decode(self._ask("/api/v1/sinks/claim", claim), type=Claimed)
+
+    def commit_sink(self, done: Commit) -> None:
+        self._ask("/api/v1/sinks/commit", done)
+
+    def _ask(self, path: str, question: Claim | Commit) -> bytes:
+        """What may be asked twice without harm."""
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff()
+        while True:
+            try:
+                status, body = self._post(msgspec.json.encode(question), self._base + path)
+                reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                status, body, reason = 503, b"", explain(error) or type(error).__name__
+            if status in (200, 204):
+                return body
+            if status in (401, 403):
+                raise Forbidden(f"the broker refused a sink's claim: {reason}")
+            if status < 500 and status != 429:
+                raise InvalidRequest(f"the broker refused a sink's claim: {reason}")
+            delay = backoff.delay()
+            if time.monotonic() + delay > deadline:
+                raise Unavailable(
+                    f"a sink could not ask {self._url} in time whether it may write: {reason}"
+                )
+            time.sleep(delay)
+
+    def _post(self, body: bytes, target: str | None = None) -> tuple[int, bytes]:
+        self._connection.request("POST", target or self._target, body, self._headers)
+        answer = self._connection.getresponse()
+        return answer.status, answer.read()
+
+
+def _answers(status: int, body: bytes) -> list[_Answer]:
+    """What became of each item, when the broker says so: an array, or the `results` of a 429."""
+    if status in (200, 201) and body.startswith(b"["):
+        return _ANSWERS.decode(body)
+    return _FULL.decode(body).results if status == 429 and body.startswith(b"{") else []
+
+
+def _unstored(items: list[bytes], answers: list[_Answer], done: Pushed) -> tuple[list[bytes], str]:
+    """Count what was stored; the items that were not, and why."""
+    if len(answers) != len(items):
+        raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
+    for status, count in Counter([answer.status for answer in answers]).items():
+        if status in DONE:
+            setattr(done, status, getattr(done, status) + count)
+    refused = [
+        (item, answer)
+        for item, answer in zip(items, answers, strict=True)
+        if answer.status not in DONE
+    ]
+    reason = (refused[0][1].error or refused[0][1].status) if refused else ""
+    return [item for item, _ in refused], reason
+
+
+def json_texts(values: pa.Array) -> pa.Array:
+    """Each text as a JSON string; null stays null. Encoded once per distinct value."""
+    coded = values.dictionary_encode()
+    texts = [
+        None if text is None else msgspec.json.encode(text) for text in coded.dictionary.to_pylist()
+    ]
+    return pa.array(texts, pa.binary()).take(coded.indices)
+
+
+def check_text(values: pa.Array, name: str, first_row: int) -> None:
+    """Every value must be UTF-8, which Spark does not see to when bytes are cast to a string."""
+    raw = values.cast(pa.binary())
+    try:
+        raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        for row, value in enumerate(raw.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(
+                    f"row {first_row + row} of this task: its {name} is not UTF-8 ({error}): {value[:200]!r}. Encode "
+                    "bytes as text first, with base64 or hex."
+                ) from None
+        raise
+
+
+def check_json(payloads: pa.Array, first_row: int) -> None:
+    """Every payload must be one JSON value: one that is not would end inside its neighbour's."""
+    check_text(payloads, "payload", first_row)
+    joined = b"[" + b",".join(payloads.to_pylist()) + b"]"
+    lengths = pc.binary_length(payloads).to_pylist()
+    try:
+        found = _RAW.decode(joined)
+        if list(map(len, found)) == lengths:
+            return
+    except msgspec.DecodeError:
+        pass
+    for row, payload in enumerate(payloads.to_pylist()):
+        try:
+            msgspec.json.decode(
+                payload
+            )  # as strict as the broker: no NaN, no half of a surrogate pair
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(
+                f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. Push it as text with "
+                "the option payloadFormat=text, or make it JSON with to_json."
+            ) from None
+
+
+class _QueueWriter:
+    """What the batch and the streaming writer share."""
+
+    streaming = False
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._url = options.require(
+            "url", "the broker's HTTP address, such as http://127.0.0.1:6632"
+        )
+        self._token = options.token()
+        self._ca = options.ca()
+        self._run = (
+            uuid.uuid4().hex
+        )  # made on the driver: all tasks of an attempt at a batch have the same
+        self._app = options.text("appId")
+        self._queue = options.text("queue")
+        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._format = options.text("payloadFormat", default="json")
+        if self._format not in ("json", "text"):
+            raise InvalidRequest(
+                f"the option 'payloadFormat' is json or text, not {self._format!r}"
+            )
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        listed = ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"
+        if types.get("payload") not in ("string", "binary"):
+            raise InvalidRequest(
+                f"a queue sink needs a column payload, string or binary; the rows have {listed}"
+            )
+        if not self._queue and "queue" not in types:
+            raise InvalidRequest(
+                f"a queue sink needs the option queue, or a column queue; the rows have {listed}"
+            )
+        wrong = [name for name in TEXT if types.get(name, "string") != "string"]
+        if wrong:
+            raise InvalidRequest(f"the column {wrong[0]} must be a string; the rows have {listed}")
+        self._identified = "transactionId" in types
+        if not self._identified:
+            say_at_least_once(self._app, "queue")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        prefix, writer = None, None
+        if self._app and not self._identified:
+            writer = current_writer(self._app, self.streaming, self._options)
+            prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
+        total = Pushed()
+        link = PushLink(self._url, self._token, self._patience, self._ca)
+        try:
+            row = 0
+            rows = ordered(iterator, self._options)
+            if writer:
+                columns = ("queue", "partition", "traceId", "payload")
+                rows = claimed(
+                    self._checked(rows), columns, self._queue or "", self._run, writer, link
+                )
+            for batch in rows:
+                for items in self._items(batch, prefix, row, checked=writer is not None):
+                    done = link.push(items, repeatable=bool(prefix) or self._identified)
+                    total.queued += done.queued
+                    total.duplicate += done.duplicate
+                    total.buffered += done.buffered
+                row += batch.num_rows
+        finally:
+            link.close()
+        total.writer = writer if row else None
+        return total
+
+    def _checked(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows that cannot be pushed fail the task before it has claimed anything: mended, they are
+        not other rows.
+        """
+        row = 0
+        for batch in rows:
+            if self._format == "json":
+                check_json(pc.fill_null(batch.column("payload").cast(pa.binary()), b"null"), row)
+            yield batch
+            row += batch.num_rows
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Every push was answered when its task ended; what is left is to say that there are no
+        others.
+        """
+        link = PushLink(self._url, self._token, self._patience, self._ca)
+        try:
+            commit_batch(messages, self._queue or "", link)
+        finally:
+            link.close()
+
+    def _items(
+        self, batch: pa.RecordBatch, prefix: str | None, row: int, *, checked: bool = False
+    ) -> Iterator[list[bytes]]:
+        """The rows as encoded items, in requests of bounded size."""
+        names = batch.schema.names
+        parts: list[pa.Array | pa.Scalar] = []
+        for name in TEXT:
+            if name == "queue" and self._queue:
+                parts += [
+                    pa.scalar(b'"queue":' + msgspec.json.encode(self._queue) + b",", pa.binary())
+                ]
+            elif name == "transactionId" and prefix is not None:
+                numbers = pc.cast(pa.array(range(row, row + batch.num_rows)), pa.string())
+                texts = json_texts(pc.binary_join_element_wise(prefix, numbers, ""))
+                parts += [pc.binary_join_element_wise(b'"transactionId":', texts, b",", b"")]
+            elif name in names:
+                check_text(batch.column(name), name, row)
+                texts = json_texts(batch.column(name))
+                if name in ("queue", "transactionId") and texts.null_count:
+                    raise InvalidRequest(f"a row has no {name}: the column is null")
+                field = pc.binary_join_element_wise(f'"{name}":'.encode(), texts, b",", b"")
+                parts += [pc.fill_null(field, b"")]
+        payloads = batch.column("payload").cast(pa.binary())
+        if self._format == "text":
+            check_text(payloads, "payload", row)
+            payloads = json_texts(payloads.cast(pa.string()))
+        payloads = pc.fill_null(payloads, b"null")
+        if self._format == "json" and not checked:
+            check_json(payloads, row)
+        encoded = pc.binary_join_element_wise(
+            b"{", *parts, b'"payload":', payloads, b"}", b""
+        ).to_pylist()
+        begin, size = 0, 0
+        for i, item in enumerate(encoded):
+            if i > begin and (i - begin >= PUSH_ROWS or size + len(item) > PUSH_BYTES):
+                yield encoded[begin:i]
+                begin, size = i, 0
+            size += len(item)
+        if encoded:
+            yield encoded[begin:]
+
+
+class QueueWriter(_QueueWriter, DataSourceArrowWriter):
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
+
+
+class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
+    streaming = True
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What was pushed stays; with an appId the batch, run again, finds it there."""

@@ -1,0 +1,221 @@
+"""The topic sink: rows become records, in batches that the broker recognises when they come again.
+
+With `appId`, task `t` of a query is the idempotent producer sha256(appId and query, t) and its n-th
+append in batch `b` has the sequence 2**63 + b * 2**24 + n. Sequences from 2**63 on may leave gaps
+(the broker only asks them to grow), which is what lets a batch number be part of them. How rows are
+cut into appends depends on the rows alone, so a batch run again sends the same appends under the
+same numbers, and the broker answers them with what it stored the first time.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from penstock.errors import InvalidRequest
+from penstock.pipeline.link import TopicLink
+from penstock.pipeline.options import Options
+from penstock.pipeline.sinks.identity import (
+    Writer,
+    Written,
+    claimed,
+    commit_batch,
+    current_writer,
+    ordered,
+    say_at_least_once,
+)
+from penstock.protocol import frames
+from penstock.protocol.frames import SPARSE
+
+APPEND_ROWS = 65_536
+APPEND_BYTES = 8 << 20
+APPENDS_PER_BATCH = 1 << 24
+
+
+def producer_id(app: str, task: int) -> bytes:
+    return hashlib.sha256(f"{app}\0{task}".encode()).digest()[:16]
+
+
+def sequence(batch: int, append: int) -> int:
+    if append >= APPENDS_PER_BATCH:
+        raise InvalidRequest(
+            f"one task of one batch makes at most {APPENDS_PER_BATCH} appends to a topic"
+        )
+    return SPARSE + batch * APPENDS_PER_BATCH + append
+
+
+class Cutter:
+    """Cuts a stream of payload arrays into appends at places that depend on the payloads alone."""
+
+    def __init__(self, rows: int = APPEND_ROWS, size: int = APPEND_BYTES) -> None:
+        self._rows, self._size = rows, size
+        self._held: list[pa.Array] = []
+        self._held_rows = self._held_bytes = 0
+
+    def add(self, payloads: pa.Array) -> Iterator[tuple[npt.NDArray[np.int64], memoryview]]:
+        """The appends that are complete now: lengths, and the payloads one after another."""
+        self._held.append(payloads)
+        self._held_rows += len(payloads)
+        self._held_bytes += payloads.nbytes
+        if self._held_rows > self._rows or self._held_bytes > self._size:
+            yield from self._cut(final=False)
+
+    def rest(self) -> Iterator[tuple[npt.NDArray[np.int64], memoryview]]:
+        if self._held_rows:
+            yield from self._cut(final=True)
+
+    def _cut(self, *, final: bool) -> Iterator[tuple[npt.NDArray[np.int64], memoryview]]:
+        whole = pa.concat_arrays(self._held) if len(self._held) > 1 else self._held[0]
+        ends = np.frombuffer(whole.buffers()[1], np.int32)[
+            whole.offset : whole.offset + len(whole) + 1
+        ].astype(np.int64)
+        data = memoryview(whole.buffers()[2] or b"")
+        row, count = 0, len(whole)
+        while row < count:
+            stop = min(
+                row + self._rows, int(np.searchsorted(ends, ends[row] + self._size, "right")) - 1
+            )
+            stop = max(row + 1, stop)
+            if stop >= count and not final:
+                break  # the rows to come may still belong to this append
+            yield np.diff(ends[row : stop + 1]), data[int(ends[row]) : int(ends[stop])]
+            row = stop
+        self._held = [whole.slice(row)] if row < count else []
+        self._held_rows, self._held_bytes = (
+            count - row,
+            int(ends[-1] - ends[row]) + 4 * (count - row),
+        )
+
+
+class _Appender:
+    """One task's appends, to one or many topics."""
+
+    def __init__(self, link: TopicLink, writer: Writer | None) -> None:
+        self._link = link
+        self._writer = writer
+        self._cutters: dict[str, Cutter] = {}
+        self._appends: dict[str, int] = {}
+        self.rows = 0
+
+    def add(self, topic: str, payloads: pa.Array) -> None:
+        cutter = self._cutters.setdefault(topic, Cutter())
+        for lengths, data in cutter.add(payloads):
+            self._append(topic, lengths, data)
+
+    def finish(self) -> None:
+        for topic, cutter in self._cutters.items():
+            for lengths, data in cutter.rest():
+                self._append(topic, lengths, data)
+
+    def _append(self, topic: str, lengths: npt.NDArray[np.int64], data: memoryview) -> None:
+        number = self._appends.get(topic, 0)
+        self._appends[topic] = number + 1
+        writer = self._writer
+        producer = (
+            (producer_id(writer.app, writer.task), sequence(writer.batch, number))
+            if writer
+            else None
+        )
+        _, count = self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
+        if writer and count not in (
+            0,
+            len(lengths),
+        ):  # 0: stored long ago, and no longer known where
+            raise InvalidRequest(
+                f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before with other rows: "
+                f"{count} where there are {len(lengths)} now. Two writes never share an appId; a batch run again must "
+                "give the same rows (no rand(), no current time; orderBy after a shuffle). Give this one another appId."
+            )
+        self.rows += len(lengths)
+
+
+class _TopicWriter:
+    """What the batch and the streaming writer share."""
+
+    streaming = False
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._broker = options.require("broker", "the broker's address, host:port")
+        self._app = options.text("appId")
+        self._topic = options.text("topic")
+        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._token = options.token()
+        self._ca = options.ca()
+        self._run = (
+            uuid.uuid4().hex
+        )  # made on the driver: all tasks of an attempt at a batch have the same
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        if types.get("payload") not in ("binary", "string"):
+            raise InvalidRequest(
+                f"a topic sink needs a column payload, binary or string; the rows have {_listed(types)}"
+            )
+        if not self._topic and types.get("topic") != "string":
+            raise InvalidRequest(
+                f"a topic sink needs the option topic, or a column topic; the rows have {_listed(types)}"
+            )
+        say_at_least_once(self._app, "topic")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        writer = current_writer(self._app, self.streaming, self._options) if self._app else None
+        with self._link() as link:
+            appender = _Appender(link, writer)
+            rows = ordered(iterator, self._options)
+            if writer:
+                columns = ("payload",) if self._topic else ("topic", "payload")
+                rows = claimed(rows, columns, self._topic or "", self._run, writer, link)
+            for batch in rows:
+                payloads = batch.column("payload").cast(pa.binary())
+                if payloads.null_count:
+                    payloads = pc.fill_null(
+                        payloads, b""
+                    )  # no value: an empty record, the tombstone of a compacted topic
+                if self._topic:
+                    appender.add(self._topic, payloads)
+                    continue
+                topics = batch.column("topic").dictionary_encode()
+                if topics.null_count:
+                    raise InvalidRequest("a row has no topic: the column topic is null")
+                for number, topic in enumerate(topics.dictionary.to_pylist()):
+                    appender.add(topic, payloads.filter(pc.equal(topics.indices, number)))
+            appender.finish()
+        return Written(writer if appender.rows else None)
+
+    def _link(self) -> TopicLink:
+        return TopicLink(self._broker, self._patience, self._token, self._ca)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Every append was durable when its task ended; what is left is to say that there are no
+        others.
+        """
+        with self._link() as link:
+            commit_batch(messages, self._topic or "", link)
+
+
+class TopicWriter(_TopicWriter, DataSourceArrowWriter):
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
+
+
+class TopicStreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
+    streaming = True
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What was appended stays; with an appId the batch, run again, finds it there."""
+
+
+def _listed(types: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"

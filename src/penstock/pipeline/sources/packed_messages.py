@@ -1,0 +1,125 @@
+"""Messages of a range of the table's blocks, packed by PostgreSQL: a row of the answer holds a
+column of many messages.
+
+A message costs the client most when it is a row: libpq copies it, ADBC takes its fields one by one.
+So PostgreSQL puts the messages of some blocks together: `string_agg` of numbers in their binary
+form, of texts and payloads, and of the lengths of these. What arrives are the buffers of Arrow
+columns but for the order of bytes. For a million messages it costs PostgreSQL 0.25 s of CPU more
+and the client 0.65 s less than as many rows.
+
+| column     | bytes                                                                                  |
+|------------|----------------------------------------------------------------------------------------|
+| `n`        | how many messages                                                                      |
+| `p` `s`    | partition_id, seq: i64 each, big-endian                                                |
+| `a`        | created_at: i64 each, big-endian, microseconds since 2000                              |
+| `t` `d`    | transaction_id, payload: one after the other                                           |
+| `tl` `dl`  | their lengths: i32 each, big-endian; -1 for a payload that Spark must not read         |
+| `c`        | trace_id: 16 bytes for each message that has one                                       |
+| `cl`       | whether it has: one byte, 0 or 1, each                                                 |
+
+A packed row must stay far below PostgreSQL's limit of 1 GB, whatever the payloads are. BLOCKS
+blocks hold at most 32 * 8 KB, and compressed in place at most 255 times that. Where there are
+payloads out of place (TOAST) only those of up to SMALL bytes are packed; `rest` are the others, to
+be read as rows.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.pipeline.columns import TIMESTAMP
+
+BLOCKS = 32
+SMALL = 8192
+_YEAR_2000 = 946_684_800_000_000  # microseconds since 1970
+_CLEAR = "CASE WHEN m.key_id IS NULL THEN %s END"
+_PACK = {
+    "p": {"p": "int8send(m.partition_id)"},
+    "s": {"s": "int8send(m.seq)"},
+    "a": {"a": "timestamptz_send(m.created_at)"},
+    "t": {"t": "m.transaction_id", "tl": "int4send(octet_length(m.transaction_id))"},
+    "c": {"c": "uuid_send(m.trace_id)", "cl": "boolsend(m.trace_id IS NOT NULL)"},
+    "d": {
+        "d": _CLEAR % "m.payload",
+        "dl": "int4send(CASE WHEN m.key_id IS NULL THEN octet_length(m.payload) ELSE -1 END)",
+    },
+}
+
+
+def query(
+    needed: list[str], conditions: list[str], first: int, end: int | None, *, toasted: bool
+) -> str:
+    """The messages in the blocks from `first` up to, not including, `end` (None: where the table
+    ends).
+    """
+    columns = "".join(
+        f", string_agg({value}, '')" + f" AS {name}"
+        for need in needed
+        for name, value in _PACK[need].items()
+    )
+    last = (
+        "pg_relation_size('messages') / current_setting('block_size')::int"
+        if end is None
+        else str(end)
+    )
+    until = (
+        f"b + {BLOCKS}" if end is None else f"least(b + {BLOCKS}, {end})"
+    )  # nothing volatile: it bounds the scan
+    within = [*conditions, f"octet_length(m.payload) <= {SMALL}"] if toasted else conditions
+    # OFFSET 0 keeps the conditions out of the choice of the scan: an index that serves them would
+    # be gone through anew for every row of the answer.
+    return f"""
+        SELECT packed.* FROM generate_series({first}::bigint, {last} - 1, {BLOCKS}) b CROSS JOIN LATERAL (
+            SELECT count(*) AS n{columns}
+              FROM (SELECT * FROM messages WHERE ctid >= format('(%s,0)', b)::tid
+                       AND ctid < format('(%s,0)', {until})::tid OFFSET 0) m
+             WHERE {" AND ".join(within)}
+        ) packed WHERE n > 0"""
+
+
+def rest() -> str:
+    """The condition of the messages that `query` leaves out of a table with payloads out of place."""
+    return f"octet_length(m.payload) > {SMALL}"
+
+
+def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
+    """The messages as rows again: the columns that were needed, by their letters."""
+    count = int(packed["n"].to_numpy().sum())
+    names = packed.schema.names
+    made: dict[str, pa.Array] = {}
+    for name in ("p", "s"):
+        if name in names:
+            made[name] = pa.array(_numbers(packed[name], ">i8"))
+    if "a" in names:
+        made["a"] = pa.array(_numbers(packed["a"], ">i8") + _YEAR_2000).cast(TIMESTAMP)
+    if "t" in names:
+        made["t"] = _slices(pa.string(), _numbers(packed["tl"], ">i4"), packed["t"])
+    if "d" in names:
+        made["d"] = _slices(pa.binary(), _numbers(packed["dl"], ">i4"), packed["d"])
+    if "c" in names:
+        there = _numbers(packed["cl"], "i1")
+        made["c"] = _slices(pa.binary(), np.where(there, 16, -1), packed["c"])
+    assert all(len(column) == count for column in made.values())
+    return pa.RecordBatch.from_pydict(made)
+
+
+def _bytes(column: pa.Array) -> pa.Buffer:
+    """All values of the column, one after the other as they are."""
+    _, ends, data = column.buffers()
+    bounds = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1]
+    if data is None or bounds[0] == bounds[-1]:
+        return pa.py_buffer(b"")
+    return data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+
+
+def _numbers(column: pa.Array, kind: str) -> npt.NDArray[np.int64]:
+    return np.frombuffer(_bytes(column), kind).astype(np.int64)
+
+
+def _slices(kind: pa.DataType, lengths: npt.NDArray[np.int64], column: pa.Array) -> pa.Array:
+    """The values of these lengths that the column's bytes are, -1 for a null."""
+    ends = np.zeros(len(lengths) + 1, np.int32)
+    there = lengths >= 0
+    np.cumsum(np.where(there, lengths, 0), out=ends[1:])
+    validity = None if there.all() else pa.array(there).buffers()[1]
+    return pa.Array.from_buffers(kind, len(lengths), [validity, pa.py_buffer(ends), _bytes(column)])

@@ -1,0 +1,216 @@
+"""PostgreSQL from Spark: queries as Arrow, through ADBC (binary COPY underneath, no row becomes a
+Python object).
+
+A server that is away (restarted, failed over) is waited for, `databaseTimeout` seconds, before a
+question fails: every question asked here may be asked twice. A large answer that breaks off in the
+middle is its reader's affair.
+"""
+
+import atexit
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.client.connection import Backoff
+from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.pipeline.options import Options
+
+log = logging.getLogger("penstock.pipeline")
+
+PATIENCE_SECONDS = 60.0
+# What a server says that stops, starts, fails over or has no connection to spare: it will pass.
+AWAY = ("57P01", "57P02", "57P03", "53300", "25006", "08000", "08003", "08006", "08001", "08004")
+
+# The same in words, where libpq has no code for it, and what it says of settings that would be
+# wrong again.
+LOST = re.compile(
+    "Failed to connect|server closed the connection|terminating connection|could not receive data"
+)
+WRONG = re.compile("authentication failed|does not exist|no pg_hba.conf entry|invalid|password")
+
+
+class Away(Unavailable):
+    """PostgreSQL does not answer now, and may later."""
+
+
+class Postgres:
+    """How to reach the broker's database. Picklable.
+
+    Without the option `database` it is that of the broker on this machine, by the configuration
+    found here: the environment, penstock.yaml, or what runs in ./penstock-data.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.patience = options.seconds("databaseTimeout", PATIENCE_SECONDS)
+        self.schema = options.text("databaseSchema") or "penstock"
+        self.url = options.text("database") or ""
+        if self.url:
+            return
+        from penstock.config.database_url import (
+            database_here,
+        )  # executors are given a URL and need no configuration
+
+        try:
+            self.url, schema = database_here()
+        except NotFound as error:
+            raise InvalidRequest(
+                f"queues are read from PostgreSQL, and its address is not known: {error}. Or give the option "
+                "'database', or set DATABASE_URL: `penstock database url`, on the broker's machine, prints it"
+            ) from error
+        self.schema = options.text("databaseSchema") or schema
+
+    def connect(self, *, autocommit: bool = False) -> Any:
+        from adbc_driver_postgresql import dbapi
+
+        try:
+            connection = dbapi.connect(self.url, autocommit=autocommit)
+            with connection.cursor() as cursor:
+                quoted = '"' + self.schema.replace('"', '""') + '"'
+                cursor.execute(f"SET search_path TO {quoted}")
+        except dbapi.Error as error:
+            kind = Away if is_away(error) else Unavailable
+            raise kind(f"PostgreSQL cannot be reached: {first_line(error)}") from error
+        return connection
+
+    @contextmanager
+    def _ask(
+        self, query: str, parameters: tuple[Any, ...] = (), *, copy: bool = True
+    ) -> Iterator[Any]:
+        """A cursor with the query's answer. The connection is kept for the next one if all went
+        well.
+        """
+        patience = Patience(self.patience)
+        while True:
+            try:
+                connection, cursor = self._execute(query, parameters, copy=copy)
+                break
+            except Away as error:
+                patience.wait(error)
+        patience.end()
+        try:
+            yield cursor
+        except BaseException:
+            cursor.close()
+            connection.close()
+            raise
+        cursor.close()
+        _IDLE.setdefault((self.url, self.schema), []).append(connection)
+
+    def _execute(self, query: str, parameters: tuple[Any, ...], *, copy: bool) -> tuple[Any, Any]:
+        from adbc_driver_postgresql import dbapi
+
+        idle = _IDLE.setdefault((self.url, self.schema), [])
+        while True:
+            try:
+                connection, kept = (
+                    idle.pop(),
+                    True,
+                )  # a thread may have been faster: no look before the leap
+            except IndexError:
+                connection, kept = self.connect(autocommit=True), False
+            cursor = connection.cursor()
+            if not copy:
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+            try:
+                cursor.execute(query, parameters)
+                return connection, cursor
+            except dbapi.Error as error:
+                cursor.close()
+                connection.close()
+                if kept:  # PostgreSQL may have been restarted since it was last used
+                    continue
+                kind = Away if is_away(error) else Unavailable
+                raise kind(f"PostgreSQL refused: {first_line(error)}") from error
+
+    def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """A small answer, as tuples."""
+        with self._ask(query, parameters) as cursor:
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def estimate(self, query: str) -> float:
+        """How many rows PostgreSQL expects of a query."""
+        with self._ask(f"EXPLAIN (FORMAT JSON) {query}", copy=False) as cursor:
+            return float(json.loads(cursor.fetchone()[0])[0]["Plan"]["Plan Rows"])
+
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """A large answer, batch by batch as it arrives."""
+        from adbc_driver_postgresql import dbapi
+
+        try:
+            with self._ask(query) as cursor:
+                yield from cursor.fetch_record_batch()
+        except (
+            dbapi.Error,
+            pa.ArrowException,
+            OSError,
+        ) as error:  # pyarrow's own, when it pulls from a broken stream
+            kind = Away if is_away(error) else Unavailable
+            raise kind(f"PostgreSQL failed while a range was read: {first_line(error)}") from error
+
+
+class Patience:
+    """Waits between attempts until time is up, and says what for: once when it begins, once when it
+    is over.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began: float | None = None
+        self._backoff = Backoff(first=0.1)
+
+    def wait(self, reason: Exception) -> None:
+        """Until the next attempt; raises `reason` when there shall be none."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+            if self._seconds > 0:
+                log.warning(
+                    "%s; trying again for up to %g s (option databaseTimeout)",
+                    reason,
+                    self._seconds,
+                )
+        delay = self._backoff.delay()
+        if now + delay > self._began + self._seconds:
+            raise Unavailable(
+                f"{reason}; it was away for {now - self._began:.0f} s. Give the option databaseTimeout more seconds "
+                f"than {self._seconds:g} to wait longer"
+            ) from reason
+        time.sleep(delay)
+
+    def end(self) -> None:
+        """An attempt succeeded."""
+        if self._began is not None:
+            log.warning("PostgreSQL answers again after %.1f s", time.monotonic() - self._began)
+            self._began = None
+            self._backoff.reset()
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the server is away, as opposed to having answered that something is wrong."""
+    state = getattr(error, "sqlstate", None)
+    if state:
+        return state in AWAY
+    text = str(error)
+    return bool(LOST.search(text)) and not WRONG.search(text)
+
+
+_IDLE: dict[
+    tuple[str, str], list[Any]
+] = {}  # connections of this process; ADBC takes its time to open one
+
+
+@atexit.register
+def _close_idle() -> None:
+    while _IDLE:
+        for connection in _IDLE.popitem()[1]:
+            connection.close()
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,504 @@
+"""The queue source, batch and streaming: all partitions of a queue, read from PostgreSQL in
+parallel.
+
+The position in a queue of a million partitions is one number. Each message carries the id of the
+transaction that stored it (`xid`), and `pg_snapshot_xmin(pg_current_snapshot())` is the oldest
+transaction still running: every transaction below it has ended, so messages with a smaller xid are
+all visible or never will be. That is the horizon. A batch is the messages with `from <= xid <
+horizon`. A transaction that stays open keeps the horizon below itself, so its messages are in a
+later batch whenever it commits; none is passed by. What it costs: while any transaction that writes
+stays open, on the whole server, the source sees nothing newer than it. A read that ends by itself
+waits a moment for those that are open (`waitForTransactions`); whoever holds messages back longer
+is named in the log.
+
+An offset is `{"queue", "id", "installation", "xid", "cuts"}`. The queue's id and the database's
+installation number tell a queue that was deleted and made again, or another database, from the one
+the checkpoint belongs to. `cuts` says how the batch that ends here is divided among tasks: whole
+partitions, so that one partition's messages stay in order within one task.
+
+A batch read (`spark.read`) promises no order. When it takes a good part of the table, its tasks
+read ranges of the table's blocks: each block once and in sequence, where ranges of partitions would
+visit every block from every task. Blocks keep their rows as long as the table's file is the same
+one (messages are never updated); a task makes sure. And PostgreSQL packs many messages into a row
+(`penstock.pipeline.sources.packed_messages`).
+
+What can be made here is not sent by PostgreSQL: the queue's name, ids and traces as text,
+partitions' names (asked for once per task and partition).
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.pipeline.columns import QUEUE_COLUMNS, TIMESTAMP
+from penstock.pipeline.mirror import Mirror
+from penstock.pipeline.options import EARLIEST, LATEST, Options
+from penstock.pipeline.sources import packed_messages as packed
+from penstock.pipeline.sources.postgres import Away, Patience, Postgres
+from penstock.pipeline.sources.topic import DataLoss
+from penstock.pipeline.sources.uuid_texts import message_ids, uuid_texts
+
+log = logging.getLogger("penstock.pipeline")
+
+WAIT_SECONDS = (
+    1.0  # for transactions that are open when a read is planned; pushes take milliseconds
+)
+POLL_SECONDS = 0.05
+WARN_SECONDS = 5.0  # how long a transaction holds a stream back before it is named
+REPEAT_SECONDS = 60.0  # until it is named again
+COUNTED = 100_000  # messages held back are counted up to here
+SMALL_BATCH = 20_000  # messages; up to here one task reads them all
+TASKS = 4
+SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
+# What a column needs of PostgreSQL: `p` partition_id, `s` seq, the rest by their names. A payload
+# that is NULL is one that Spark must not read: the column itself never is.
+_NEEDS = {
+    "queue": "",
+    "partition": "p",
+    "seq": "s",
+    "id": "ps",
+    "transactionId": "t",
+    "traceId": "c",
+    "payload": "d",
+}
+_SQL = {
+    "p": "m.partition_id",
+    "s": "m.seq",
+    "t": "m.transaction_id",
+    "c": "m.trace_id",
+    "d": "CASE WHEN m.key_id IS NULL THEN m.payload END",
+    "a": "m.created_at",
+}
+
+# Lengths are counted in bytes of the server's encoding; texts arrive in ours.
+_PACKED = """CASE WHEN current_setting('server_encoding') <> 'UTF8' THEN ''
+                  WHEN coalesce(pg_relation_size(nullif(reltoastrelid, 0)), 0) = 0 THEN 'all' ELSE 'small' END"""
+_FILE = "SELECT pg_relation_filenode('messages'::regclass)::bigint"
+
+
+@dataclass
+class QueueRange(InputPartition):
+    """One task's share: messages with low <= xid < high between two places of (partition, seq)
+    order, or in the table's blocks from `after[0]` up to `until[0]` while its file is `file`.
+    `packed` says which messages of these blocks PostgreSQL may pack: `all`, `small` ones (others
+    are read as rows), or none."""
+
+    low: str
+    high: str
+    after: tuple[int, int] | None
+    until: tuple[int, int] | None
+    file: int | None = None
+    packed: str = ""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    id: int
+    installation: int
+    horizon: int
+
+
+class QueueOptions:
+    def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
+        self.postgres = Postgres(options)
+        self.queue = options.require("queue", "the queue's name")
+        self.streaming = streaming
+        self.group = options.text("group")
+        self.starting = options.positions("startingOffsets", EARLIEST)
+        if isinstance(self.starting, dict) or self.starting not in (EARLIEST, LATEST):
+            raise InvalidRequest(
+                "for a queue the option 'startingOffsets' is earliest or latest; use startingTimestamp"
+            )
+        self.since = options.moment("startingTimestamp")
+        self.before = options.moment("endingTimestamp")
+        self.from_xid = options.whole("fromXid", 0, least=0) or 0
+        self.to_xid = options.whole("toXid")
+        self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.wait = options.seconds("waitForTransactions", WAIT_SECONDS)
+        self.tasks = options.whole("minPartitions", TASKS) or TASKS
+        self.fail_on_loss = options.flag("failOnDataLoss", True)
+        self.encrypted = options.text("encrypted", default="fail")
+        if self.encrypted not in ("fail", "null"):
+            raise InvalidRequest(f"the option 'encrypted' is fail or null, not {self.encrypted!r}")
+        unknown = [name for name in columns if name not in QUEUE_COLUMNS.names]
+        if unknown:
+            raise InvalidRequest(
+                f"a queue has the columns {', '.join(QUEUE_COLUMNS.names)}; it has no {unknown[0]!r}"
+            )
+        self.columns = list(columns)
+
+    def state(self) -> QueueState:
+        rows = self.postgres.rows(
+            "SELECT q.id, i.id, pg_snapshot_xmin(pg_current_snapshot())::text FROM queues q CROSS JOIN installation i "
+            "WHERE q.name = $1 AND q.deleted_at IS NULL",
+            (self.queue,),
+        )
+        if not rows:
+            raise NotFound(f"there is no queue {self.queue!r}")
+        number, installation, horizon = rows[0]
+        return QueueState(number, installation, int(horizon))
+
+    def settled_state(self) -> QueueState:
+        """The state once all that is committed now is below the horizon. Whoever keeps a
+        transaction open longer than it is waited for (`waitForTransactions`) is named: newer
+        messages are not read then."""
+        deadline = time.monotonic() + self.wait
+        state = self.state()
+        newest = self._newest(state)
+        while newest is not None and state.horizon <= newest:
+            if time.monotonic() >= deadline:
+                self.name_holder(state)
+                break
+            time.sleep(POLL_SECONDS)
+            state = self.state()
+        return state
+
+    def _newest(self, state: QueueState) -> int | None:
+        """The last transaction with messages that are committed and not below the horizon."""
+        rows = self.postgres.rows(
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} AND m.xid >= '{state.horizon}'::xid8 "
+            "ORDER BY m.xid DESC LIMIT 1"
+        )
+        return int(rows[0][0]) if rows else None
+
+    def name_holder(self, state: QueueState) -> None:
+        """Log which transaction holds committed messages back, if any are."""
+        short = state.horizon & 0xFFFFFFFF  # as processes show it: without its epoch
+        age = "extract(epoch FROM clock_timestamp() - {})::float8"
+        rows = self.postgres.rows(
+            "SELECT format('pid %s, application_name \"%s\", %s', pid, application_name, coalesce(state, 'active')), "
+            f"{age.format('coalesce(xact_start, backend_start)')} FROM pg_stat_activity "
+            f"WHERE backend_xid::text = '{short}' UNION ALL "
+            f"SELECT format('prepared transaction %s', gid), {age.format('prepared')} FROM pg_prepared_xacts "
+            f"WHERE transaction::text = '{short}'"
+        )
+        who, age_seconds = rows[0] if rows else ("one that this database user may not see", None)
+        ((held,),) = self.postgres.rows(
+            f"SELECT count(*) FROM (SELECT 1 FROM messages m WHERE m.queue_id = {state.id} "
+            f"AND m.xid >= '{state.horizon}'::xid8 LIMIT {COUNTED}) x"
+        )
+        if held:
+            log.warning(
+                "queue %s: %s%d committed messages are not read yet, since an older transaction is still open: %s%s. "
+                "They are read once it ends; the option waitForTransactions waits for it.",
+                *(self.queue, "at least " if held == COUNTED else "", held, who),
+                "" if age_seconds is None else f", for {age_seconds:.0f} s",
+            )
+
+    def nth_xid(self, id: int, low: int, n: int) -> int | None:
+        """The xid of the n-th message from `low` on, counted from 0; None when there are not that
+        many.
+        """
+        rows = self.postgres.rows(
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {id} AND m.xid >= '{low}'::xid8 "
+            # not `xid`, which would be the text: 9 after 10, and no index
+            f"ORDER BY m.xid OFFSET {n} LIMIT 1"
+        )
+        return int(rows[0][0]) if rows else None
+
+    def cuts(self, id: int, low: int, high: int) -> list[list[int]]:
+        """Places of (partition, seq) order that divide the batch into tasks; none for a small one."""
+        far = self.nth_xid(id, low, SMALL_BATCH)
+        if self.tasks == 1 or far is None or far >= high:
+            return []
+        shares = ",".join(str(i / self.tasks) for i in range(1, self.tasks))
+        rows = self.postgres.rows(
+            f"SELECT unnest(percentile_disc(ARRAY[{shares}]) WITHIN GROUP (ORDER BY id)), count(*) FROM partitions "
+            f"WHERE queue_id = {id}"
+        )
+        if self.streaming or not rows or rows[0][1] >= self.tasks:
+            return [
+                [cut, 0] for cut in sorted({int(row[0]) + 1 for row in rows if row[0] is not None})
+            ]
+        # A batch read promises no order: few partitions are cut within.
+        ends = self.postgres.rows(
+            "SELECT p.id, (SELECT min(seq) FROM messages m WHERE m.partition_id = p.id), "
+            "(SELECT max(seq) FROM messages m WHERE m.partition_id = p.id) "
+            f"FROM partitions p WHERE p.queue_id = {id} ORDER BY 1"
+        )
+        found: list[list[int]] = []
+        for partition, first, last in ends:
+            if first is not None:
+                steps = range(0 if found or partition != ends[0][0] else 1, self.tasks)
+                found += [[partition, first + (last + 1 - first) * i // self.tasks] for i in steps]
+        return found
+
+    def ranges(self, low: str, high: str, cuts: list[list[int]]) -> list[QueueRange]:
+        places: list[tuple[int, int] | None] = [None, *((int(p), int(s)) for p, s in cuts), None]
+        return [QueueRange(low, high, a, b) for a, b in pairwise(places)]
+
+    def scan(self, id: int, low: int, high: int) -> list[QueueRange]:
+        """Ranges of the table's blocks, if the messages wanted are a good part of the table; else
+        none.
+        """
+        ((rows, pages, file, packed),) = self.postgres.rows(
+            f"SELECT reltuples::float8, relpages, ({_FILE}), {_PACKED} FROM pg_class WHERE oid = 'messages'::regclass"
+        )
+        wanted = self.postgres.estimate(f"SELECT 1 FROM messages m WHERE {_within(id, low, high)}")
+        if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
+            return []
+        cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
+        places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the end, wherever that is by now
+        return [QueueRange(str(low), str(high), a, b, file, packed) for a, b in pairwise(places)]
+
+    def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
+        conditions = [_within(state.id, int(task.low), int(task.high))]
+        if self.since is not None:
+            conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
+        if self.before is not None:
+            conditions.append(f"m.created_at < to_timestamp({self.before} / 1000.0)")
+        # A stream's ranges have an order: one that breaks off can be resumed, if it is known where
+        # that was.
+        place = "ps" if self.streaming else ""
+        needed = sorted(
+            {*place, *(need for name in self.columns for need in _NEEDS.get(name, "a"))}
+        ) or ["s"]
+        known = PartitionNames(self.postgres)
+        if task.packed and task.after:
+            end = task.until and task.until[0]
+            few = packed.query(
+                needed, conditions, task.after[0], end, toasted=task.packed == "small"
+            )
+            for batch in self.postgres.batches(few):
+                yield self._shape(state, packed.unpack(batch), known)
+            conditions.append(packed.rest())
+        if task.packed != "all":
+            for batch in self._resumed(task, needed, conditions):
+                yield self._shape(state, batch, known)
+        if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
+            raise Unavailable(
+                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by blocks: read again"
+            )
+
+    def _resumed(
+        self, task: QueueRange, needed: list[str], conditions: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The task's messages as rows, also when PostgreSQL goes away in between: a stream's range
+        is read on from where it broke off. A range without an order is begun once more as long as
+        nothing of it was handed on."""
+        patience = Patience(self.postgres.patience)
+        handed_on = False
+        while True:
+            try:
+                for batch in self.postgres.batches(self._rows(task, needed, conditions)):
+                    patience.end()
+                    if batch.num_rows:
+                        handed_on = True
+                        if self.streaming:
+                            task = replace(
+                                task, after=(batch["p"][-1].as_py(), batch["s"][-1].as_py() + 1)
+                            )
+                        yield batch
+                return
+            except Away as error:
+                if handed_on and not self.streaming:
+                    raise Unavailable(
+                        f"{error}: a part was read already, in no order; read again"
+                    ) from error
+                patience.wait(error)
+
+    def _rows(self, task: QueueRange, needed: list[str], conditions: list[str]) -> str:
+        """The query for the task's messages as rows."""
+        conditions = list(conditions)
+        place, form = (
+            ("ctid", "'(%d,%d)'::tid") if task.file else ("(m.partition_id, m.seq)", "(%d, %d)")
+        )
+        if task.after:
+            conditions.append(f"{place} >= {form % task.after}")
+        if task.until:
+            conditions.append(f"{place} < {form % task.until}")
+        order = " ORDER BY m.partition_id, m.seq" if self.streaming else ""
+        names = ", ".join(f"{_SQL[need]} AS {need}" for need in needed)
+        return f"SELECT {names} FROM messages m WHERE {' AND '.join(conditions)}{order}"
+
+    def _shape(
+        self, state: QueueState, batch: pa.RecordBatch, known: "PartitionNames"
+    ) -> pa.RecordBatch:
+        made = {
+            "queue": lambda: pa.repeat(pa.scalar(self.queue), batch.num_rows),
+            "partition": lambda: known.of(batch["p"]),
+            "seq": lambda: batch["s"],
+            "id": lambda: message_ids(state.installation, batch["p"], batch["s"]),
+            "transactionId": lambda: batch["t"],
+            "traceId": lambda: uuid_texts(batch["c"]),
+            "payload": lambda: self._clear(batch["d"]).cast(pa.string()),
+            "createdAt": lambda: batch["a"].cast(TIMESTAMP),
+        }
+        schema = pa.schema([QUEUE_COLUMNS.field(name) for name in self.columns])
+        return pa.RecordBatch.from_arrays([made[name]() for name in self.columns], schema=schema)
+
+    def _clear(self, payloads: pa.Array) -> pa.Array:
+        """Encrypted payloads never become text by accident: they are not even sent."""
+        if payloads.null_count and self.encrypted == "fail":
+            raise InvalidRequest(
+                f"queue {self.queue!r} holds encrypted messages and Spark is not given the keys: consume them "
+                "through the broker, or set the option encrypted=null to read them without their payload"
+            )
+        return payloads
+
+
+def _within(id: int, low: int, high: int) -> str:
+    return f"m.queue_id = {id} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8"
+
+
+class PartitionNames:
+    """The names of partitions, asked for when they are first met."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self._postgres = postgres
+        self._names: dict[int, str] = {}
+
+    def of(self, partitions: pa.Array) -> pa.Array:
+        met = partitions.dictionary_encode()
+        ids = met.dictionary.to_pylist()
+        new = ",".join(str(one) for one in ids if one not in self._names)
+        if new:
+            found = self._postgres.rows(
+                f"SELECT id, name FROM partitions WHERE id = ANY('{{{new}}}'::bigint[])"
+            )
+            self._names.update(found)
+        return pa.array([self._names[one] for one in ids], pa.string()).take(met.indices)
+
+
+class QueueReader(DataSourceReader):
+    """`spark.read.format("penstock").option("queue", ...)`: what is committed when the read is
+    planned.
+    """
+
+    def __init__(self, options: QueueOptions) -> None:
+        self.options = options
+        self.state = options.state() if options.to_xid else options.settled_state()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
+        o, queue = self.options, self.state.id
+        low, high = o.from_xid, min(o.to_xid or self.state.horizon, self.state.horizon)
+        return o.scan(queue, low, high) or o.ranges(str(low), str(high), o.cuts(queue, low, high))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, QueueRange)
+        return self.options.read(self.state, partition)
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("penstock").option("queue", ...)`."""
+
+    def __init__(self, options: QueueOptions) -> None:
+        self.options = options
+        self.state = options.state()
+        self._target: int | None = None
+        self._held: tuple[int, float] | None = (
+            None  # a horizon that holds messages back, and when to say so
+        )
+        self._mirror: Mirror | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return self._offset(0 if self.options.starting == EARLIEST else self.state.horizon, [])
+
+    def _offset(self, xid: int, cuts: list[list[int]]) -> dict[str, Any]:
+        s = self.state
+        return {
+            "queue": self.options.queue,
+            "id": s.id,
+            "installation": s.installation,
+            "xid": str(xid),
+            "cuts": cuts,
+        }
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return (
+            ReadMaxRows(self.options.max_records)
+            if self.options.max_records
+            else ReadAllAvailable()
+        )
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self.options.settled_state().horizon
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        now = self.options.state()
+        self._same(start, now)
+        self.commit(
+            start
+        )  # all before is done; Spark itself says so only when there is a next batch
+        low = int(start["xid"])
+        high = now.horizon if self._target is None else min(now.horizon, self._target)
+        o = self.options
+        first = o.nth_xid(now.id, low, 0)
+        if first is None or first >= high:
+            if first is not None and self._target is None:
+                self._name_holder(now)
+            return start  # nothing new: the horizon alone moving is no batch
+        if isinstance(limit, ReadMaxRows):
+            # Whole transactions: the batch ends before the one that would go over, but holds at
+            # least one.
+            past = o.nth_xid(now.id, low, limit.max_rows)
+            if past is not None:
+                high = min(high, past if past > first else past + 1)
+        return self._offset(high, o.cuts(now.id, low, high))
+
+    def _name_holder(self, now: QueueState) -> None:
+        """When the horizon has stood still for a while, and then from time to time."""
+        if self._held is None or self._held[0] != now.horizon:
+            self._held = (now.horizon, time.monotonic() + WARN_SECONDS)
+        elif time.monotonic() >= self._held[1]:
+            self.options.name_holder(now)
+            self._held = (now.horizon, time.monotonic() + REPEAT_SECONDS)
+
+    def _same(self, start: dict[str, Any], now: QueueState) -> None:
+        if not isinstance(start, dict) or "xid" not in start:
+            raise InvalidRequest("the checkpoint is not of a queue source")
+        if start["queue"] != self.options.queue:
+            raise InvalidRequest(
+                f"the checkpoint belongs to the queue {start['queue']!r}; use another one for this query"
+            )
+        if start["installation"] != now.installation:
+            raise DataLoss(
+                "the checkpoint belongs to another database: its positions mean nothing here. "
+                "Give the query a new checkpoint."
+            )
+        if start["id"] != now.id and self.options.fail_on_loss:
+            raise DataLoss(
+                f"queue {self.options.queue!r} was deleted and created again since the last batch. To go on with what "
+                "it holds now, start the query once with failOnDataLoss=false; to begin anew, give it a new checkpoint."
+            )
+        self.state = now
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return self._offset(self.options.state().horizon, [])
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._same(
+            end, self.state
+        )  # a batch begun before is run again without asking for the latest offset first
+        return self.options.ranges(start["xid"], end["xid"], end["cuts"])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, QueueRange)
+        return self.options.read(self.state, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Show the position as a consumer group on the broker."""
+        if self.options.group:
+            self._mirror = self._mirror or Mirror(
+                self.options.postgres, self.options.queue, self.options.group
+            )
+            self._mirror.move(int(end["xid"]))
+
+    def stop(self) -> None:
+        if self._mirror is not None:
+            self._mirror.stop()
+            self._mirror = None

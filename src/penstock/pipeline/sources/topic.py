@@ -1,0 +1,437 @@
+"""The topic source, batch and streaming.
+
+An offset in Spark's checkpoint is, per topic, the incarnation and the exclusive end: `{"orders":
+{"incarnation": "6f...", "next": 500}}`. The incarnation is what tells "the topic goes on" from "a
+topic of the same name": without it a query would silently skip, or silently repeat, after somebody
+deleted and re-created a topic.
+
+What a task reads is a range of offsets. Ranges depend on nothing but start, end and the options,
+never on the number of cores or the state of the log, since a batch that is run again must be cut
+into the same tasks: sinks that write exactly once rely on it.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.errors import (
+    Conflict,
+    Damaged,
+    InvalidOffset,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+)
+from penstock.pipeline.columns import TOPIC_COLUMNS, topic_batch
+from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
+from penstock.pipeline.sources.topic_readers import Topics, TopicState
+
+log = logging.getLogger("penstock.pipeline")
+
+RECORDS_PER_TASK = 500_000
+# From so many topics on, small ones share tasks: a task costs Spark some 20 ms, reading a few
+# records much less. These are constants, since a batch run again, also by a newer version, must be
+# cut as it was.
+GROUP_FROM = 32  # topics with something to read; fewer are a task each
+GROUP_TOPICS = 64  # of one task at most
+GROUP_RECORDS = 100_000  # of one task at most, over all its topics
+REMEDY = (
+    "Records were lost to this query. To go on with what is left, start it once with failOnDataLoss=false; to begin "
+    "anew, give it a new checkpoint."
+)
+
+
+class DataLoss(PenstockError):
+    """What the checkpoint says comes next is no longer there."""
+
+
+@dataclass
+class Range:
+    """One task's share of a topic."""
+
+    topic: str
+    incarnation: str
+    start: int
+    end: int
+
+
+@dataclass
+class Task(InputPartition):
+    """What a task reads, one range after the other: one, or those of several small topics."""
+
+    ranges: list[Range]
+
+
+class TopicOptions:
+    """Everything the source needs to know, checked. Picklable."""
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        self.topics = Topics(options)
+        named = [name for key in ("topic", "topics", "subscribe") for name in options.names(key)]
+        self.pattern = options.text("topicPattern", "subscribePattern")
+        if bool(named) == bool(self.pattern):
+            raise InvalidRequest(
+                "give either the option 'topic' (names, separated by commas) or 'topicPattern'"
+            )
+        try:
+            self._matches = re.compile(self.pattern or "").fullmatch
+        except re.error as error:
+            raise InvalidRequest(
+                f"the option 'topicPattern' is no regular expression: {error}"
+            ) from None
+        self.named = list(dict.fromkeys(named))
+        self.starting = options.positions("startingOffsets", EARLIEST)
+        self.ending = options.positions("endingOffsets", LATEST)
+        self.starting_at = options.moment("startingTimestamp")
+        self.ending_at = options.moment("endingTimestamp")
+        self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.max_bytes = options.whole("maxBytesPerTrigger")
+        self.min_partitions = options.whole("minPartitions", 1) or 1
+        self.per_task = (
+            options.whole("maxRecordsPerPartition", RECORDS_PER_TASK) or RECORDS_PER_TASK
+        )
+        self.fail_on_loss = options.flag("failOnDataLoss", True)
+        self.group = options.text("group")
+        unknown = [name for name in columns if name not in TOPIC_COLUMNS.names]
+        if unknown:
+            raise InvalidRequest(
+                f"a topic has the columns {', '.join(TOPIC_COLUMNS.names)}; it has no {unknown[0]!r}"
+            )
+        self.columns = list(columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_matches": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._matches = re.compile(self.pattern or "").fullmatch
+
+    def names(self) -> list[str]:
+        return self.named or [name for name in self.topics.names() if self._matches(name)]
+
+    def states(self) -> dict[str, TopicState]:
+        return {name: self.topics.state(name) for name in self.names()}
+
+    def resolve(
+        self, topic: str, state: TopicState, asked: Positions, at: int | None, missing: int
+    ) -> int:
+        """The offset an option means for this topic."""
+        if at is not None:
+            return min(max(self.topics.offset_at(topic, at), state.first), state.next)
+        offset = asked.get(topic, missing) if isinstance(asked, dict) else asked
+        if offset == EARLIEST:
+            return state.first
+        if offset == LATEST:
+            return state.next
+        if not state.first <= offset <= state.next and self.fail_on_loss:
+            raise InvalidOffset(
+                f"topic {topic!r} has offsets {state.first} to {state.next}; {offset} was asked for. "
+                "Ask for one of those, or set failOnDataLoss=false to take the nearest."
+            )
+        return min(max(offset, state.first), state.next)
+
+    def split(self, topic: str, incarnation: str, start: int, end: int, share: int) -> list[Range]:
+        """Tasks of nearly equal length: at least `share`, each of at most `per_task` records."""
+        total = end - start
+        count = min(total, max(share, -(-total // self.per_task)))
+        cuts = [start + total * i // count for i in range(count + 1)] if count else []
+        return [Range(topic, incarnation, a, b) for a, b in pairwise(cuts)]
+
+    def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Task]:
+        total = sum(end - start for _, start, end in spans.values())
+        found: list[list[Range]] = []
+        for topic in sorted(spans):
+            incarnation, start, end = spans[topic]
+            share = -(-self.min_partitions * (end - start) // total) if total else 0
+            found += [[part] for part in self.split(topic, incarnation, start, end, share)]
+        if len(spans) > max(GROUP_FROM, self.min_partitions):
+            # `minPartitions` asks for more tasks, so for shorter ones.
+            most = total // self.min_partitions if self.min_partitions > 1 else total
+            found = _grouped(found, min(most, GROUP_RECORDS, self.per_task))
+        return [Task(ranges) for ranges in found]
+
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        try:
+            for part in task.ranges:
+                yield from self._read_range(part)
+        finally:
+            self.topics.close()
+
+    def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
+        start = task.start
+        while True:
+            try:
+                for found in self.topics.read(task.topic, task.incarnation, start, task.end):
+                    yield topic_batch(task.topic, found, self.columns)
+                    start = int(found.offsets[-1]) + 1
+                return
+            except InvalidOffset as error:
+                state = self.topics.state(task.topic)
+                if self.fail_on_loss:
+                    raise DataLoss(
+                        f"topic {task.topic!r}: offsets {start} to {min(state.first, task.end) - 1} were to be "
+                        f"read and have aged out ({error}). {REMEDY}"
+                    ) from error
+                start = max(state.first, start + 1)
+            except Damaged as error:
+                if self.fail_on_loss or error.resume is None:
+                    raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
+                start = max(error.resume, start + 1)
+            except (Conflict, NotFound) as error:
+                if self.fail_on_loss:
+                    raise DataLoss(f"{error}. {REMEDY}") from error
+                return
+
+
+def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
+    """The ranges of neighbouring topics together, up to the limits of one task. Nothing but their
+    lengths counts.
+    """
+    found: list[list[Range]] = []
+    records = 0
+    for (part,) in parts:
+        size = part.end - part.start
+        if found and records + size <= most and len(found[-1]) < GROUP_TOPICS:
+            found[-1].append(part)
+            records += size
+        else:
+            found.append([part])
+            records = size
+    return found
+
+
+class TopicReader(DataSourceReader):
+    """`spark.read.format("penstock").option("topic", ...)`."""
+
+    def __init__(self, options: TopicOptions) -> None:
+        self.options = options
+        self._low, self._high = 0, 1 << 63
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Bounds on the offset narrow what is read; Spark still applies every filter."""
+        for found in filters:
+            value = getattr(found, "value", None)
+            if getattr(found, "attribute", None) == ("offset",) and isinstance(value, int):
+                if isinstance(found, EqualTo | GreaterThanOrEqual):
+                    self._low = max(self._low, value)
+                if isinstance(found, GreaterThan):
+                    self._low = max(self._low, value + 1)
+                if isinstance(found, EqualTo | LessThanOrEqual):
+                    self._high = min(self._high, value + 1)
+                if isinstance(found, LessThan):
+                    self._high = min(self._high, value)
+            yield found
+
+    def partitions(self) -> Sequence[InputPartition]:
+        o = self.options
+        spans = {}
+        for topic, state in o.states().items():
+            start = o.resolve(topic, state, o.starting, o.starting_at, EARLIEST)
+            end = o.resolve(topic, state, o.ending, o.ending_at, LATEST)
+            start, end = max(start, self._low), min(end, self._high)
+            if start < end:
+                spans[topic] = (state.incarnation, start, end)
+        o.topics.close()
+        return o.tasks(spans)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        return self.options.read(partition)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("penstock").option("topic", ...)`."""
+
+    def __init__(self, options: TopicOptions) -> None:
+        if options.ending != LATEST or options.ending_at is not None:
+            raise InvalidRequest(
+                "a stream has no end: 'endingOffsets' and 'endingTimestamp' are for batch reads"
+            )
+        self.options = options
+        self._target: dict[str, TopicState] | None = None
+        self._shown: dict[str, Any] | None = None  # the position that the group shows
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        o = self.options
+        found = {}
+        for topic, state in o.states().items():
+            start = o.resolve(topic, state, o.starting, o.starting_at, EARLIEST)
+            found[topic] = {"incarnation": state.incarnation, "next": start}
+        return found
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self.options.max_records:
+            return ReadMaxRows(self.options.max_records)
+        if self.options.max_bytes:
+            return ReadMaxBytes(self.options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self.options.states()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next batch goes. Where it starts, all before is done: Spark itself says so
+        (`commit`) only when there is a next batch."""
+        _check_shape(start)
+        self.commit(start)
+        now = self.options.states() if self._target is None else self._target
+        self._refuse_vanished(start, now)
+        lags: dict[str, int] = {}
+        begins: dict[str, int] = {}
+        for topic, state in now.items():
+            begins[topic] = self._begin(topic, start.get(topic), state)
+            lags[topic] = max(0, state.next - begins[topic])
+        takes = self._admit(now, lags, limit)
+        found = {
+            topic: {"incarnation": state.incarnation, "next": begins[topic] + takes[topic]}
+            for topic, state in now.items()
+        }
+        # A topic that matched a pattern and is gone stays where it was: there is nothing more to
+        # read from it.
+        return {**{topic: at for topic, at in start.items() if topic not in now}, **found}
+
+    def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
+        """Where reading goes on in the topic as it is now; DataLoss when that is not where it
+        ended.
+        """
+        o = self.options
+        if at is None:
+            return state.first  # new since the query started: all of it
+        if at["incarnation"] != state.incarnation:
+            if o.fail_on_loss:
+                raise DataLoss(
+                    f"topic {topic!r} was deleted and created again since the last batch: the checkpoint is at offset "
+                    f"{at['next']} of incarnation {at['incarnation']}, the topic is incarnation "
+                    f"{state.incarnation}. {REMEDY}"
+                )
+            return state.first
+        if at["next"] < state.first:
+            if o.fail_on_loss:
+                raise DataLoss(
+                    f"topic {topic!r}: offsets {at['next']} to {state.first - 1} have aged out before they were read. "
+                    f"{REMEDY}"
+                )
+            return state.first
+        if at["next"] > state.next:
+            if o.fail_on_loss:
+                raise DataLoss(
+                    f"topic {topic!r} ends at offset {state.next}, but {at['next']} was already read: its end was "
+                    f"lost. {REMEDY}"
+                )
+            return state.next
+        return int(at["next"])
+
+    def _refuse_vanished(self, start: dict[str, Any], now: Collection[str]) -> None:
+        gone = sorted(topic for topic in start if topic not in now)
+        if gone and not self.options.pattern:
+            raise InvalidRequest(
+                f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query reads "
+                f"{', '.join(sorted(now))}. Use a checkpoint of its own for another list of topics."
+            )
+
+    def _admit(
+        self, now: dict[str, TopicState], lags: dict[str, int], limit: ReadLimit
+    ) -> dict[str, int]:
+        """How many records of each topic, within the limits, shared in proportion to what waits."""
+        if isinstance(limit, ReadAllAvailable):
+            return lags
+        o = self.options
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else o.max_records
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else o.max_bytes
+        share = 1.0
+        total = sum(lags.values())
+        if rows and total > rows:
+            share = min(share, rows / total)
+        # Sizes are known per topic, not per record: a batch of bytes is as exact as the mean record
+        # is typical.
+        weight = sum(lag * now[topic].mean_bytes for topic, lag in lags.items())
+        if size and weight > size:
+            share = min(share, size / weight)
+        if share == 1.0:
+            return lags
+        takes = {topic: int(lag * share) for topic, lag in lags.items()}
+        if not any(takes.values()):  # a limit below one record each must not stop the query
+            takes[max(lags, key=lambda topic: lags[topic])] = 1
+        return takes
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {
+            topic: {"incarnation": state.incarnation, "next": state.next}
+            for topic, state in self.options.states().items()
+        }
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        spans = {}
+        _check_shape(end)
+        if (
+            not self.options.pattern
+        ):  # a batch begun before is run again without asking for the latest offset first
+            self._refuse_vanished(end, self.options.named)
+        for topic, to in end.items():
+            at = start.get(topic)
+            known = at is not None and at["incarnation"] == to["incarnation"]
+            begin = int(at["next"]) if known and at is not None else 0
+            if not known:
+                begin = min(self.options.topics.state(topic).first, int(to["next"]))
+            if begin < to["next"]:
+                spans[topic] = (to["incarnation"], begin, int(to["next"]))
+        return self.options.tasks(spans)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        return self.options.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Show the position as a consumer group on the broker. The checkpoint is the truth, so a
+        failure only warns.
+        """
+        group = self.options.group
+        if not group or not self.options.topics.broker or end == self._shown:
+            return
+        self._shown = end
+        for topic, at in end.items():
+            try:
+                self.options.topics.link.commit(topic, group, at["next"])
+            except PenstockError as error:
+                log.warning(
+                    "group %s of topic %s could not be moved to %d: %s",
+                    group,
+                    topic,
+                    at["next"],
+                    error,
+                )
+
+    def stop(self) -> None:
+        self.options.topics.close()
+
+
+def _check_shape(offset: Any) -> None:
+    ok = isinstance(offset, dict) and all(
+        isinstance(at, dict) and {"incarnation", "next"} <= at.keys() for at in offset.values()
+    )
+    if not ok:
+        raise InvalidRequest(f"the checkpoint is not of a topic source: {json.dumps(offset)[:200]}")

@@ -1,0 +1,136 @@
+"""Where a topic source gets its topics from: a broker over TCP, the files of one directory, or
+both.
+
+With a broker, the broker says what exists and how far it may be read; with a directory beside it
+(executors on the same host), the records themselves come from the files, which is faster. A
+directory alone serves topics that no broker has open. Whatever the way, the records come as
+`Slice`s.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.log.shared_reader import HEADER, Slice, TopicFiles
+from penstock.pipeline.link import TopicLink
+from penstock.pipeline.options import Options
+
+FETCH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TopicState:
+    """What a topic is at a moment."""
+
+    incarnation: str
+    first: int  # the first offset it still has
+    next: int  # the offset after the last
+    bytes: int
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of one record, header included."""
+        return (
+            max(float(HEADER), self.bytes / (self.next - self.first))
+            if self.next > self.first
+            else float(HEADER)
+        )
+
+
+class Topics:
+    """Looks topics up. Picklable; connects when first used."""
+
+    def __init__(self, options: Options) -> None:
+        self.broker = options.text("broker")
+        self.directory = options.text("directory")
+        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._token = options.token()
+        self._ca = options.ca()
+        self._link: TopicLink | None = None
+        if not self.broker and not self.directory:
+            raise InvalidRequest(
+                "give the option 'broker' (host:port), or 'directory' for topics on this host's disk"
+            )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_link": None}
+
+    @property
+    def link(self) -> TopicLink:
+        assert self.broker is not None
+        self._link = self._link or TopicLink(self.broker, self._patience, self._token, self._ca)
+        return self._link
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def names(self) -> list[str]:
+        if self.broker:
+            return self.link.names()
+        directory = Path(self.directory or "")
+        return sorted(
+            name for name in os.listdir(directory) if (directory / name / "data.log").exists()
+        )
+
+    def state(self, topic: str) -> TopicState:
+        if self.broker:
+            info = self.link.info(topic)
+            return TopicState(
+                info.incarnation.hex(), info.first_offset, info.next_offset, info.bytes
+            )
+        files = self._files(topic)
+        first, following = files.bounds()
+        return TopicState(files.incarnation, first, following, files.bytes())
+
+    def offset_at(self, topic: str, milliseconds: int) -> int:
+        if self.broker:
+            return self.link.offset_at(topic, milliseconds)
+        return self._files(topic).offset_at(milliseconds * 1000)
+
+    def read(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
+        """The records in [start, end). `InvalidOffset` when `start` aged out, `Conflict` for
+        another incarnation.
+        """
+        if self.directory:
+            files = self._files(topic)
+            _same(topic, incarnation, files.incarnation)
+            yield from files.read(start, end)
+            return
+        while start < end:
+            found = self.link.fetch(topic, start, FETCH_BYTES)
+            _same(topic, incarnation, found.incarnation.hex())
+            if found.records:
+                piece = _slice(found.raw, found.lengths, found.times, end)
+                if len(piece.offsets):  # else compaction left nothing before `end`
+                    yield piece
+            elif found.next_offset <= start:
+                return  # the log ends here
+            start = found.next_offset
+
+    def _files(self, topic: str) -> TopicFiles:
+        directory = Path(self.directory or "") / topic
+        if not directory.is_dir():
+            raise NotFound(f"there is no topic {topic!r} in {self.directory}")
+        return TopicFiles(directory)
+
+
+def _same(topic: str, expected: str, found: str) -> None:
+    if expected != found:
+        raise Conflict(
+            f"topic {topic!r} was deleted and created again: incarnation {found}, not {expected}"
+        )
+
+
+def _slice(raw: memoryview, lengths: np.ndarray, times: np.ndarray, end: int) -> Slice:
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths.astype(np.int64) + HEADER, out=starts[1:])
+    # Views of one byte's stride: entry p is the integer that begins at byte p.
+    offsets = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[starts[:-1]].astype(np.int64)
+    keep = int(np.searchsorted(offsets, end))
+    return Slice(raw, starts[: keep + 1], offsets[:keep], times[:keep])

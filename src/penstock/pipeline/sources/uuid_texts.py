@@ -1,0 +1,65 @@
+"""UUIDs as text, a whole column at once: four hexadecimal digits at a time are taken from a table
+of all 65,536.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_FOURS = np.array([f"{i:04x}".encode() for i in range(1 << 16)], "S4").view("<u4")
+_PLACES = (0, 4, 9, 14, 19, 24, 28, 32)  # of each four digits in the text; dashes are in between
+_TEXT = np.dtype(
+    {
+        "names": [*(f"w{i}" for i in range(8)), *(f"dash{i}" for i in range(4))],
+        "formats": ["<u4"] * 8 + ["u1"] * 4,
+        "offsets": [*_PLACES, 8, 13, 18, 23],
+        "itemsize": 36,
+    }
+)
+Words = npt.NDArray[np.int64] | npt.NDArray[np.uint16] | int
+
+
+def message_ids(installation: int, partitions: pa.Array, seqs: pa.Array) -> pa.Array:
+    """The ids of messages (the layout is that of `message_uuid.sql`)."""
+    partition = partitions.to_numpy(zero_copy_only=False)
+    seq = seqs.to_numpy(zero_copy_only=False)
+    words: list[Words] = [
+        installation >> 16,
+        installation & 0xFFFF,
+        partition >> 24,
+        0x8000 | (partition >> 12) & 0xFFF,
+        0x8000 | (partition & 0xFFF) << 2 | seq >> 48,
+        (seq >> 32) & 0xFFFF,
+        (seq >> 16) & 0xFFFF,
+        seq & 0xFFFF,
+    ]
+    return _texts(words, len(partition))
+
+
+def uuid_texts(raw: pa.Array) -> pa.Array:
+    """UUIDs of 16 bytes each as text; null stays null."""
+    if raw.null_count == len(raw):
+        return pa.nulls(len(raw), pa.string())
+    valid = raw.is_valid()
+    storage = getattr(raw, "storage", raw).cast(pa.binary()).drop_null()
+    data = (
+        b"".join(storage.to_pylist())
+        if storage.offset
+        else storage.buffers()[2].to_pybytes()[: 16 * len(storage)]
+    )
+    words = np.frombuffer(data, ">u2").astype(np.uint16).reshape(-1, 8)
+    texts = _texts([words[:, i] for i in range(8)], len(words))
+    if not raw.null_count:
+        return texts
+    at = np.cumsum(valid.to_numpy(zero_copy_only=False)) - 1
+    return texts.take(pa.array(at, mask=~valid.to_numpy(zero_copy_only=False)))
+
+
+def _texts(words: list[Words], count: int) -> pa.Array:
+    text = np.empty(count, _TEXT)
+    for i, word in enumerate(words):
+        text[f"w{i}"] = _FOURS[word]
+    for i in range(4):
+        text[f"dash{i}"] = ord("-")
+    ends = np.arange(0, 36 * (count + 1), 36, dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(text)])

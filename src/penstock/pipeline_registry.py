@@ -1,0 +1,106 @@
+"""What the broker knows of pipelines: they run elsewhere (on Spark), report here, and hear here
+that they should stop.
+
+A pipeline reports every few seconds. One that is silent for `SILENT` seconds without having said
+that it ended is shown as `lost`. Reports live in memory; when a pipeline's state changes all of
+them are written to one small file, so that a restarted broker still tells what finished, what
+failed and why.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import NotFound, PenstockError
+from penstock.log.fs import DISK, Fs
+
+log = logging.getLogger("penstock.pipeline_registry")
+
+SILENT = 15.0
+ENDED = ("finished", "failed")
+MAX_PIPELINES = 1000
+
+
+class Pipelines:
+    """The latest report of every pipeline. Lives on the event loop."""
+
+    def __init__(
+        self, directory: Path, *, fs: Fs = DISK, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = directory / "pipelines.json"
+        self._fs, self._clock = fs, clock
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._stops: set[str] = set()
+
+    async def start(self) -> None:
+        try:
+            found = json.loads(self._fs.read(self._path))
+        except FileNotFoundError:
+            return
+        except ValueError:
+            log.warning(
+                "%s is damaged: what pipelines reported before is forgotten", self._path.name
+            )
+            return
+        self._reports = {str(name): dict(report) for name, report in found.items()}
+
+    async def stop(self) -> None:
+        self._save()
+
+    def put(self, name: str, report: dict[str, Any]) -> bool:
+        """Take a report; whether the pipeline should stop."""
+        before = self._reports.get(name, {})
+        if name not in self._reports and len(self._reports) >= MAX_PIPELINES:
+            oldest = min(self._reports, key=lambda known: self._reports[known]["reported_at"])
+            del self._reports[oldest]
+        self._reports[name] = {**report, "name": name, "reported_at": self._clock()}
+        state = report.get("state")
+        if state == "starting" or state in ENDED:
+            self._stops.discard(name)
+        if state != before.get("state") and state in ("starting", *ENDED):
+            log.info("pipeline %s on %s: %s%s", name, report.get("host"), state, _because(report))
+            self._save()
+        return name in self._stops
+
+    def all(self) -> list[dict[str, Any]]:
+        return [self.get(name) for name in sorted(self._reports)]
+
+    def get(self, name: str) -> dict[str, Any]:
+        report = self._reports.get(name)
+        if report is None:
+            raise NotFound(f"no pipeline {name!r} has reported here")
+        silent = self._clock() - report["reported_at"]
+        lost = report.get("state") not in ENDED and silent > SILENT
+        return {
+            **report,
+            "state": "lost" if lost else report.get("state"),
+            "stopping": name in self._stops,
+        }
+
+    def ask_to_stop(self, name: str) -> dict[str, Any]:
+        """It hears of it with its next report."""
+        self.get(name)
+        self._stops.add(name)
+        return self.get(name)
+
+    def forget(self, name: str) -> None:
+        self.get(name)
+        del self._reports[name]
+        self._stops.discard(name)
+        self._save()
+
+    def _save(self) -> None:
+        try:
+            self._fs.make_dir(self._path.parent)
+            self._fs.replace(self._path, json.dumps(self._reports).encode(), sync=False)
+        except (
+            PenstockError
+        ) as error:  # reports come again; the pipelines themselves do not depend on this
+            log.warning("what pipelines reported could not be saved: %s", error)
+
+
+def _because(report: dict[str, Any]) -> str:
+    return f" ({report['error']})" if report.get("error") else ""

@@ -1,0 +1,47 @@
+"""A row of `analytics_points`: the figures of one interval, as the broker serves them and reports
+draw them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from penstock.protocol.latency import Latencies
+
+COUNTS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
+QUEUE_MODE = "__QUEUE_MODE__"  # the group of those who consume a queue without naming one
+
+
+@dataclass(slots=True)
+class Point:
+    """One queue, topic or group of one of them in one interval."""
+
+    at: datetime
+    # queue, group (of a queue) or topic; a group of a topic is of kind topic and has a group
+    kind: str
+    name: str
+    group: str
+    counts: dict[str, int]
+    lag: int | None
+    latency: Latencies
+
+    @property
+    def label(self) -> str:
+        """The name people know it by."""
+        if not self.group or self.group == QUEUE_MODE:
+            return self.name
+        return f"{'topic ' if self.kind == 'topic' else ''}{self.name} / {self.group}"
+
+
+def point_of(row: Sequence[Any]) -> Point:
+    at, kind, name, group, *counts, lag, buckets, shares = row
+    return Point(
+        at,
+        kind,
+        name,
+        group,
+        dict(zip(COUNTS, counts, strict=True)),
+        lag,
+        Latencies(buckets, shares),
+    )

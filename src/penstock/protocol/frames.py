@@ -1,0 +1,420 @@
+"""The binary protocol's bytes: encoded and decoded here, by the server and by the client, and
+nowhere else.
+
+All integers are big-endian. A request is `[command u8][length u32][body]`, an answer is `[command
+u8][status u8][length u32][body]`; `length` counts the body only. `name` is `[length u16][UTF-8
+bytes]`.
+
+    0x01 PRODUCE        [topic name][length u32][payload]
+         0x81           [offset u64]
+    0x02 CONSUME        [topic name][start offset u64][max records u32]
+         0x82           [count u32] count x ([offset u64][length u32][payload])
+    0x03 NEXT_OFFSET    [topic name]
+         0x83           [next offset u64]
+    0x04 CREATE_TOPIC   [topic name]
+         0x84           empty
+    0x05 LIST_TOPICS    empty
+         0x85           [count u32] count x [topic name]
+    0x06 PRODUCE_BATCH  [topic name][flags u8]; flags bit 0: [producer id 16][sequence u64];
+                        [count u32][lengths u32 x count][payloads, one after another]
+         0x86           [first offset u64][count u32]
+    0x07 FETCH          [topic name][start offset u64][max bytes u32][wait ms u32], optionally [flags u8]
+         0x87           [incarnation 16][first offset u64][next offset u64][log end u64][count u32]
+                        flags bit 0: [lengths u32 x count];
+                        flags bit 1: [runs u32][records u32 x runs][append time, microseconds since 1970 i64 x runs];
+                        raw log, little-endian: count x ([offset u64][length u32][payload])
+    0x08 OFFSET_AT      [topic name][milliseconds since 1970 i64]
+         0x88           [offset u64]
+    0x09 TOPIC_INFO     [topic name]
+         0x89           [incarnation 16][first offset u64][next offset u64][bytes u64][segments u32]
+                        [records u64][archived offset u64, all ones: none][policy u8][damaged places u32]
+    0x0A DELETE_TOPIC   [topic name]
+         0x8A           empty
+    0x10 AUTH           [token], the whole body; with authentication on it comes before everything else
+         0x90           empty
+    0x20 GROUP_LEASE    [topic name][group name][member name][max records u32][wait ms u32]
+         0xA0           [lease 16][start u64][end u64][expires in ms u32]; start = end: nothing to read now
+    0x21 GROUP_COMPLETE [topic name][group name][lease 16]
+         0xA1           [committed offset u64]
+    0x22 GROUP_COMMIT   [topic name][group name][offset u64]
+         0xA2           empty
+    0x23 GROUP_FETCH    [topic name][group name]
+         0xA3           [committed offset u64][lag u64]
+    0x24 GROUP_LEAVE    [topic name][group name][member name]
+         0xA4           [leases given back u32]
+    0x25 GROUP_RENEW    [topic name][group name][lease 16]
+         0xA5           [expires in ms u32]
+    0x30 SINK_CLAIM     [JSON: a Claim of penstock.protocol.claims], the whole body
+         0xB0           [JSON: Claimed]
+    0x31 SINK_COMMIT    [JSON: Commit], the whole body
+         0xB1           empty
+
+    any failure: 0xFF with the status and [length u32][message UTF-8]
+
+The first five are the original's, to the letter. Its statuses are fewer than our errors: where one
+stands for several, the message begins with the class of `penstock.errors` and a colon
+(`StorageFull: the disk has ...`), see `penstock.protocol.status`. In FETCH the raw log is the file,
+byte for byte; `next offset` is where to go on, `log end` what the next appended record will be
+given (equal: the reader is at the end). `lengths` repeats what the raw log holds, so that a reader
+splits it with numpy instead of walking it record by record. A producer id with a sequence that the
+topic has seen is answered with the first answer and stored once.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from struct import Struct, error
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.protocol.status import TcpStatus
+
+Bytes = bytes | bytearray | memoryview
+
+MAX_NAME = 249
+MAX_FRAME = 64 << 20
+
+REQUEST = Struct(">BI")
+ANSWER = Struct(">BBI")
+U16 = Struct(">H")
+U32 = Struct(">I")
+U64 = Struct(">Q")
+PRODUCED = Struct(">BBIQ")  # a whole PRODUCE answer
+BATCH_ANSWER = Struct(">QI")
+FETCH_REQUEST = Struct(">QII")
+FETCH_ANSWER = Struct(">16sQQQI")
+CONSUME_REQUEST = Struct(">QI")
+RECORD = Struct(">QI")
+TIMESTAMP = Struct(">q")
+INFO_ANSWER = Struct(">16sQQQI")
+INFO_MORE = Struct(
+    ">QQB"
+)  # records, archived offset (all ones: none), policy (0 delete, 1 compact)
+PRODUCER = Struct(">16sQ")
+LEASE_REQUEST = Struct(">II")
+LEASE_ANSWER = Struct(">16sQQI")
+FETCHED_ANSWER = Struct(">QQ")
+
+IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
+LENGTHS, TIMES = 0x01, 0x02  # flags of FETCH
+POLICIES = ("delete", "compact")  # of a topic, in TOPIC_INFO
+NO_OFFSET = (1 << 64) - 1
+SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow
+
+
+class Command(IntEnum):
+    PRODUCE = 0x01
+    CONSUME = 0x02
+    NEXT_OFFSET = 0x03
+    CREATE_TOPIC = 0x04
+    LIST_TOPICS = 0x05
+    PRODUCE_BATCH = 0x06
+    FETCH = 0x07
+    OFFSET_AT = 0x08
+    TOPIC_INFO = 0x09
+    DELETE_TOPIC = 0x0A
+    AUTH = 0x10
+    GROUP_LEASE = 0x20
+    GROUP_COMPLETE = 0x21
+    GROUP_COMMIT = 0x22
+    GROUP_FETCH = 0x23
+    GROUP_LEAVE = 0x24
+    GROUP_RENEW = 0x25
+    SINK_CLAIM = 0x30
+    SINK_COMMIT = 0x31
+
+
+ERROR = 0xFF  # the command byte of every answer that is no success
+REPLY = 0x80  # added to the request's command byte in a successful answer
+
+
+class Malformed(InvalidRequest):
+    """A body that does not parse: answered SERIALIZATION. The frame's borders are known, so the
+    connection goes on.
+    """
+
+
+class UnknownCommand(PenstockError):
+    """A command byte this server does not know."""
+
+
+class Fetched(NamedTuple):
+    """A FETCH answer; `lengths` and `times` are empty unless they were asked for."""
+
+    incarnation: bytes
+    first_offset: int
+    next_offset: int
+    log_end: int
+    records: int
+    lengths: npt.NDArray[np.uint32]
+    times: npt.NDArray[np.int64]
+    raw: memoryview
+
+
+class Info(NamedTuple):
+    incarnation: bytes
+    first_offset: int
+    next_offset: int
+    bytes: int
+    segments: int
+    records: int
+    archived: int | None
+    policy: str
+    damaged: int = 0  # places that recovery or the scrub found damaged
+
+
+class Lease(NamedTuple):
+    id: bytes
+    start: int
+    end: int
+    expires_in: float
+
+
+class BatchRequest(NamedTuple):
+    """A decoded PRODUCE_BATCH body: `lengths` in host order, `payloads` a view of the request's own
+    bytes.
+    """
+
+    topic: str
+    producer: tuple[bytes, int] | None
+    lengths: npt.NDArray[np.int64]
+    payloads: memoryview
+
+
+# -- bodies, read
+# ---------------------------------------------------------------------------------------------------
+
+
+class Body:
+    """Reads a body from left to right; whatever does not fit raises `Malformed`."""
+
+    __slots__ = ("at", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.at = view, 0
+
+    def take(self, layout: Struct) -> tuple[Any, ...]:
+        try:
+            found = layout.unpack_from(self.view, self.at)
+        except error:
+            raise Malformed(
+                f"the body ends at byte {len(self.view)}, inside a field at byte {self.at}"
+            ) from None
+        self.at += layout.size
+        return found
+
+    def name(self, what: str = "topic") -> str:
+        (length,) = self.take(U16)
+        raw = self.bytes(length, what)
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"the {what} name is not valid UTF-8") from None
+
+    def bytes(self, length: int, what: str) -> memoryview:
+        end = self.at + length
+        if end > len(self.view):
+            raise Malformed(
+                f"the {what} of {length} bytes at byte {self.at} runs past the body's {len(self.view)} bytes"
+            )
+        found = self.view[self.at : end]
+        self.at = end
+        return found
+
+    def rest(self) -> memoryview:
+        found = self.view[self.at :]
+        self.at = len(self.view)
+        return found
+
+    def more(self) -> bool:
+        return self.at < len(self.view)
+
+    def end(self) -> None:
+        if self.at != len(self.view):
+            raise Malformed(f"{len(self.view) - self.at} bytes too many at the end of the body")
+
+
+def read_info(view: memoryview) -> Info:
+    """A TOPIC_INFO answer; brokers before compaction, or before the scrub, end it earlier."""
+    body = Body(view)
+    incarnation, first, following, size, segments = body.take(INFO_ANSWER)
+    records, archived, policy = (
+        body.take(INFO_MORE) if body.more() else (following - first, NO_OFFSET, 0)
+    )
+    (damaged,) = body.take(U32) if body.more() else (0,)
+    known = None if archived == NO_OFFSET else archived
+    return Info(
+        incarnation, first, following, size, segments, records, known, POLICIES[policy], damaged
+    )
+
+
+def read_batch(view: memoryview) -> BatchRequest:
+    body = Body(view)
+    topic = body.name()
+    if not body.more():
+        raise Malformed("the body ends before the flags")
+    flags = view[body.at]
+    body.at += 1
+    if flags & ~IDEMPOTENT:
+        raise Malformed(f"unknown flags {flags:#04x} in PRODUCE_BATCH")
+    producer = None
+    if flags & IDEMPOTENT:
+        found, sequence = body.take(PRODUCER)
+        producer = (bytes(found), sequence)
+    (count,) = body.take(U32)
+    lengths = np.frombuffer(body.bytes(4 * count, "lengths"), ">u4").astype(np.int64)
+    payloads = body.rest()
+    if int(lengths.sum()) != len(payloads):
+        raise Malformed(
+            f"the lengths add up to {int(lengths.sum())} bytes, the payloads have {len(payloads)}"
+        )
+    return BatchRequest(topic, producer, lengths, payloads)
+
+
+def read_fetched(view: memoryview, flags: int) -> Fetched:
+    """`flags` are those of the request."""
+    body = Body(view)
+    incarnation, first, following, end, count = body.take(FETCH_ANSWER)
+    lengths: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+    times: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    if flags & LENGTHS:
+        lengths = np.frombuffer(body.bytes(4 * count, "lengths"), ">u4")
+    if flags & TIMES:
+        (runs,) = body.take(U32)
+        records = np.frombuffer(body.bytes(4 * runs, "runs"), ">u4")
+        times = np.repeat(
+            np.frombuffer(body.bytes(8 * runs, "times"), ">i8").astype(np.int64), records
+        )
+        if len(times) != count:
+            raise Malformed(f"times of {len(times)} records, but {count} were sent")
+    return Fetched(incarnation, first, following, end, count, lengths, times, body.rest())
+
+
+def read_consumed(view: memoryview) -> list[tuple[int, bytes]]:
+    body = Body(view)
+    (count,) = body.take(U32)
+    found = []
+    for _ in range(count):
+        offset, length = body.take(RECORD)
+        found.append((offset, bytes(body.bytes(length, "payload"))))
+    body.end()
+    return found
+
+
+def read_names(view: memoryview) -> list[str]:
+    body = Body(view)
+    (count,) = body.take(U32)
+    names = [body.name() for _ in range(count)]
+    body.end()
+    return names
+
+
+def read_error(view: memoryview) -> str:
+    body = Body(view)
+    (length,) = body.take(U32)
+    return str(body.bytes(length, "message"), "utf-8", "replace")
+
+
+# -- frames, written
+# ------------------------------------------------------------------------------------------------
+
+
+def name(text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > 0xFFFF:
+        raise InvalidRequest(f"a name of {len(raw)} bytes is too long")
+    return U16.pack(len(raw)) + raw
+
+
+def request(command: Command, *parts: Bytes) -> bytes:
+    body = b"".join(parts)
+    return REQUEST.pack(command, len(body)) + body
+
+
+def produce(topic: str, payload: Bytes) -> bytes:
+    return request(Command.PRODUCE, name(topic), U32.pack(len(payload)), payload)
+
+
+def produce_batch(
+    topic: str, payloads: Sequence[Bytes], producer: tuple[bytes, int] | None = None
+) -> list[Bytes]:
+    """The frame as pieces to be joined or handed to `writelines`, so that payloads are copied at
+    most once.
+    """
+    return produce_arrays(
+        topic, np.fromiter(map(len, payloads), ">u4", len(payloads)), payloads, producer
+    )
+
+
+def produce_arrays(
+    topic: str,
+    lengths: npt.NDArray[Any],
+    payloads: Sequence[Bytes],
+    producer: tuple[bytes, int] | None = None,
+) -> list[Bytes]:
+    """The same for payloads that lie one after another in one piece or several."""
+    lengths = lengths.astype(">u4", copy=False)
+    head = name(topic) + (bytes((IDEMPOTENT,)) + PRODUCER.pack(*producer) if producer else b"\0")
+    head += U32.pack(len(lengths))
+    size = len(head) + lengths.nbytes + int(lengths.sum(dtype=np.int64))
+    return [REQUEST.pack(Command.PRODUCE_BATCH, size) + head, lengths.tobytes(), *payloads]
+
+
+def consume(topic: str, start: int, max_records: int) -> bytes:
+    return request(Command.CONSUME, name(topic), CONSUME_REQUEST.pack(start, max_records))
+
+
+def fetch(topic: str, start: int, max_bytes: int, wait_ms: int = 0, flags: int = 0) -> bytes:
+    tail = bytes((flags,)) if flags else b""
+    return request(Command.FETCH, name(topic), FETCH_REQUEST.pack(start, max_bytes, wait_ms), tail)
+
+
+def times(found: npt.NDArray[np.int64]) -> bytes:
+    """Append times as FETCH sends them: neighbours that are equal, as one run."""
+    begins = np.flatnonzero(np.diff(found, prepend=found[:1] - 1))
+    records = np.diff(begins, append=len(found))
+    return (
+        U32.pack(len(begins))
+        + records.astype(">u4").tobytes()
+        + found[begins].astype(">i8").tobytes()
+    )
+
+
+def answer(command: int, *parts: Bytes) -> bytes:
+    body = b"".join(parts)
+    return ANSWER.pack(command | REPLY, TcpStatus.SUCCESS, len(body)) + body
+
+
+def failure(status: TcpStatus, message: str) -> bytes:
+    raw = message.encode("utf-8", "replace")
+    return ANSWER.pack(ERROR, status, 4 + len(raw)) + U32.pack(len(raw)) + raw
+
+
+_ANSWERS = np.dtype([("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")])
+
+
+def produced(first: int, count: int) -> bytes:
+    """The answers to `count` consecutive PRODUCEs whose records got the offsets from `first` on."""
+    if count == 1:
+        return PRODUCED.pack(Command.PRODUCE | REPLY, TcpStatus.SUCCESS, 8, first)
+    answers = np.empty(count, _ANSWERS)
+    answers["command"] = Command.PRODUCE | REPLY
+    answers["status"] = TcpStatus.SUCCESS
+    answers["length"] = 8
+    answers["offset"] = np.arange(first, first + count, dtype=np.uint64)
+    return answers.tobytes()
+
+
+def consumed(offsets: Iterable[int], payloads: Sequence[Bytes]) -> bytes:
+    parts: list[Bytes] = [U32.pack(len(payloads))]
+    pack = RECORD.pack
+    for offset, payload in zip(offsets, payloads, strict=True):
+        parts += (pack(offset, len(payload)), payload)
+    return answer(Command.CONSUME, *parts)
+
+
+def names(found: Iterable[str]) -> bytes:
+    listed = [name(text) for text in found]
+    return answer(Command.LIST_TOPICS, U32.pack(len(listed)), *listed)

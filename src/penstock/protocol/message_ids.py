@@ -1,0 +1,69 @@
+"""The ids of partitions and messages: derived from numbers, never stored.
+
+A UUID of version 8 holds, from the left:
+
+    bits  32  installation  random, made once per database, so that ids of two databases differ
+    bits  16  partition, its highest bits
+    bits   4  version (8)
+    bits  12  partition, its middle bits
+    bits   2  variant (binary 10)
+    bits  12  partition, its lowest bits
+    bits  50  sequence number; 0 names the partition itself
+
+so an acknowledgement finds its partition by arithmetic. `sql/message_uuid.sql` does the same in the
+database.
+
+A lease is a UUID of version 7. One whose holder wants to find it again after a crash is of version
+8: 48 bits of the holder's number, then the version, then chance; so a holder's leases are a range
+of ids that no other lease is in.
+"""
+
+import secrets
+from uuid import UUID
+
+_MARKS = 0x8 << 76 | 0x2 << 62
+_SEQ = (1 << 50) - 1
+_HOLDER = (1 << 48) - 1
+
+
+def message_uuid(installation: int, partition: int, seq: int) -> UUID:
+    return UUID(int=base_of(installation, partition) | seq)
+
+
+def base_of(installation: int, partition: int) -> int:
+    """The id of a partition as a number; a message's is this plus its sequence number."""
+    return (
+        installation << 96
+        | (partition >> 24) << 80
+        | (partition >> 12 & 0xFFF) << 64
+        | (partition & 0xFFF) << 50
+        | _MARKS
+    )
+
+
+def text_of(number: int) -> str:
+    """The usual text form of an id given as a number."""
+    digits = f"{number:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def partition_of(installation: int, text: str) -> int | None:
+    """The partition a text names (by its own id), or None when it names none of ours."""
+    try:
+        number = UUID(text).int
+    except ValueError:
+        return None
+    partition = (number >> 80 & 0xFFFF) << 24 | (number >> 64 & 0xFFF) << 12 | number >> 50 & 0xFFF
+    return partition if number == base_of(installation, partition) else None
+
+
+def lease_of(holder: int) -> UUID:
+    """A new lease id of this holder."""
+    chance = secrets.randbits(76) & ~(0x3 << 62)
+    return UUID(int=(holder & _HOLDER) << 80 | _MARKS | chance)
+
+
+def leases_of(holder: int) -> tuple[UUID, UUID]:
+    """The first and the last id that `lease_of` can make."""
+    first = (holder & _HOLDER) << 80 | 0x8 << 76
+    return UUID(int=first), UUID(int=first | (1 << 76) - 1)

@@ -1,0 +1,24 @@
+"""What may be a topic's name: it becomes a directory's name, so it is checked before anything
+touches the disk.
+"""
+
+from penstock.errors import InvalidRequest
+
+MAX_BYTES = 249
+RESERVED = (".", "..", ".penstock")
+
+
+def check_name(name: str, what: str = "topic") -> str:
+    """The name itself, or InvalidRequest."""
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"a {what} name must be valid UTF-8") from None
+    if not 1 <= length <= MAX_BYTES:
+        raise InvalidRequest(f"a {what} name has 1 to {MAX_BYTES} bytes, this one has {length}")
+    if name in RESERVED:
+        raise InvalidRequest(f"{name!r} is not a {what} name")
+    for character in name:
+        if character in "/\\" or ord(character) < 32 or 127 <= ord(character) < 160:
+            raise InvalidRequest(f"a {what} name must not contain {character!r}")
+    return name

@@ -1,1 +1,0 @@
-"""Append-only files: framing, segments, fsync policy, recovery, locks. Knows bytes, not brokers."""

@@ -1,0 +1,223 @@
+"""What groups on topics did in each minute: records settled, how long after their append, handed
+out again, lag.
+
+Counted when a group's committed offset moves, at a cost per commit and none per record: append
+times never decrease along a topic, so the first and the last record of what was committed mostly
+fall into one bucket of latencies, and otherwise a search by time per bucket finds its share. The
+counts of a minute live in memory until it is over.
+
+    <data_directory>/.penstock/groups/minutes.log, minutes.old     text, a line per group, topic and minute
+        <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
+        [minute (seconds since 1970), topic, group, acked, retried, lag, [buckets], [counts]]
+
+Several lines of the same minute (the broker was restarted in it) are added up; the last one's lag
+counts. When minutes.log is as large or as old as `LARGEST` or `OLDEST` says, it becomes
+minutes.old: at least half a week is kept. These are figures, not state: a damaged line is left out,
+and a disk that is full costs the minutes it could not take.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import Damaged, PenstockError, StorageFailed, StorageFull
+from penstock.log.fs import DISK, File, Fs
+from penstock.log.journal_lines import line, parse
+from penstock.protocol.latency import bucket_of, upper_of
+from penstock.topics.topic import Topic
+
+log = logging.getLogger("penstock.topics.group_history")
+
+MINUTE = 60
+LARGEST = 32 << 20
+OLDEST = 3.5 * 86_400
+
+
+@dataclass(slots=True)
+class Minute:
+    """One group on one topic in one minute; `at` is its beginning, in seconds since 1970."""
+
+    at: int
+    topic: str
+    group: str
+    acked: int = 0
+    retried: int = 0
+    lag: int | None = None
+    latency: dict[int, int] = field(default_factory=dict)  # bucket -> records
+
+    def add(self, other: "Minute") -> None:
+        self.acked += other.acked
+        self.retried += other.retried
+        self.lag = other.lag if other.lag is not None else self.lag
+        for bucket, count in other.latency.items():
+            self.latency[bucket] = self.latency.get(bucket, 0) + count
+
+    def line(self) -> bytes:
+        buckets = sorted(self.latency)
+        counts = [self.latency[bucket] for bucket in buckets]
+        return line(
+            [self.at, self.topic, self.group, self.acked, self.retried, self.lag, buckets, counts]
+        )
+
+
+class Minutes:
+    """Lives on the event loop; files are touched in `pool`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        pool: Executor,
+        fs: Fs = DISK,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._current, self._before = directory / "minutes.log", directory / "minutes.old"
+        self._pool, self._fs, self._clock = pool, fs, clock
+        self._open: dict[tuple[int, str, str], Minute] = {}
+        self._writing: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._write(list(self._open.values()))
+        self._open = {}
+
+    def settled(self, topic: Topic, group: str, start: int, end: int, lag: int) -> None:
+        """The group's committed offset moved from `start` to `end`, after which it is `lag` records
+        behind.
+        """
+        now = self._clock()
+        minute = self._minute(now, topic.name, group)
+        minute.lag = lag
+        try:
+            for bucket, count in latencies(topic, start, end, now).items():
+                minute.latency[bucket] = minute.latency.get(bucket, 0) + count
+                minute.acked += count
+        except (
+            Damaged,
+            StorageFailed,
+        ) as error:  # then reading says so; a commit does not depend on it
+            log.warning(
+                "topic %s: latencies of group %s are not known: %s", topic.name, group, error
+            )
+
+    def retried(self, topic: str, group: str, count: int) -> None:
+        """So many records were given back, or kept for too long, and are handed out again."""
+        self._minute(self._clock(), topic, group).retried += count
+
+    async def between(self, since: float, until: float) -> list[Minute]:
+        """In order of time. Reads the files, in the pool."""
+        lines = await asyncio.get_running_loop().run_in_executor(self._pool, self._read)
+        found: dict[tuple[int, str, str], Minute] = {}
+        for minute in (*filter(None, map(_decode, lines)), *self._open.values()):
+            if since <= minute.at < until:
+                key = (minute.at, minute.topic, minute.group)
+                found.setdefault(key, Minute(*key)).add(minute)
+        return [found[key] for key in sorted(found)]
+
+    def groups(self) -> list[str]:
+        """The groups that were at work lately. Reads the files."""
+        return sorted({minute.group for minute in filter(None, map(_decode, self._read()))})
+
+    def _minute(self, now: float, topic: str, group: str) -> Minute:
+        at = int(now) // MINUTE * MINUTE
+        key = (at, topic, group)
+        minute = self._open.get(key)
+        if minute is None:
+            minute = self._open[key] = Minute(at, topic, group)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(
+                    at + MINUTE - now + 1, self._over
+                )
+        return minute
+
+    def _over(self) -> None:
+        """Write down the minutes that have ended."""
+        self._timer = None
+        now = self._clock()
+        ended = [key for key in self._open if key[0] + MINUTE <= now]
+        if ended:
+            lines = [self._open.pop(key) for key in ended]
+            self._writing = asyncio.ensure_future(self._write(lines))
+        if self._open:
+            self._timer = asyncio.get_running_loop().call_later(MINUTE, self._over)
+
+    async def _write(self, minutes: list[Minute]) -> None:
+        before = self._writing
+        if before is not None and before is not asyncio.current_task() and not before.done():
+            await asyncio.wait([before])
+        if not minutes:
+            return
+        data = b"".join(minute.line() for minute in minutes)
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._append, data, minutes[0].at
+            )
+        except (StorageFull, StorageFailed) as error:
+            log.warning("figures of %d group minutes are lost: %s", len(minutes), error)
+
+    def _append(self, data: bytes, at: int) -> None:
+        self._fs.make_dir(self._current.parent)
+        file: File = self._fs.open(self._current, create=True)
+        try:
+            began = (
+                _decode(file.read_at(0, min(4096, file.size)).partition(b"\n")[0])
+                if file.size
+                else None
+            )
+            if file.size > LARGEST or (began is not None and at - began.at > OLDEST):
+                file.close()
+                self._fs.rename(self._current, self._before)
+                file = self._fs.open(self._current, create=True)
+            file.append([data])
+        finally:
+            file.close()
+
+    def _read(self) -> list[bytes]:
+        found: list[bytes] = []
+        for path in (self._before, self._current):
+            try:
+                found += self._fs.read(path).split(b"\n")[:-1]
+            except FileNotFoundError:
+                continue
+            except PenstockError as error:
+                log.warning("%s cannot be read: %s", path.name, error)
+        return found
+
+
+def latencies(topic: Topic, start: int, end: int, now: float) -> dict[int, int]:
+    """How many of the records in [start, end) fall into which bucket, at this time."""
+    start = max(start, topic.first_offset)
+    if start >= end:
+        return {}
+    first, last = (int(at) / 1e6 for at in topic.timestamps(np.array([start, end - 1])))
+    oldest, newest = bucket_of(now - first), bucket_of(now - last)
+    found: dict[int, int] = {}
+    rest, upto = topic.records_from(end), end
+    for bucket in range(newest, oldest + 1):  # from the end of the range, where the youngest are
+        cut = (
+            start
+            if bucket >= oldest
+            else min(max(topic.offset_at(now - upper_of(bucket)), start), upto)
+        )
+        if cut < upto:
+            more = topic.records_from(cut)
+            if more > rest:
+                found[bucket] = more - rest
+            rest, upto = more, cut
+    return found
+
+
+def _decode(text: bytes) -> Minute | None:
+    event = parse(text)
+    if not isinstance(event, list) or len(event) != 8:
+        return None
+    at, topic, group, acked, retried, lag, buckets, counts = event
+    return Minute(at, topic, group, acked, retried, lag, dict(zip(buckets, counts, strict=True)))
