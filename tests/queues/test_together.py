@@ -330,9 +330,9 @@ def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_url: s
             late = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
             transaction = late.transaction()
             await transaction.start()
-            partition = queues.catalog.partitions["q", "Default"]
+            partition = await queues.catalog.partition("q", "Default")
             await queues.push([Item("q", b"{}", "other")])
-            other = queues.catalog.partitions["q", "other"]
+            other = await queues.catalog.partition("q", "other")
             await late.fetch(
                 """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['late'], ARRAY[true],
                      ARRAY[NULL::uuid], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY['1'::bytea])""",

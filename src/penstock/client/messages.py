@@ -12,9 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.errors import Conflict, Full, InvalidRequest
-
-QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
-DEFAULT_PARTITION = "Default"
+from penstock.protocol.names import QUEUE_MODE
 
 
 @dataclass(frozen=True, slots=True)

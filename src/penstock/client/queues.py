@@ -18,20 +18,11 @@ import msgspec
 
 from penstock.client.brokers import Brokers, check, understood
 from penstock.client.leases import LeaseKeeper
-from penstock.client.messages import (
-    DEFAULT_PARTITION,
-    QUEUE_MODE,
-    Acked,
-    AckRefused,
-    Address,
-    Message,
-    Popped,
-    Pushed,
-    QueueFull,
-)
+from penstock.client.messages import Acked, AckRefused, Address, Message, Popped, Pushed, QueueFull
 from penstock.client.payload import check_payload
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.protocol.ids import uuid7
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 
 _pushed = msgspec.json.Decoder(list[Pushed])
 _popped = msgspec.json.Decoder(Popped)

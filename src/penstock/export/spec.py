@@ -40,7 +40,7 @@ from penstock.export.destinations.postgres import PostgresDestination
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.protocols import QueuePort, TopicsPort
 from penstock.net.tls import client_context, is_pem
-from penstock.protocol.names import check_name
+from penstock.protocol.names import DEFAULT_PARTITION, check_name
 from penstock.queues.catalog import check_group
 from penstock.queues.catalog import check_name as check_queue_name
 
@@ -132,7 +132,7 @@ class TopicTarget:
 class QueueTarget:
     type: str = key("queue", "")
     queue: str = key("", "queue here")
-    partition: str = key("Default", "partition")
+    partition: str = key(DEFAULT_PARTITION, "partition")
 
 
 Target = HttpTarget | PostgresTarget | BrokerTarget | TopicTarget | QueueTarget

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from penstock.protocol.latency import Latencies
+from penstock.protocol.names import QUEUE_MODE
 
 COUNTS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
-QUEUE_MODE = "__QUEUE_MODE__"  # the group of those who consume a queue without naming one
 
 
 @dataclass(slots=True)

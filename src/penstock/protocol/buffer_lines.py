@@ -20,6 +20,8 @@ has a checksum and does not match it is damaged, and is no event: what it says i
 import msgspec
 from crc32c import crc32c
 
+from penstock.protocol.names import DEFAULT_PARTITION
+
 _MARK = b',"crc32c":"'
 _DIGITS = slice(-10, -2)
 _TAIL = len(_MARK) + len('01234567"}')
@@ -32,7 +34,7 @@ class Event(msgspec.Struct, kw_only=True):
 
     queue: str
     payload: msgspec.Raw = msgspec.Raw(b"null")
-    partition: str = "Default"
+    partition: str = DEFAULT_PARTITION
     transaction_id: str
     trace_id: str | None = None
     producer: str | None = None

@@ -1,9 +1,12 @@
-"""What may be a topic's name: it becomes a directory's name, so it is checked before anything
-touches the disk.
+"""Names both ends agree on: those that stand for "none given", and what may be a topic's name.
+
+A topic's name becomes a directory's name, so it is checked before anything touches the disk.
 """
 
 from penstock.errors import InvalidRequest
 
+QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
+DEFAULT_PARTITION = "Default"  # of a message that names none
 MAX_BYTES = 249
 RESERVED = (".", "..", ".penstock")
 

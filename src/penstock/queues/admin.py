@@ -4,11 +4,12 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import columns_of
 from penstock.queues.signals import Signals
-from penstock.queues.types import DEFAULT_PARTITION, QueueInfo
+from penstock.queues.types import QueueInfo
 
 STEP = 5000
 

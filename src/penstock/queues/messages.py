@@ -8,12 +8,12 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.ack import STATUSES
 from penstock.queues.catalog import Catalog, check_group, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import options_of
 from penstock.queues.signals import Signals
-from penstock.queues.types import QUEUE_MODE
 
 # Where a listing comes from: the newest of the chosen queues, found in the order of transactions
 # between those of the two moments; or of one partition, found in the order of its sequence. Neither

@@ -25,12 +25,13 @@ from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
 from penstock.queues.merge import Merger
 from penstock.queues.push import SLICE
 from penstock.queues.signals import Signals, Waiter
-from penstock.queues.types import QUEUE_MODE, Message, Popped, PopRequest
+from penstock.queues.types import Message, Popped, PopRequest
 
 SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8)"
 AUTOPILOT_BATCH = 100
@@ -215,7 +216,7 @@ class Popper:
                 if start[0] == "all":
                     return []
                 await self._catalog.ensure(
-                    [(queue, "Default")]
+                    [(queue, DEFAULT_PARTITION)]
                 )  # a place to remember where the group starts
                 info = await self._catalog.queue(queue)
                 if info is None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import NotFound
+from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import Catalog
 from penstock.queues.options import options_of
-from penstock.queues.types import QUEUE_MODE
 
 QUEUES = """
   WITH counted AS MATERIALIZED (

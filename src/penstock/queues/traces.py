@@ -4,9 +4,9 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import NotFound
+from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
-from penstock.queues.types import QUEUE_MODE
 
 MOST_BYTES = (
     16 << 20

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
-DEFAULT_PARTITION = "Default"
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 
 
 class Item(msgspec.Struct, gc=False):

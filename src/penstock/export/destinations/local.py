@@ -15,6 +15,7 @@ from penstock.errors import Full, InvalidRequest, StorageFailed, StorageFull, To
 from penstock.export.destinations import Batch, Refused, Retry, TooBig, cheap_to_open
 from penstock.export.payload import FRAMES, as_json
 from penstock.export.protocols import QueuePort, TopicsPort
+from penstock.protocol.names import DEFAULT_PARTITION
 
 
 class _Local:
@@ -60,7 +61,7 @@ class TopicDestination(_Local):
 
 
 class QueueDestination(_Local):
-    def __init__(self, queues: QueuePort, queue: str, partition: str = "Default") -> None:
+    def __init__(self, queues: QueuePort, queue: str, partition: str = DEFAULT_PARTITION) -> None:
         self._queues, self._queue, self._partition = queues, queue, partition
 
     def prepare(self, batch: Batch) -> list[bytes]:

@@ -22,8 +22,9 @@ from penstock.pipeline.jobs.report import (
 )
 from penstock.pipeline.options import Options
 from penstock.pipeline.sources.postgres import Postgres
-from penstock.protocol.analytics import QUEUE_MODE, Point, point_of
+from penstock.protocol.analytics import Point, point_of
 from penstock.protocol.latency import ERROR, Latencies
+from penstock.protocol.names import QUEUE_MODE
 
 MOST = 1_000_000  # points
 SQL = "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', NULL, NULL, {most})"

@@ -15,19 +15,10 @@ import msgspec
 
 from penstock.buffer.maintenance import PopGate
 from penstock.errors import InvalidRequest
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.push import named
-from penstock.queues.types import (
-    DEFAULT_PARTITION,
-    QUEUE_MODE,
-    Ack,
-    Acked,
-    Extended,
-    Item,
-    Popped,
-    PopRequest,
-    Pushed,
-)
+from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import QUEUE_MODE
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import DEFAULT_PARTITION, QUEUE_MODE, Ack, Acked, Item, Pushed
+from penstock.queues.types import Ack, Acked, Item, Pushed
 from penstock.wire.http.api.bodies import decoder
 from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.messages import Pushes, PushItem, items_of
