@@ -8,11 +8,19 @@ segments. What is found is kept with the cached head, so this runs once per dist
 
 Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls
 one.
+
+An API is a class with a `tag` whose methods carry their routes, and `routes_of` collects them:
+
+    class TopicsApi:
+        tag = "topics"
+
+        @route("GET", "/topics/{topic}", answer=Details, summary="Describe a topic")
+        def details(self, request: Request) -> Response: ...
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -66,6 +74,39 @@ class Route:
     @property
     def parameters(self) -> list[str]:
         return [name for name in map(_parameter, self.segments) if name]
+
+
+class Api(Protocol):
+    """A class whose methods are decorated with `route`."""
+
+    @property
+    def tag(self) -> str:
+        """The heading of its routes in the OpenAPI document."""
+
+
+_Method = TypeVar("_Method", bound=Callable[[Any, Request], Answer | Awaitable[Answer]])
+
+
+def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
+    """Declare that a method answers a route; `about` are the fields of `Route`. A method may have
+    several.
+    """
+
+    def declare(handler: _Method) -> _Method:
+        declared = Route(method, path, cast(Handler, handler), **about)
+        handler.__dict__["routes"] = [declared, *handler.__dict__.get("routes", ())]
+        return handler
+
+    return declare
+
+
+def routes_of(api: Api) -> list[Route]:
+    """The routes that the methods of an API declare, in the order of its class."""
+    return [
+        replace(declared, handler=getattr(api, name), tag=declared.tag or api.tag)
+        for name, method in vars(type(api)).items()
+        for declared in getattr(method, "routes", ())
+    ]
 
 
 class Protection(Protocol):
