@@ -33,7 +33,6 @@ Queues = Annotated[
     list[str] | None, typer.Option("--queue", help="Only this queue; may be given several times.")
 ]
 Html = Annotated[Path | None, typer.Option(help="Write the report here, as one HTML file.")]
-Png = Annotated[Path | None, typer.Option(help="Write the report's plots here, as an image.")]
 
 
 @run_commands.command()
@@ -46,7 +45,6 @@ def rollup(
         typer.Option("--topic", help="Only this topic; may be given several times."),
     ] = None,
     html: Html = None,
-    png: Png = None,
     keep_days: Annotated[
         int | None, typer.Option(min=1, help="Delete rolled up minutes older than this.")
     ] = None,
@@ -61,14 +59,14 @@ def rollup(
     Goes on where the last run ended; running it again changes nothing. The broker serves the result
     at /api/v1/analytics. With a report of the last day:
 
-    `penstock pipeline run rollup --since 24h --html day.html --png day.png`
+    `penstock pipeline run rollup --since 24h --html day.html`
     """
     with _reporting():
-        from penstock.pipeline.jobs.report import check_targets
+        from penstock.pipeline.jobs.report import check_target
         from penstock.pipeline.jobs.rollup import rollup as job
         from penstock.pipeline.jobs.rollup_report import write_report
 
-        check_targets([html, png])
+        check_target(html)
         queues, topics = queue or [], topic or []
         done = job(
             _session("rollup", master),
@@ -83,11 +81,9 @@ def rollup(
             keep_days=keep_days,
             say=_say,
         )
-        if html or png:
+        if html:
             window = (done.since, max(done.until, done.since))
-            write_report(
-                *window, database=database, queues=queues, topics=topics, html=html, png=png
-            )
+            write_report(*window, database=database, queues=queues, topics=topics, html=html)
     typer.echo(json.dumps(dataclasses.asdict(done), default=_text))
 
 
@@ -100,7 +96,6 @@ def dlq_report(
         int, typer.Option(min=0, max=100, help="Dead letters shown of each kind.")
     ] = 3,
     html: Html = None,
-    png: Png = None,
     as_json: Json = False,
     database: Database = None,
     master: Master = LOCAL,
@@ -122,7 +117,6 @@ def dlq_report(
             until=until,
             samples=samples,
             html=html,
-            png=png,
             say=_say,
         )
     if as_json:

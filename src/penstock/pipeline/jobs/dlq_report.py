@@ -108,7 +108,6 @@ def dlq_report(
     until: str | datetime | None = None,
     samples: int = 3,
     html: str | Path | None = None,
-    png: str | Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Letters:
     """Group the dead letters that failed between `since` (default: the first) and `until` (default:
@@ -116,7 +115,7 @@ def dlq_report(
     """
     if not 0 <= samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")
-    drawing.check_targets([html, png])
+    drawing.check_target(html)
     postgres = Postgres(Options({"database": database} if database else {}))
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = moment(until, now, "until") if until else now
@@ -126,8 +125,8 @@ def dlq_report(
     )
     say(f"{found.total} dead letters of {len(found.kinds)} kinds")
     _add_payloads(postgres, found.kinds)
-    if html or png:
-        drawing.write(build(found), html, png)
+    if html:
+        drawing.write(build(found), html)
     return found
 
 

@@ -1,18 +1,14 @@
-"""Reports for people: panels over time, drawn twice from the same numbers, as one HTML file and as
-a PNG.
-
-The HTML holds plotly.js itself, so it opens anywhere, without a network. The PNG is drawn by
-matplotlib: plotly's own images need a browser on the machine, and a job that runs at night on a
-server has none.
+"""Reports for people: tiles, panels over time and tables as one HTML file. It holds plotly.js
+itself, so it opens anywhere, without a network.
 """
 
+import importlib.util
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.errors import Unavailable
 
@@ -71,12 +67,12 @@ class Report:
         return f"{window}, {self.step}" if self.step else window
 
 
-def write(report: Report, html: str | Path | None = None, png: str | Path | None = None) -> None:
-    """Write the report to the files that are named. A file is whole or not there."""
-    if html:
-        _replace(Path(html), to_html(report).encode())
-    if png:
-        _replace(Path(png), to_png(report))
+def write(report: Report, html: str | Path) -> None:
+    """Write the report to a file, which is whole or not there."""
+    path = Path(html)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(to_html(report))
+    beside.replace(path)
 
 
 def top(found: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
@@ -102,10 +98,8 @@ def top(found: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
 
 def to_html(report: Report) -> str:
     """One page with everything in it."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise _missing("plotly") from None
+    from plotly.offline import get_plotlyjs
+
     tiles = "".join(
         f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
         for name, value in report.tiles
@@ -211,135 +205,6 @@ def _table(table: Table) -> str:
     return f"<section class=wide><h2>{escape(table.title)}</h2>{shown}</section>"
 
 
-def to_png(report: Report) -> bytes:
-    """The panels and the most important numbers on one sheet."""
-    import io
-
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise _missing("matplotlib") from None
-    across = 2
-    down = -(-len(report.panels) // across)
-    height = 1.5 + 3.6 * down
-    figure = Figure(figsize=(15, height), dpi=110, facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.text(
-        0.035,
-        1 - 0.38 / height,
-        report.title,
-        fontsize=19,
-        fontweight="bold",
-        color=INK,
-        va="center",
-    )
-    figure.text(0.035, 1 - 0.72 / height, report.subtitle, fontsize=11, color=FAINT, va="center")
-    for place, (name, value) in enumerate(report.tiles):
-        x = 0.035 + place * 0.93 / max(1, len(report.tiles))
-        figure.text(
-            x, 1 - 1.12 / height, value, fontsize=15, fontweight="bold", color=INK, va="center"
-        )
-        figure.text(x, 1 - 1.38 / height, name, fontsize=9, color=FAINT, va="center")
-    grid = figure.add_gridspec(
-        down,
-        across,
-        left=0.055,
-        right=0.985,
-        top=1 - 2.0 / height,
-        bottom=0.85 / height,
-        hspace=0.5,
-        wspace=0.14,
-    )
-    for place, panel in enumerate(report.panels):
-        _draw(figure.add_subplot(grid[place // across, place % across]), report, panel)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
-
-
-def _draw(axes: Any, report: Report, panel: Panel) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=8)
-    axes.set_ylabel(panel.unit, fontsize=9, color=FAINT)
-    axes.set_xlim(report.since, report.until)
-    locator: Any = AutoDateLocator(minticks=3, maxticks=9, tz=UTC)  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC, show_offset=False))  # type: ignore[no-untyped-call]
-    axes.tick_params(which="both", labelsize=8.5, colors=FAINT, length=0)
-    axes.grid(True, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    if panel.is_empty:
-        axes.set_yticks([])
-        axes.text(
-            0.5,
-            0.5,
-            panel.empty,
-            transform=axes.transAxes,
-            ha="center",
-            va="center",
-            color=FAINT,
-            fontsize=11,
-        )
-        return
-    width = (
-        report.times[1] - report.times[0] if len(report.times) > 1 else report.until - report.since
-    )
-    base = [0.0] * len(report.times)
-    for series in panel.series:
-        values = [float("nan") if value is None else value for value in series.values]
-        if panel.kind == "bar":
-            heights = [value or 0.0 for value in series.values]
-            axes.bar(
-                report.times,
-                heights,
-                width,
-                base,
-                color=series.color,
-                label=_legend(series.label),
-                align="edge",
-                linewidth=0,
-            )
-            base = [below + value for below, value in zip(base, heights, strict=True)]
-        else:
-            dot = {"marker": "o", "markersize": 2.5} if _sparse(series) else {}
-            axes.plot(
-                report.times,
-                values,
-                color=series.color,
-                linewidth=1.6,
-                label=_legend(series.label),
-                **dot,
-            )
-    if panel.log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    across = 3 if max(len(series.label) for series in panel.series) <= 28 else 2
-    axes.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.1),
-        ncols=across,
-        fontsize=8.5,
-        frameon=False,
-        labelcolor=INK,
-    )
-
-
-def _legend(label: str) -> str:
-    """As it is: to matplotlib dollars are formulas, and names that begin with an underscore are not
-    shown.
-    """
-    return ("\u2009" if label.startswith("_") else "") + short(label, 48).replace("$", r"\$")
-
-
 def number(value: float | None) -> str:
     """1,234 as 1,234; 12,345,678 as 12.3 M; 0.0123 as 0.0123."""
     if value is None:
@@ -395,27 +260,14 @@ def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
     ]
 
 
-def check_targets(targets: Sequence[str | Path | None]) -> None:
-    """Before the long work: may the files be written, are the libraries there?"""
-    import importlib.util
-
-    wanted = [Path(target) for target in targets if target]
-    for target in wanted:
-        if not target.parent.is_dir():
-            raise Unavailable(f"{target} cannot be written: there is no directory {target.parent}")
-    for module in ("plotly", "matplotlib") if wanted else ():
-        if importlib.util.find_spec(module) is None:
-            raise _missing(module)
-
-
-def _missing(module: str) -> Unavailable:
-    return Unavailable(f"reports need {module}: pip install 'penstock[pipeline]'")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
+def check_target(html: str | Path | None) -> None:
+    """Before the long work: may the file be written, is the library there?"""
+    if html is None:
+        return
+    if not Path(html).parent.is_dir():
+        raise Unavailable(f"{html} cannot be written: there is no directory {Path(html).parent}")
+    if importlib.util.find_spec("plotly") is None:
+        raise Unavailable("reports need plotly: pip install 'penstock[pipeline]'")
 
 
 # The first plots are drawn before the page knows how many go side by side.

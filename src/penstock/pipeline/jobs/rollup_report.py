@@ -38,8 +38,7 @@ def write_report(
     database: str | None = None,
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
-    html: str | Path | None = None,
-    png: str | Path | None = None,
+    html: str | Path,
 ) -> Report:
     """Draw what the table says of the time from `since` to `until`."""
     made = build(
@@ -49,7 +48,7 @@ def write_report(
         queues,
         topics,
     )
-    drawing.write(made, html, png)
+    drawing.write(made, html)
     return made
 
 
