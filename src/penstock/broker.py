@@ -24,7 +24,7 @@ from penstock.buffer import Buffer
 from penstock.config import Config
 from penstock.database import Database
 from penstock.export.manager import Exports
-from penstock.export.queueport import QueuesAdapter
+from penstock.export.queuesadapter import QueuesAdapter
 from penstock.log.fs import DISK
 from penstock.log.lock import DirectoryLock
 from penstock.metrics import Metrics

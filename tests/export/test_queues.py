@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.export.queueport import QueuesAdapter
+from penstock.export.queuesadapter import QueuesAdapter
 from penstock.queues.types import Item, PopRequest
 from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination, record

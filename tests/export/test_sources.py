@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from penstock.export.destinations import Batch, Denied, Refused, Retry
-from penstock.export.destinations.postgres import PostgresDestination
+from penstock.export.destinations.postgres import PostgresDestination, PostgresTarget
 from penstock.export.payload import FRAMES, join
 from penstock.log.layout import DATA
 from penstock.metrics import Metrics
@@ -263,7 +263,9 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         ]
         assert ids == [number for number in range(100) if number != 13]
 
-        destination = PostgresDestination(database_url, "wide", columns=True)
+        destination = PostgresDestination(
+            PostgresTarget(url=database_url, table="wide", columns=True)
+        )
         rows = batch_of([record(1, 3), record(2)], "k-1")
         for _ in range(3):  # the answer was lost: sent again, under the same key
             await destination.send(rows, destination.prepare(rows))
@@ -288,16 +290,20 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         assert [tuple(row) for row in found] == [(3, None), (4, 1)], (
             "what a record does not name gets its default"
         )
-        lenient = PostgresDestination(database_url, "wide", columns=True, strict=False)
+        lenient = PostgresDestination(
+            PostgresTarget(url=database_url, table="wide", columns=True, strict=False)
+        )
         odd = batch_of([b'{"id": 5, "shape": 1}'], "k-4")
         await lenient.send(odd, lenient.prepare(odd))
         await lenient.stop()
         assert await connection.fetchval("SELECT count(*) FROM wide WHERE id = 5") == 1
-        missing = PostgresDestination(database_url, "nowhere")
+        missing = PostgresDestination(PostgresTarget(url=database_url, table="nowhere"))
         with pytest.raises(Denied):
             await missing.send(rows, missing.prepare(rows))
         await missing.stop()
-        down = PostgresDestination("postgres://u:p@127.0.0.1:1/x", "t", timeout=2)
+        down = PostgresDestination(
+            PostgresTarget(url="postgres://u:p@127.0.0.1:1/x", table="t", timeout=2)
+        )
         with pytest.raises(Retry):
             await down.send(rows, down.prepare(rows))
         await connection.close()
@@ -344,9 +350,10 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
             assert status["sourceError"] is None
             shown = metrics.text().decode()
             assert (
-                f'penstock_queue_dropped_total{{reason="damaged",route="r"}} {len(lost)}.0' in shown
+                f'penstock_export_queue_dropped_total{{reason="damaged",route="r"}} {len(lost)}.0'
+                in shown
             )
-            assert 'penstock_queue_accepted_records_total{route="r"} 60.0' in shown
+            assert 'penstock_export_queue_accepted_records_total{route="r"} 60.0' in shown
             assert "are damaged and were not exported" in caplog.text
 
             async with exports(

@@ -57,12 +57,12 @@ def _expressions(dashboard: str) -> str:
 def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     samples = exposed(tmp_path)
     names = {name.partition("{")[0] for name in samples}
-    dropped = 'penstock_queue_dropped_total{reason="damaged",route="r"}'
+    dropped = 'penstock_export_queue_dropped_total{reason="damaged",route="r"}'
     assert samples[dropped] == 0, "an increase shows only from a value that was there before"
-    assert {f"penstock_{name}" for name in SEED.split()} <= names
+    assert {f"penstock_export_{name}" for name in SEED.split()} <= names
 
     def named(text: str) -> set[str]:
-        return set(re.findall(r"\bpenstock_(?:queue|fastqueue|circuit|export|route)_[a-z_]+", text))
+        return set(re.findall(r"\bpenstock_export_[a-z_]+", text))
 
     dashboard = (ROOT / "deploy/grafana/export.json").read_text()
     assert len(json.loads(dashboard)["panels"]) > 10
@@ -92,10 +92,13 @@ def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
 
 def test_the_counters_tell_what_happened(tmp_path: Path):
     samples = exposed(tmp_path)
-    assert samples['penstock_queue_dropped_total{reason="newest",route="r"}'] == 2
-    assert samples['penstock_queue_accepted_records_total{route="r"}'] == 5
-    assert samples['penstock_queue_delivered_records_total{route="r"}'] == 3
-    assert samples['penstock_queue_retry_failure_total{error_type="server_error",route="r"}'] == 1
-    assert samples['penstock_queue_retry_success_total{route="r"}'] == 1
-    assert samples['penstock_circuit_breaker_state{route="r",state="closed"}'] == 1
-    assert samples['penstock_queue_max_size{route="r"}'] == 3
+    assert samples['penstock_export_queue_dropped_total{reason="newest",route="r"}'] == 2
+    assert samples['penstock_export_queue_accepted_records_total{route="r"}'] == 5
+    assert samples['penstock_export_queue_delivered_records_total{route="r"}'] == 3
+    assert (
+        samples['penstock_export_queue_retry_failure_total{error_type="server_error",route="r"}']
+        == 1
+    )
+    assert samples['penstock_export_queue_retry_success_total{route="r"}'] == 1
+    assert samples['penstock_export_circuit_breaker_state{route="r",state="closed"}'] == 1
+    assert samples['penstock_export_queue_max_size{route="r"}'] == 3

@@ -21,7 +21,7 @@ from penstock.client.connection import Link
 from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.export.destinations import Batch, Retry
-from penstock.export.destinations.broker import BrokerDestination
+from penstock.export.destinations.broker import BrokerDestination, BrokerTarget
 from penstock.export.payload import FRAMES, NONE, join
 from penstock.net.http import CannotConnect, HttpClient
 from penstock.net.tls import client_context
@@ -351,12 +351,12 @@ def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) -> Non
             url = f"https://localhost:{served.http.port}"
             records = [b"one", b"two"]
             batch = Batch("key", join(records, FRAMES), len(records), FRAMES, NONE)
-            mirror = BrokerDestination(url, "mirror", ca=made.ca)
+            mirror = BrokerDestination(BrokerTarget(url=url, topic="mirror", ca=str(made.ca)))
             await mirror.start()
             await mirror.send(batch, mirror.prepare(batch))
             await mirror.stop()
             assert served.topics.require("mirror").read(0).payloads() == records
-            stranger = BrokerDestination(url, "mirror")
+            stranger = BrokerDestination(BrokerTarget(url=url, topic="mirror"))
             await stranger.start()
             with pytest.raises(Retry, match="not from a CA we believe"):
                 await stranger.send(batch, stranger.prepare(batch))

@@ -223,8 +223,8 @@ class Delivery:
                 self.inflight -= 1
                 took = self._clock.monotonic() - began
                 self.latency += (took - self.latency) * (LATENCY_WEIGHT if self.latency else 1.0)
-        self._metrics.add("export_batches_total")
-        self._metrics.add("export_bytes_total", len(batch.body))
+        self._metrics.add("batches_total")
+        self._metrics.add("bytes_total", len(batch.body))
 
     async def _bury(
         self, block: Block, ranges: list[tuple[int, int]], reason: str, detail: str

@@ -25,14 +25,16 @@ from penstock.errors import (
     StorageFailed,
 )
 from penstock.export.clock import Clock
+from penstock.export.context import RouteContext
 from penstock.export.inspect import examine, first_records, waiting_records
-from penstock.export.protocols import QueuePort, TopicsPort
-from penstock.export.routes import STATE, Route, Surroundings
+from penstock.export.queuesadapter import QueuesAdapter
+from penstock.export.routes import STATE, Route
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.telemetry import ExportMetrics
 from penstock.log.fs import DISK, Fs
 from penstock.log.lock import DirectoryLock
 from penstock.metrics import Metrics
+from penstock.topics.store import TopicStore
 
 log = logging.getLogger("penstock.export")
 T = TypeVar("T")
@@ -47,8 +49,8 @@ class Exports:
         *,
         pool: Executor,
         metrics: Metrics,
-        topics: TopicsPort | None = None,
-        queues: QueuePort | None = None,
+        topics: TopicStore | None = None,
+        queues: QueuesAdapter | None = None,
         fs: Fs = DISK,
         clock: Clock | None = None,
     ) -> None:
@@ -59,8 +61,13 @@ class Exports:
         )
         self._shutdown = config.shutdown_timeout
         limit = self._settings.global_send_limit or SENDS_PER_CORE * (os.cpu_count() or 1)
-        self._around = Surroundings(
-            fs, pool, clock or Clock(), asyncio.Semaphore(limit), topics, queues
+        self._context = RouteContext(
+            fs=fs,
+            pool=pool,
+            clock=clock or Clock(),
+            limit=asyncio.Semaphore(limit),
+            topics=topics,
+            queues=queues,
         )
         self._routes: dict[str, Route] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
@@ -83,7 +90,7 @@ class Exports:
         if self._starter is not None:
             self._starter.cancel()
             await asyncio.gather(self._starter, return_exceptions=True)
-        deadline = self._around.clock.monotonic() + self._shutdown
+        deadline = self._context.clock.monotonic() + self._shutdown
         await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
         self._routes.clear()
 
@@ -97,7 +104,11 @@ class Exports:
         else:
             spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
         return Route(
-            spec, self.directory / name, self._around, self._metrics.of(name), definition=definition
+            spec,
+            self.directory / name,
+            self._context,
+            self._metrics.of(name),
+            definition=definition,
         )
 
     async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
@@ -120,7 +131,7 @@ class Exports:
 
     async def _start_again(self) -> None:
         while True:
-            await self._around.clock.sleep(START_AGAIN)
+            await self._context.clock.sleep(START_AGAIN)
             async with self._changing:
                 for name, definition in (await self._definitions()).items() if self.failed else ():
                     if name in self.failed:
@@ -128,7 +139,7 @@ class Exports:
 
     def _stored(self) -> dict[str, dict[str, Any]]:
         """Definitions of the routes made over the API."""
-        fs, found = self._around.fs, {}
+        fs, found = self._context.fs, {}
         for name in fs.list_dir(self.directory):
             path = self.directory / name / STATE
             if name in self._configured or not fs.exists(path):
@@ -193,7 +204,7 @@ class Exports:
                 )
             end = await queue.fast.write_out()
         async with self._inspecting:
-            return await asyncio.to_thread(look, self.directory / name, self._around.fs, end)
+            return await asyncio.to_thread(look, self.directory / name, self._context.fs, end)
 
     async def create(self, name: str, definition: dict[str, Any]) -> Route:
         async with self._changing:
@@ -230,7 +241,7 @@ class Exports:
                 with DirectoryLock(
                     self.directory / name, "send queue"
                 ):  # not from under another process
-                    await self._in_pool(self._around.fs.remove_tree, self.directory / name)
+                    await self._in_pool(self._context.fs.remove_tree, self.directory / name)
                 del self.failed[name]
                 return
             route = self.get(name)
@@ -238,11 +249,13 @@ class Exports:
                 _refuse_loss(route)
             del self._routes[name]
             await route.stop()
-            await self._in_pool(self._around.fs.remove_tree, self.directory / name)
+            await self._in_pool(self._context.fs.remove_tree, self.directory / name)
             self._metrics.forget(name)
 
     async def _in_pool(self, call: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._around.pool, call, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._context.pool, call, *arguments
+        )
 
 
 def _refuse_loss(route: Route) -> None:

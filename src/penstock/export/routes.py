@@ -11,26 +11,22 @@ import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import Conflict, StorageFailed, StorageFull, Unavailable
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import Breaker
-from penstock.export.clock import Clock
+from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
 from penstock.export.destinations import Destination
 from penstock.export.gate import Gate
-from penstock.export.protocols import QueuePort, TopicsPort
 from penstock.export.sendqueue import Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
 from penstock.export.workers import Workers
-from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.export")
 STATE = "route.json"
@@ -38,24 +34,12 @@ PURGE_TIMEOUT = 5.0  # seconds that a batch in flight has to end before a purge 
 SAVE_AGAIN = 5.0  # seconds until state that could not be saved is tried again
 
 
-@dataclass(slots=True)
-class Surroundings:
-    """What every route of a process shares."""
-
-    fs: Fs
-    pool: Executor
-    clock: Clock
-    limit: asyncio.Semaphore  # sends in flight, of all routes
-    topics: TopicsPort | None = None
-    queues: QueuePort | None = None
-
-
 class Route:
     def __init__(
         self,
         spec: RouteSpec,
         directory: Path,
-        around: Surroundings,
+        context: RouteContext,
         metrics: RouteMetrics,
         *,
         definition: Mapping[str, Any] | None = None,
@@ -66,29 +50,31 @@ class Route:
         self.draining = False  # on somebody's order: takes nothing new
         self._unsaved = False  # route.json is behind
         self._stopping = False
-        self._around, self._metrics = around, metrics
+        self._context, self._metrics = context, metrics
         settings = spec.queue
-        self.destination = destination or make_destination(spec, around.topics, around.queues)
+        self.destination = destination or make_destination(spec, context)
         self.queue = SendQueue(
             spec.name,
             settings,
-            around.fs,
+            context.fs,
             directory,
-            around.pool,
+            context.pool,
             metrics,
-            around.clock,
+            context.clock,
             source="topic" if spec.source.topic else "queue" if spec.source.queue else None,
         )
-        self.dead_letters = DeadLetters(around.fs, None if settings.type == "memory" else directory)
+        self.dead_letters = DeadLetters(
+            context.fs, None if settings.type == "memory" else directory
+        )
         self.breaker = Breaker(
             spec.name,
             settings.circuit_breaker,
-            around.clock,
+            context.clock,
             lambda: metrics.add("circuit_breaker_open_total"),
             lambda: metrics.add("circuit_breaker_rejected_total"),
         )
         self.gate = Gate(
-            around.clock,
+            context.clock,
             first=settings.circuit_breaker.reset_timeout or 30.0,
             longest=settings.max_retry_delay,
         )
@@ -99,7 +85,7 @@ class Route:
             multiplier=settings.backoff.multiplier,
             longest=settings.max_retry_delay,
             random=random.random,
-            clock=around.clock,
+            clock=context.clock,
         )
         self.delivery = Delivery(
             spec.name,
@@ -108,14 +94,20 @@ class Route:
             self.dead_letters,
             self.backoff,
             settings,
-            around.limit,
-            around.pool,
-            around.clock,
+            context.limit,
+            context.pool,
+            context.clock,
             metrics,
             self._denied,
         )
         self.workers = Workers(
-            settings, self.queue, self.delivery, self.gate, self.breaker, self.backoff, around.clock
+            settings,
+            self.queue,
+            self.delivery,
+            self.gate,
+            self.breaker,
+            self.backoff,
+            context.clock,
         )
         self._source: Source | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -155,36 +147,36 @@ class Route:
             self._read()
 
     def _make_source(self) -> Source | None:
-        source, around = self.spec.source, self._around
+        source, context = self.spec.source, self._context
         if source.topic:
-            if around.topics is None:
+            if context.topics is None:
                 raise Unavailable(f"route {self.name}: this process has no topics")
             return TopicSource(
                 self.name,
-                around.topics,
+                context.topics,
                 source.topic,
                 source.start,
                 self.spec.batch,
                 self.destination.encoding,
                 self.queue,
-                around.pool,
-                around.clock,
+                context.pool,
+                context.clock,
                 self,
             )
         if source.queue:
-            if around.queues is None:
+            if context.queues is None:
                 raise Unavailable(f"route {self.name}: this process has no queues")
             return QueueSource(
                 self.name,
-                around.queues,
+                context.queues,
                 source.queue,
                 source.group or self.name,
                 self._holder,
                 self.spec.batch,
                 self.destination.encoding,
                 self.queue,
-                around.pool,
-                around.clock,
+                context.pool,
+                context.clock,
             )
         return None
 
@@ -196,7 +188,7 @@ class Route:
     def _reader_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("route %s: reading the source ended unexpectedly", self.name, exc_info=error)
-            self._around.clock.call_later(5.0, self._read_again)
+            self._context.clock.call_later(5.0, self._read_again)
 
     def _read_again(self) -> None:
         if not (self.draining or self._stopping):
@@ -216,7 +208,7 @@ class Route:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         await self._stop_reading()
-        await self.workers.stop(self._around.clock.monotonic() if deadline is None else deadline)
+        await self.workers.stop(self._context.clock.monotonic() if deadline is None else deadline)
         await self.destination.stop()
         await asyncio.gather(*self._later)
         if self._unsaved:
@@ -324,10 +316,10 @@ class Route:
 
     def _load(self) -> dict[str, Any]:
         path = self.directory / STATE
-        if not self._around.fs.exists(path):
+        if not self._context.fs.exists(path):
             return {}
         try:
-            found = json.loads(self._around.fs.read(path))
+            found = json.loads(self._context.fs.read(path))
             if isinstance(found, dict):
                 return found
             error: Exception = ValueError("not an object")
@@ -362,8 +354,8 @@ class Route:
             }
             data = json.dumps(state, indent=2).encode()
             self._unsaved = True
-            await self._in_pool(self._around.fs.make_dir, self.directory)
-            await self._in_pool(self._around.fs.replace, self.directory / STATE, data)
+            await self._in_pool(self._context.fs.make_dir, self.directory)
+            await self._in_pool(self._context.fs.replace, self.directory / STATE, data)
             self._unsaved = False
 
     async def _remember(self) -> None:
@@ -373,7 +365,7 @@ class Route:
         except (StorageFull, StorageFailed) as error:
             log.error("route %s: its state cannot be saved, trying again: %s", self.name, error)
             if not self._stopping:
-                self._around.clock.call_later(SAVE_AGAIN, self._remember_soon)
+                self._context.clock.call_later(SAVE_AGAIN, self._remember_soon)
 
     def _remember_soon(self) -> None:
         if self._stopping:
@@ -431,7 +423,7 @@ class Route:
     def _tries_again(self) -> float | None:
         """Until a route that the destination refused knocks again."""
         at = self.gate.next_knock
-        return None if at is None else round(max(0.0, at - self._around.clock.monotonic()), 3)
+        return None if at is None else round(max(0.0, at - self._context.clock.monotonic()), 3)
 
     def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
         workers = self.workers
@@ -447,11 +439,13 @@ class Route:
             "queue_export_latency_ewma_seconds": self.delivery.latency,
             "queue_backoff_seconds": self.backoff.remaining,
             "route_paused": float(self.paused is not None),
-            "export_dead_letters": self.dead_letters.count,
+            "dead_letters": self.dead_letters.count,
             "circuit_breaker_state": {
                 state: float(state == self.breaker.state) for state in BREAKER_STATES
             },
         }
 
     async def _in_pool(self, call: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._around.pool, call, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._context.pool, call, *arguments
+        )

@@ -481,7 +481,5 @@ class SendQueue:
             "queue_records": fast.state.queued,
             "fastqueue_inmemory_blocks": fast.memory_blocks,
             "fastqueue_disk_bytes": fast.disk_bytes,
-            "export_storage_failing": float(
-                fast.store is not None and fast.store.failing is not None
-            ),
+            "storage_failing": float(fast.store is not None and fast.store.failing is not None),
         }

@@ -43,9 +43,11 @@ from penstock.export.clock import Clock
 from penstock.export.journal import DAMAGED, NEWEST, SOURCE_GAP
 from penstock.export.memory import records_of
 from penstock.export.payload import RAW, join
-from penstock.export.protocols import Popped, QueuePort, TopicPort, TopicsPort
+from penstock.export.queuesadapter import PoppedMessages, QueuesAdapter
 from penstock.export.sendqueue import SendQueue
 from penstock.export.spec import Batching
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
@@ -127,7 +129,7 @@ class TopicSource:
     def __init__(
         self,
         route: str,
-        topics: TopicsPort,
+        topics: TopicStore,
         topic: str,
         start: str,
         batch: Batching,
@@ -177,7 +179,7 @@ class TopicSource:
                 self.problem = str(error)
                 await self._clock.sleep(RETRY_SECONDS)
 
-    async def _read_topic(self, topic: TopicPort) -> None:
+    async def _read_topic(self, topic: Topic) -> None:
         generation = await self._generations.generation_of(topic.incarnation)
         position = self._queue.fast.state.position
         if position >= 0 and position >> GENERATION_BITS == generation:
@@ -214,7 +216,7 @@ class TopicSource:
                 offset = batches[-1].next_offset if batches else offset
             self._read = offset
 
-    def _read_ahead(self, topic: TopicPort, offset: int) -> list[Any]:
+    def _read_ahead(self, topic: Topic, offset: int) -> list[Any]:
         """What follows, in a few batches; up to a damaged place, or `Damaged` when it begins with
         one.
         """
@@ -245,7 +247,7 @@ class TopicSource:
             blocks += make_blocks(batch.payloads(), self._encoding, self._batch, position)
         return blocks
 
-    def _first(self, topic: TopicPort) -> int:
+    def _first(self, topic: Topic) -> int:
         if self._start == "latest":  # of a topic that came later, everything is
             return topic.next_offset if self._start_was_seen else topic.first_offset
         return int(self._start) if self._start.isdigit() else topic.first_offset
@@ -262,7 +264,7 @@ class TopicSource:
         return stop
 
 
-def _end_of_damage(topic: TopicPort, offset: int) -> int:
+def _end_of_damage(topic: Topic, offset: int) -> int:
     """Where a topic that is damaged at `offset` can be read again; `offset` itself when nobody
     knows.
     """
@@ -310,7 +312,7 @@ class QueueSource:
     def __init__(
         self,
         route: str,
-        queues: QueuePort,
+        queues: QueuesAdapter,
         name: str,
         group: str,
         holder: int,
@@ -385,7 +387,7 @@ class QueueSource:
                 self._name,
             )
 
-    async def _move(self, popped: Popped) -> None:
+    async def _move(self, popped: PoppedMessages) -> None:
         """Into the send queue, then acknowledged."""
         loop = asyncio.get_running_loop()
         try:
@@ -423,7 +425,7 @@ class QueueSource:
                 self.problem = None
                 return
 
-    async def _renew(self, popped: Popped) -> None:
+    async def _renew(self, popped: PoppedMessages) -> None:
         pause = RENEW_AFTER
         while True:
             await self._clock.sleep(pause)

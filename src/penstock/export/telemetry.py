@@ -46,8 +46,8 @@ GAUGES = {
     "queue_backoff_seconds": "Backoff in force; 0 = none",
     "route_paused": "1 while the route is paused, by hand, by a refusal (401, 403) or a wrong address",
     "route_source_lag": "Records of its topic or queue that the route has not read yet",
-    "export_dead_letters": "Records in the dead-letter file",
-    "export_storage_failing": "1 while the disk takes no more",
+    "dead_letters": "Records in the dead-letter file",
+    "storage_failing": "1 while the disk takes no more",
 }
 COUNTERS = {
     "queue_push_total": "Batches pushed",
@@ -66,8 +66,8 @@ COUNTERS = {
     "fastqueue_torn_bytes_total": "Bytes cut off as a torn tail",
     "circuit_breaker_open_total": "Times the circuit breaker opened",
     "circuit_breaker_rejected_total": "Times a worker was held back by the open breaker",
-    "export_batches_total": "Sends that succeeded",
-    "export_bytes_total": "Bytes sent",
+    "batches_total": "Sends that succeeded",
+    "bytes_total": "Bytes sent",
 }
 LABELLED_COUNTERS = {
     "queue_dropped_total": ("Records dropped", "reason"),
@@ -95,17 +95,17 @@ class ExportMetrics:
         self._looked: dict[str, Mapping[str, float | Mapping[str, float]]] = {}
         self._looked_at = -LOOK
         self._counters = {
-            name: metrics.counter(f"penstock_{name}", text, "route")
+            name: metrics.counter(f"penstock_export_{name}", text, "route")
             for name, text in COUNTERS.items()
         }
         self._counters |= {
-            name: metrics.counter(f"penstock_{name}", text, "route", label)
+            name: metrics.counter(f"penstock_export_{name}", text, "route", label)
             for name, (text, label) in LABELLED_COUNTERS.items()
         }
         for name, text in GAUGES.items():
-            metrics.gauge(f"penstock_{name}", text, "route", read=self._reader(name))
+            metrics.gauge(f"penstock_export_{name}", text, "route", read=self._reader(name))
         metrics.gauge(
-            "penstock_circuit_breaker_state",
+            "penstock_export_circuit_breaker_state",
             "1 for the state the breaker is in",
             "route",
             "state",

@@ -1,9 +1,10 @@
-"""Where routes deliver to. A destination is one small class; the queue, retries and the rest are
-not its affair.
+"""Where routes deliver to. A destination is one module of this package; the queue, retries and the
+rest are not its affair.
 
-It says which encoding and compression it takes (a batch is stored that way, so it is sent as it
-lies on disk), turns a batch into what it sends (`prepare`, CPU work, may run in a pool) and sends
-it. How a send failed decides what happens to the batch, so `send` raises one of four things, and
+A module holds two classes. Its `Target`, registered with `@destination("<type>")`, is what a
+definition says about it: keys, checks, and how the destination is made. Its `Destination` says
+which encoding it takes (a batch is stored that way, so it is sent as it lies on disk), turns a
+batch into what it sends (`prepare`, CPU work, may run in a pool) and sends it. How a send failed decides what happens to the batch, so `send` raises one of four things, and
 nothing else:
 
     Retry     not now: the destination is down, slow, or asks for patience
@@ -12,9 +13,17 @@ nothing else:
     Denied    not until a person has changed something (credentials, address): the route pauses
 """
 
+import functools
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from penstock.config.schema import key
+from penstock.export.context import RouteContext
 from penstock.export.payload import NONE, compress, decompress, join, split
 
 
@@ -74,7 +83,6 @@ class Batch:
 
 class Destination(Protocol):
     encoding: int  # how records lie in a batch (`payload`)
-    compression: int | None  # how it likes them compressed; None = it does not care
 
     async def start(self) -> None: ...
 
@@ -93,8 +101,66 @@ class Destination(Protocol):
         """One line for people, without secrets."""
 
 
-CHEAP = 16 << 10
+CHEAP_BYTES = 16 << 10
 
 
 def cheap_to_open(batch: Batch) -> bool:
-    return batch.compression == NONE or len(batch.body) < CHEAP
+    return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(ABC):
+    """The `destination` of a definition. What is wrong is said of a key: "url is missing"."""
+
+    needed: ClassVar[tuple[str, ...]] = ()  # keys that must not be empty
+
+    type: str = key("", "which destination")
+
+    def problems(self) -> list[str]:
+        """What cannot work."""
+        missing = [f"{word} is missing" for word in self.needed if not getattr(self, word)]
+        return missing or self.checks()
+
+    def checks(self) -> list[str]:
+        """What cannot work although nothing is missing."""
+        return []
+
+    def with_source(self, _topic: str) -> "Target":
+        """The same for a route that reads this topic ("": it reads none)."""
+        return self
+
+    def fills(self) -> tuple[str, str] | None:
+        """("topic" or "queue", name) of this broker that gets its records."""
+        return None
+
+    def from_api(self, _certificates: Path, *, stored: bool) -> "Target":  # noqa: ARG002
+        """The same when it came over the API: it names no file outside this directory, or raises
+        ConfigError. `stored`: it was accepted before, perhaps by an older version.
+        """
+        return self
+
+    @abstractmethod
+    def make(self, context: RouteContext) -> Destination: ...
+
+
+_targets: dict[str, type[Target]] = {}
+T = TypeVar("T", bound=type[Target])
+
+
+def destination(name: str) -> Callable[[T], T]:
+    """Register a target under the `type` that definitions call it by."""
+
+    def register(target: T) -> T:
+        assert name not in _targets, f"there are two destinations of type {name}"
+        _targets[name] = target
+        return target
+
+    return register
+
+
+@functools.cache
+def targets() -> Mapping[str, type[Target]]:
+    """Every target there is, by its type: a new module of this package is found by itself."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+    return dict(sorted(_targets.items()))

@@ -18,24 +18,41 @@ that were on their way, and a request so slow that it was given up may still arr
 import asyncio
 import base64
 from bisect import insort
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from penstock.config.schema import Seconds, Secret, key
 from penstock.errors import Unavailable
-from penstock.export.destinations import Batch, Retry, cheap_to_open
+from penstock.export.context import RouteContext
+from penstock.export.destinations import (
+    Batch,
+    Destination,
+    Retry,
+    Target,
+    cheap_to_open,
+    destination,
+)
+from penstock.export.destinations.checks import (
+    ca_context,
+    ca_from_api,
+    character_problems,
+    limit_problems,
+    name_problems,
+    url_problems,
+)
 from penstock.export.destinations.http import check_status
 from penstock.export.payload import FRAMES
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer
-from penstock.net.tls import client_context
+from penstock.protocol.names import check_name
 
-PAGE = 1000  # records asked for at a time
-LOOK_BACK = (
-    100_000  # most records looked at for one batch; other producers may have written as many
-)
-RANGES = 1000  # most ranges of ours remembered
+PAGE_RECORDS = 1000  # asked for at a time
+MAX_SEARCHED_RECORDS = 100_000  # for one batch; other producers may have written as many
+MAX_RANGES = 1000  # of ours that are remembered
 
 
 class Produced(msgspec.Struct):
@@ -61,33 +78,57 @@ class Message(msgspec.Struct, gc=False):
 _messages = msgspec.json.Decoder(list[Message]).decode
 
 
+@destination("broker")
+@dataclass(frozen=True, kw_only=True)
+class BrokerTarget(Target):
+    needed = ("url", "topic")
+
+    url: str = key("", "address of the other broker")
+    topic: str = key("", "topic there; default: the source's")
+    token: Secret = key("", "bearer token")
+    timeout: Seconds = key(30.0, "longest wait for an answer")
+    ca: str = key("", "certificate authority to trust with https: a PEM file, or its text")
+
+    def with_source(self, topic: str) -> Target:
+        return replace(self, topic=self.topic or topic)
+
+    def checks(self) -> list[str]:
+        return [
+            *url_problems(self.url, "http", "https"),
+            *limit_problems(self.timeout),
+            *name_problems(check_name, "topic", self.topic),
+            *character_problems(topic=self.topic),
+        ]
+
+    def from_api(self, certificates: Path, *, stored: bool) -> Target:
+        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
+
+    def make(self, _context: RouteContext) -> Destination:
+        return BrokerDestination(self)
+
+
 class BrokerDestination:
     encoding = FRAMES
-    compression: int | None = None
 
-    def __init__(
-        self, url: str, topic: str, *, token: str = "", timeout: float = 30.0, ca: str = ""
-    ) -> None:
-        self._url, self._topic, self._timeout = url, topic, timeout
+    def __init__(self, target: BrokerTarget) -> None:
+        self._url = target.url
+        self._topic = target.topic
+        self._timeout = target.timeout
         self._headers = [("Content-Type", "application/json")]
-        if token:
-            self._headers.append(("Authorization", f"Bearer {token}"))
-        self._base = f"/topics/{quote(topic, safe='')}"
+        if target.token:
+            self._headers.append(("Authorization", f"Bearer {target.token}"))
+        self._base = f"/topics/{quote(target.topic, safe='')}"
         self._client: HttpClient | None = None
-        self._floor: int | None = (
-            None  # what is below is ours, or was there before we began, or is forgotten
-        )
-        self._ours: list[
-            tuple[int, int]
-        ] = []  # ranges of offsets above it that hold batches of ours
+        # What is below is ours, or was there before we began, or is forgotten.
+        self._floor: int | None = None
+        self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
-        self._gate = (
-            asyncio.Lock()
-        )  # held while looking, which waits until nothing of ours is on its way
+        # Held by whoever looks for a batch, which waits until nothing of ours is on its way.
+        self._looking = asyncio.Lock()
         self._sending = 0
         self._quiet = asyncio.Event()
-        self._tls = client_context(ca) if ca else None
-        HttpClient(url, headers=self._headers, tls=self._tls)
+        self._tls = ca_context(target.ca)
+        HttpClient(self._url, headers=self._headers, tls=self._tls)  # a bad one is refused now
 
     async def start(self) -> None:
         self._client = HttpClient(self._url, headers=self._headers, tls=self._tls)
@@ -112,7 +153,7 @@ class BrokerDestination:
             answer = await self._ask("GET", "/next_offset")
             if self._floor is None:  # another worker may have asked too
                 self._floor = msgspec.json.decode(answer.body, type=NextOffset).next_offset
-        async with self._gate:
+        async with self._looking:
             if batch.key in self._doubtful and await self._has_arrived(batch):
                 self._doubtful.discard(batch.key)
                 return
@@ -155,10 +196,10 @@ class BrokerDestination:
     def _claim(self, first: int, stop: int) -> None:
         """The other topic holds a batch of ours there."""
         floor = self._floor or 0
-        if first < floor:  # the topic was deleted and made anew
+        if first < floor:  # the topic was deleted and recreated
             floor, self._ours = first, []
         insort(self._ours, (first, stop))
-        while self._ours and (self._ours[0][0] <= floor or len(self._ours) > RANGES):
+        while self._ours and (self._ours[0][0] <= floor or len(self._ours) > MAX_RANGES):
             floor = max(floor, self._ours.pop(0)[1])
         self._floor = floor
 
@@ -168,22 +209,23 @@ class BrokerDestination:
             self._quiet.clear()
             await self._quiet.wait()
         wanted = batch.split()
-        start, looked = self._floor or 0, 0
+        start, searched = self._floor or 0, 0
         for first, stop in [*self._ours, (1 << 63, 1 << 63)]:
-            found: list[Message] = []
-            while start < first and looked < LOOK_BACK:
+            stored: list[Message] = []
+            while start < first and searched < MAX_SEARCHED_RECORDS:
                 answer = await self._ask(
-                    "GET", f"/consume?offset={start}&max_messages={min(PAGE, first - start)}"
+                    "GET",
+                    f"/consume?offset={start}&max_messages={min(PAGE_RECORDS, first - start)}",
                 )
                 page = [message for message in _messages(answer.body) if message.offset < first]
-                found += page
-                looked += len(page)
+                stored += page
+                searched += len(page)
                 if not page:
                     break
                 start = page[-1].offset + 1
-            at = _find(wanted, [message.bytes() for message in found])
+            at = _find(wanted, [message.bytes() for message in stored])
             if at >= 0:
-                self._claim(found[at].offset, found[at + len(wanted) - 1].offset + 1)
+                self._claim(stored[at].offset, stored[at + len(wanted) - 1].offset + 1)
                 return True
             start = stop
         return False
@@ -192,9 +234,9 @@ class BrokerDestination:
         return f"topic {self._topic} at {self._url.rpartition('@')[2]}"
 
 
-def _find(wanted: list[bytes], found: list[bytes]) -> int:
-    """Where `wanted` stands in `found`, without a gap; -1 when it does not."""
-    for at in range(len(found) - len(wanted) + 1):
-        if found[at] == wanted[0] and found[at : at + len(wanted)] == wanted:
+def _find(wanted: list[bytes], stored: list[bytes]) -> int:
+    """Where `wanted` stands in `stored`, without a gap; -1 when it does not."""
+    for at in range(len(stored) - len(wanted) + 1):
+        if stored[at] == wanted[0] and stored[at : at + len(wanted)] == wanted:
             return at
     return -1

@@ -19,63 +19,95 @@ data is bad.
 
 import email.utils
 import time
+from dataclasses import dataclass, replace
 from datetime import UTC
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from penstock.config.schema import Seconds, key
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
-from penstock.export.destinations import Batch, Denied, Refused, Retry, TooBig, cheap_to_open
+from penstock.export.context import RouteContext
+from penstock.export.destinations import (
+    Batch,
+    Denied,
+    Destination,
+    Refused,
+    Retry,
+    Target,
+    TooBig,
+    cheap_to_open,
+    destination,
+)
+from penstock.export.destinations.checks import (
+    ca_context,
+    ca_from_api,
+    limit_problems,
+    url_problems,
+)
 from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS
 from penstock.net import HttpClient
-from penstock.net.tls import client_context
 
 CONTENT_TYPES = {
     "ndjson": "application/x-ndjson",
     "json": "application/json",
     "raw": "application/octet-stream",
 }
-WRONG = {
+ADDRESS_STATUSES = {
     404: "nothing is at this address",
     405: "the address does not take this method",
     410: "the address is gone",
     415: "the address does not take this format or compression",
 }
-AGAIN = {408: "timeout", 425: "server_error", 429: "rate_limit"}
+RETRY_STATUSES = {408: "timeout", 425: "server_error", 429: "rate_limit"}
+
+
+@destination("http")
+@dataclass(frozen=True, kw_only=True)
+class HttpTarget(Target):
+    needed = ("url",)
+
+    url: str = key("", "address")
+    format: Literal["ndjson", "json", "raw"] = key("ndjson", "how records are put together")
+    method: Literal["POST", "PUT", "PATCH", "post", "put", "patch"] = key("POST", "method")
+    headers: dict[str, str] = key({}, "sent with every request")
+    compression: Literal["none", "gzip", "zstd", "snappy"] = key("none", "what the server takes")
+    timeout: Seconds = key(30.0, "longest wait for an answer")
+    connections: int = key(64, "most connections")
+    ca: str = key("", "certificate authority to trust: a PEM file, or its text")
+
+    def checks(self) -> list[str]:
+        limits = limit_problems(self.timeout, self.connections)
+        return url_problems(self.url, "http", "https") + limits
+
+    def from_api(self, certificates: Path, *, stored: bool) -> Target:
+        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
+
+    def make(self, _context: RouteContext) -> Destination:
+        return HttpDestination(self)
 
 
 class HttpDestination:
-    def __init__(
-        self,
-        url: str,
-        *,
-        format: str = "ndjson",
-        method: str = "POST",
-        headers: dict[str, str] | None = None,
-        compression: str = "none",
-        timeout: float = 30.0,
-        connections: int = 64,
-        ca: str = "",
-    ) -> None:
-        parts = urlsplit(url)
+    def __init__(self, target: HttpTarget) -> None:
+        parts = urlsplit(target.url)
         self._origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
-        self._target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        self._path = urlunsplit(("", "", parts.path or "/", parts.query, ""))
         self._shown = urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
         )
-        self._method, self._timeout, self._connections = method, timeout, connections
+        self._method = target.method.upper()
+        self._timeout = target.timeout
+        self._connections = target.connections
         self._headers = [
-            ("Content-Type", CONTENT_TYPES[format]),
+            ("Content-Type", CONTENT_TYPES[target.format]),
             ("User-Agent", "penstock"),
-            *(headers or {}).items(),
+            *target.headers.items(),
         ]
-        self._tls = client_context(ca) if ca else None
+        self._tls = ca_context(target.ca)
+        self.encoding = ENCODINGS[target.format]
+        self._compression = COMPRESSIONS[target.compression]
         self._client: HttpClient | None = None
-        self.encoding = ENCODINGS[format]
-        self.compression: int | None = COMPRESSIONS[compression]
-        self._wanted = COMPRESSIONS[compression]
-        HttpClient(
-            self._origin, headers=self._headers, tls=self._tls
-        )  # refuses a bad address or header at once
+        HttpClient(self._origin, headers=self._headers, tls=self._tls)  # a bad one is refused now
 
     async def start(self) -> None:
         self._client = HttpClient(
@@ -87,10 +119,10 @@ class HttpDestination:
             await self._client.close()
 
     def is_cheap(self, batch: Batch) -> bool:
-        return batch.compression == self._wanted or cheap_to_open(batch)
+        return batch.compression == self._compression or cheap_to_open(batch)
 
     def prepare(self, batch: Batch) -> tuple[bytes, str | None]:
-        compression = self._wanted
+        compression = self._compression
         if batch.compression == 0 and compression and batch.records:
             compression = 0  # it was stored as it is because compressing gained nothing
         return batch.compressed_as(compression), CONTENT_ENCODINGS.get(compression)
@@ -103,7 +135,7 @@ class HttpDestination:
             headers.append(("Content-Encoding", content_encoding))
         try:
             answer = await self._client.request(
-                self._method, self._target, body, headers, timeout=self._timeout, idempotent=True
+                self._method, self._path, body, headers, timeout=self._timeout, idempotent=True
             )
         except TimeoutError as error:
             raise Retry("timeout", str(error)) from error
@@ -126,9 +158,9 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
         text += f": {body[:200].decode(errors='replace')}"
     if status in (401, 403):
         raise Denied(text)
-    if status in WRONG:
+    if status in ADDRESS_STATUSES:
         raise Denied(
-            f"{text} ({WRONG[status]}: correct it, then resume the route; nothing was dropped)",
+            f"{text} ({ADDRESS_STATUSES[status]}: correct it, then resume the route; nothing was dropped)",
             "address",
         )
     if 300 <= status < 400:
@@ -138,8 +170,8 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
         )
     if status == 413:
         raise TooBig(text)
-    if status in AGAIN or status >= 500 or status < 200:
-        kind = AGAIN.get(status, "server_error")
+    if status in RETRY_STATUSES or status >= 500 or status < 200:
+        kind = RETRY_STATUSES.get(status, "server_error")
         raise Retry(kind, text, parse_retry_after(headers.get("retry-after")))
     raise Refused(text)
 

@@ -9,18 +9,99 @@ key and its place), so redelivery changes nothing there. A topic may hold a batc
 crash.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from penstock.errors import Full, InvalidRequest, StorageFailed, StorageFull, TooLarge, Unavailable
-from penstock.export.destinations import Batch, Refused, Retry, TooBig, cheap_to_open
+from penstock.config.schema import key
+from penstock.errors import (
+    ConfigError,
+    Full,
+    InvalidRequest,
+    StorageFailed,
+    StorageFull,
+    TooLarge,
+    Unavailable,
+)
+from penstock.export.context import RouteContext
+from penstock.export.destinations import (
+    Batch,
+    Destination,
+    Refused,
+    Retry,
+    Target,
+    TooBig,
+    cheap_to_open,
+    destination,
+)
+from penstock.export.destinations.checks import character_problems, name_problems
 from penstock.export.payload import FRAMES, as_json
-from penstock.export.protocols import QueuePort, TopicsPort
-from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.export.queuesadapter import QueuesAdapter
+from penstock.protocol.names import DEFAULT_PARTITION, check_name
+from penstock.queues.catalog import check_name as check_queue_name
+from penstock.topics.store import TopicStore
+
+
+@destination("topic")
+@dataclass(frozen=True, kw_only=True)
+class TopicTarget(Target):
+    needed = ("topic",)
+
+    topic: str = key("", "topic here")
+
+    def checks(self) -> list[str]:
+        names = name_problems(check_name, "topic", self.topic)
+        return names + character_problems(topic=self.topic)
+
+    def fills(self) -> tuple[str, str]:
+        return "topic", self.topic
+
+    def make(self, context: RouteContext) -> Destination:
+        if context.topics is None:
+            raise ConfigError("this process has no topics")
+        return TopicDestination(self, context.topics)
+
+
+@destination("queue")
+@dataclass(frozen=True, kw_only=True)
+class QueueTarget(Target):
+    needed = ("queue",)
+
+    queue: str = key("", "queue here")
+    partition: str = key(DEFAULT_PARTITION, "partition")
+
+    def checks(self) -> list[str]:
+        return character_problems(queue=self.queue, partition=self.partition) or [
+            *name_problems(check_queue_name, "queue", "queue", self.queue),
+            *name_problems(check_queue_name, "partition", "partition", self.partition),
+        ]
+
+    def fills(self) -> tuple[str, str]:
+        return "queue", self.queue
+
+    def make(self, context: RouteContext) -> Destination:
+        if context.queues is None:
+            raise ConfigError("this process has no queues")
+        return QueueDestination(self, context.queues)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What an error of the broker means for a batch."""
+    try:
+        yield
+    except (Unavailable, Full, StorageFull, StorageFailed) as error:
+        raise Retry("storage", str(error), getattr(error, "retry_after", None)) from error
+    except TooLarge as error:
+        raise TooBig(str(error)) from error
+    except InvalidRequest as error:
+        raise Refused(str(error)) from error
+    except TimeoutError as error:
+        raise Retry("timeout", "no answer in time") from error
 
 
 class _Local:
     encoding = FRAMES
-    compression: int | None = None
 
     async def start(self) -> None: ...
 
@@ -29,46 +110,36 @@ class _Local:
     def is_cheap(self, batch: Batch) -> bool:
         return cheap_to_open(batch)
 
-    async def send(self, batch: Batch, prepared: Any) -> None:
-        try:
-            await self._store(batch.key, prepared)
-        except (Unavailable, Full, StorageFull, StorageFailed) as error:
-            raise Retry("storage", str(error), getattr(error, "retry_after", None)) from error
-        except TooLarge as error:
-            raise TooBig(str(error)) from error
-        except InvalidRequest as error:
-            raise Refused(str(error)) from error
-        except TimeoutError as error:
-            raise Retry("timeout", "no answer in time") from error
-
-    async def _store(self, _key: str, _records: list[bytes]) -> None:
-        raise NotImplementedError
-
 
 class TopicDestination(_Local):
-    def __init__(self, topics: TopicsPort, topic: str) -> None:
-        self._topics, self._topic = topics, topic
+    def __init__(self, target: TopicTarget, topics: TopicStore) -> None:
+        self._topic = target.topic
+        self._topics = topics
 
     def prepare(self, batch: Batch) -> list[bytes]:
         return batch.split()
 
-    async def _store(self, _key: str, records: list[bytes]) -> None:
-        topic = self._topics.get(self._topic) or await self._topics.create(self._topic)
-        await topic.append(records)
+    async def send(self, _batch: Batch, prepared: list[bytes]) -> None:
+        with _errors():
+            topic = self._topics.get(self._topic) or await self._topics.create(self._topic)
+            await topic.append(prepared)
 
     def describe(self) -> str:
         return f"topic {self._topic}"
 
 
 class QueueDestination(_Local):
-    def __init__(self, queues: QueuePort, queue: str, partition: str = DEFAULT_PARTITION) -> None:
-        self._queues, self._queue, self._partition = queues, queue, partition
+    def __init__(self, target: QueueTarget, queues: QueuesAdapter) -> None:
+        self._target = target
+        self._queues = queues
 
     def prepare(self, batch: Batch) -> list[bytes]:
         return [as_json(record) for record in batch.split()]
 
-    async def _store(self, key: str, records: list[bytes]) -> None:
-        await self._queues.push(self._queue, self._partition, records, key)
+    async def send(self, batch: Batch, prepared: list[bytes]) -> None:
+        target = self._target
+        with _errors():
+            await self._queues.push(target.queue, target.partition, prepared, batch.key)
 
     def describe(self) -> str:
-        return f"queue {self._queue}"
+        return f"queue {self._target.queue}"

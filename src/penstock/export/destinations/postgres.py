@@ -3,11 +3,13 @@
     type: postgres
     url: postgres://user:password@host/database
     table: events                 or schema.events
-    column: payload               each record goes whole into this column (text, json, jsonb or bytea)
-    columns: true                 instead: records are JSON objects whose keys are columns; what a record does not
-                                  name gets the column's default
-    strict: true                  a record with a key that is no column is bad (default); false = the key is left out
-    once: true                    remember batch keys in table penstock_exported, in the same transaction (default)
+    column: payload               each record whole into this column (text, json, jsonb or bytea)
+    columns: true                 instead: records are JSON objects whose keys are columns; what a
+                                  record does not name gets the column's default
+    strict: true                  a record with a key that is no column is bad (default);
+                                  false = the key is left out
+    once: true                    remember batch keys in table penstock_exported, in the same
+                                  transaction (default)
     timeout: 30s
 
 With `once` a batch that is sent again after a lost answer changes nothing: each record is in the
@@ -19,25 +21,45 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
-from penstock.export.destinations import CHEAP, Batch, Denied, Refused, Retry, TooBig, cheap_to_open
+from penstock.config.schema import Seconds, Secret, key
+from penstock.errors import ConfigError
+from penstock.export.context import RouteContext
+from penstock.export.destinations import (
+    CHEAP_BYTES,
+    Batch,
+    Denied,
+    Destination,
+    Refused,
+    Retry,
+    Target,
+    TooBig,
+    cheap_to_open,
+    destination,
+)
+from penstock.export.destinations.checks import (
+    character_problems,
+    limit_problems,
+    url_problems,
+)
 from penstock.export.payload import FRAMES
 
-KEYS = "penstock_exported"
-FORGET_AFTER = "7 days"
-FORGET_EVERY = 3600.0
-DENIED = (
-    "28",
-    "3D",
-    "3F",
-    "42",
-)  # login, no such database or schema, no such table or no right to it
+KEYS_TABLE = "penstock_exported"
+KEYS_INTERVAL = "7 days"  # for which keys are remembered
+FORGET_SECONDS = 3600.0  # between two deletions of older ones
+# Classes of SQLSTATE. Denied: login, no such database or schema, no such table or no right to it.
+DENIED = ("28", "3D", "3F", "42")
 BAD_DATA = ("22", "23", "P0", "44")
 TOO_BIG = ("54",)
+MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names, and then they are others
+FILE_PARAMETERS = frozenset(
+    ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "service", "servicefile")
+)
 
 
 @dataclass(slots=True)
@@ -51,29 +73,60 @@ class Rows:
     bad: str | None = None
 
 
+@destination("postgres")
+@dataclass(frozen=True, kw_only=True)
+class PostgresTarget(Target):
+    needed = ("url", "table")
+
+    url: Secret = key("", "address")
+    table: str = key("", "table")
+    column: str = key("payload", "column that takes the record")
+    columns: bool = key(False, "records are objects whose keys are columns")
+    strict: bool = key(
+        True,
+        "with columns: a record with a key that is no column is bad; false = the key is left out",
+    )
+    once: bool = key(True, "remember batch keys so that nothing is stored twice")
+    timeout: Seconds = key(30.0, "longest wait")
+    connections: int = key(4, "most connections")
+
+    def checks(self) -> list[str]:
+        unseen = character_problems(table=self.table, column=self.column)
+        wrong = [
+            f"{word}: a name in PostgreSQL has 1 to {MAX_NAME_BYTES} bytes, not {part[:80]!r}"
+            for word, names in (("table", self.table.split(".")), ("column", [self.column]))
+            for part in names
+            if not 0 < len(part.encode(errors="replace")) <= MAX_NAME_BYTES
+        ]
+        return [
+            *url_problems(self.url, "postgres", "postgresql"),
+            *limit_problems(self.timeout, self.connections),
+            *(unseen or wrong),
+        ]
+
+    def from_api(self, _certificates: Path, *, stored: bool) -> Target:
+        files = FILE_PARAMETERS.intersection(dict(parse_qsl(urlsplit(self.url).query)))
+        if files and not stored:
+            raise ConfigError(
+                f"destination.url names files of the broker ({', '.join(sorted(files))}): "
+                "a route that needs them belongs into the broker's configuration"
+            )
+        return self
+
+    def make(self, _context: RouteContext) -> Destination:
+        return PostgresDestination(self)
+
+
 class PostgresDestination:
     encoding = FRAMES
-    compression: int | None = None
 
-    def __init__(
-        self,
-        url: str,
-        table: str,
-        *,
-        column: str = "payload",
-        columns: bool = False,
-        strict: bool = True,
-        once: bool = True,
-        timeout: float = 30.0,
-        connections: int = 4,
-    ) -> None:
-        self._url, self._timeout, self._connections = url, timeout, connections
-        schema, _, self._table = table.rpartition(".")
+    def __init__(self, target: PostgresTarget) -> None:
+        self._target = target
+        schema, _, self._table = target.table.rpartition(".")
         self._schema = schema or None
-        self._column, self._columns, self._strict, self._once = column, columns, strict, once
-        self._known: frozenset[str] = frozenset()  # the table's columns
+        self._table_columns: frozenset[str] = frozenset()  # as last seen
         self._pool: Any = None
-        self._kind = ""
+        self._column_type = ""  # of `column`
         self._prepared_tables = False
         self._forgot_at = time.monotonic()
         self._starting = asyncio.Lock()
@@ -87,26 +140,26 @@ class PostgresDestination:
             self._pool = None
 
     def is_cheap(self, batch: Batch) -> bool:
-        return cheap_to_open(batch) and not (self._columns and len(batch.body) > CHEAP)
+        return cheap_to_open(batch) and not (self._target.columns and len(batch.body) > CHEAP_BYTES)
 
     def prepare(self, batch: Batch) -> list[bytes] | Rows:
-        return _rows(batch.split()) if self._columns else batch.split()
+        return _rows(batch.split()) if self._target.columns else batch.split()
 
     async def send(self, batch: Batch, prepared: Any) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._target.timeout):
                 await self._open()
                 async with self._pool.acquire() as connection, connection.transaction():
-                    if self._once and not await self._is_new(connection, batch.key):
+                    if self._target.once and not await self._is_new(connection, batch.key):
                         return
-                    if self._columns:
+                    if self._target.columns:
                         await self._write_rows(connection, prepared)
                     else:
                         await self._write(connection, prepared)
         except TimeoutError as error:
-            raise Retry("timeout", f"no answer within {self._timeout:g} s") from error
+            raise Retry("timeout", f"no answer within {self._target.timeout:g} s") from error
         except asyncpg.PostgresError as error:
-            self._prepared_tables = False  # it may have been made anew, with other columns
+            self._prepared_tables = False  # it may have been recreated with other columns
             raise _meaning(error) from error
         except (OSError, asyncpg.InterfaceError) as error:
             raise Retry("network", str(error) or type(error).__name__) from error
@@ -117,28 +170,32 @@ class PostgresDestination:
         async with self._starting:
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
-                    self._url, min_size=0, max_size=self._connections, timeout=self._timeout
+                    self._target.url,
+                    min_size=0,
+                    max_size=self._target.connections,
+                    timeout=self._target.timeout,
                 )
             if not self._prepared_tables:
                 async with self._pool.acquire() as connection:
                     await self._look_at_table(connection)
                 self._prepared_tables = True
-            if self._once and time.monotonic() - self._forgot_at > FORGET_EVERY:
+            if self._target.once and time.monotonic() - self._forgot_at > FORGET_SECONDS:
                 self._forgot_at = time.monotonic()
                 await self._pool.execute(
-                    f"DELETE FROM {KEYS} WHERE at < now() - interval '{FORGET_AFTER}'"
+                    f"DELETE FROM {KEYS_TABLE} WHERE at < now() - interval '{KEYS_INTERVAL}'"
                 )
 
     async def _look_at_table(self, connection: Any) -> None:
-        if self._once:
+        if self._target.once:
             await connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {KEYS} (key text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())"
+                f"CREATE TABLE IF NOT EXISTS {KEYS_TABLE} (key text PRIMARY KEY, "
+                "at timestamptz NOT NULL DEFAULT now())"
             )
         kinds = await self._columns_of(connection)
-        if not self._columns:
-            if self._column not in kinds:
-                raise Denied(f"table {self._quoted} has no column {self._column}", "address")
-            self._kind = kinds[self._column]
+        if not self._target.columns:
+            if self._target.column not in kinds:
+                raise Denied(f"table {self._quoted} has no column {self._target.column}", "address")
+            self._column_type = kinds[self._target.column]
 
     async def _columns_of(self, connection: Any) -> dict[str, str]:
         rows = await connection.fetch(
@@ -147,7 +204,7 @@ class PostgresDestination:
             self._quoted,
         )
         kinds = {row["attname"]: row["kind"] for row in rows}
-        self._known = frozenset(kinds)
+        self._table_columns = frozenset(kinds)
         return kinds
 
     @property
@@ -155,10 +212,10 @@ class PostgresDestination:
         return ".".join(_quote(part) for part in (self._schema, self._table) if part)
 
     async def _is_new(self, connection: Any, key: str) -> bool:
-        found = await connection.fetchval(
-            f"INSERT INTO {KEYS} (key) VALUES ($1) ON CONFLICT DO NOTHING RETURNING true", key
+        stored = await connection.fetchval(
+            f"INSERT INTO {KEYS_TABLE} (key) VALUES ($1) ON CONFLICT DO NOTHING RETURNING true", key
         )
-        return found is not None
+        return stored is not None
 
     async def _write_rows(self, connection: Any, rows: Rows) -> None:
         """One COPY, then one INSERT for each shape: a column no record of a shape names gets its
@@ -166,40 +223,44 @@ class PostgresDestination:
         """
         if rows.bad is not None:
             raise Refused(rows.bad)
-        if not all(map(self._known.issuperset, rows.shapes)):
+        if not all(map(self._table_columns.issuperset, rows.shapes)):
             await self._columns_of(connection)  # perhaps it has them by now
-        columns = [[_quote(name) for name in shape if name in self._known] for shape in rows.shapes]
-        for shape, found in zip(rows.shapes, columns, strict=True):
-            if not found or (self._strict and len(found) < len(shape)):
-                missing = ", ".join(name for name in shape if name not in self._known)
+        columns = [
+            [_quote(name) for name in shape if name in self._table_columns] for shape in rows.shapes
+        ]
+        for shape, names in zip(rows.shapes, columns, strict=True):
+            if not names or (self._target.strict and len(names) < len(shape)):
+                missing = ", ".join(name for name in shape if name not in self._table_columns)
                 raise Refused(f"table {self._quoted} has no column {missing}")
         await connection.execute(
-            "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) ON COMMIT DELETE ROWS"
+            "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) "
+            "ON COMMIT DELETE ROWS"
         )
         await connection.copy_records_to_table(
             "penstock_batch", records=rows.records, columns=["shape", "record"]
         )
-        for shape_number, found in enumerate(columns):
-            names = ", ".join(found)
+        for shape_number, names in enumerate(columns):
+            listed = ", ".join(names)
             await connection.execute(
-                f"INSERT INTO {self._quoted} ({names}) SELECT {names} FROM (SELECT filled.* FROM penstock_batch, "
-                f"jsonb_populate_record(NULL::{self._quoted}, record) AS filled WHERE shape = $1) AS rows",
+                f"INSERT INTO {self._quoted} ({listed}) SELECT {listed} FROM (SELECT filled.* "
+                f"FROM penstock_batch, jsonb_populate_record(NULL::{self._quoted}, record) "
+                "AS filled WHERE shape = $1) AS rows",
                 shape_number,
             )
 
     async def _write(self, connection: Any, records: list[bytes]) -> None:
         values: list[Any] = (
-            records if self._kind == "bytea" else [record.decode() for record in records]
+            records if self._column_type == "bytea" else [record.decode() for record in records]
         )
         await connection.copy_records_to_table(
             self._table,
             schema_name=self._schema,
             records=[(value,) for value in values],
-            columns=[self._column],
+            columns=[self._target.column],
         )
 
     def describe(self) -> str:
-        parts = urlsplit(self._url)
+        parts = urlsplit(self._target.url)
         return f"table {self._quoted} at {parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -211,15 +272,15 @@ def _rows(records: list[bytes]) -> Rows:
     rows, shapes = Rows([], []), dict[tuple[str, ...], int]()
     for record in records:
         try:
-            found = json.loads(record)
+            value = json.loads(record)
             text = record.decode()
         except ValueError as error:
             rows.bad = str(error)
             break
-        if not isinstance(found, dict) or not found:
+        if not isinstance(value, dict) or not value:
             rows.bad = "not a JSON object with keys"
             break
-        rows.records.append((shapes.setdefault(tuple(sorted(found)), len(shapes)), text))
+        rows.records.append((shapes.setdefault(tuple(sorted(value)), len(shapes)), text))
     rows.shapes = list(shapes)
     return rows
 

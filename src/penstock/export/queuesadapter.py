@@ -22,14 +22,16 @@ class PoppedMessages:
 
 
 class QueuesAdapter:
-    """`QueuePort` on `Queues` and the `Buffer` in front of them."""
+    """`Queues` and the `Buffer` in front of them, reduced to what a route does with them."""
 
     def __init__(self, queues: Queues, buffer: Buffer) -> None:
-        self._queues, self._buffer = queues, buffer
+        self._queues = queues
+        self._buffer = buffer
 
     async def pop(
         self, queue: str, group: str, batch: int, timeout: float, holder: int
     ) -> PoppedMessages:
+        """Lease up to `batch` messages as `holder`; waits up to `timeout` for the first one."""
         gate = self._buffer.maintenance.pops
         if gate.closed and not await gate.opened(timeout):
             return PoppedMessages(group)
@@ -41,35 +43,32 @@ class QueuesAdapter:
         return PoppedMessages(group, messages, [message.payload for message in messages])
 
     async def ack(self, popped: PoppedMessages) -> None:
-        """A message whose lease ran out meanwhile comes again: it is in the send queue already, so
-        it is sent twice.
-        """
+        """A message whose lease ran out meanwhile comes again, and is then sent twice."""
         await self._queues.ack(
             [
-                Ack(
-                    message.transaction_id,
-                    message.partition_id,
-                    message.lease_id,
-                    group=popped.group,
-                )
-                for message in popped.messages
+                Ack(each.transaction_id, each.partition_id, each.lease_id, group=popped.group)
+                for each in popped.messages
             ]
         )
 
     async def renew(self, popped: PoppedMessages, seconds: int) -> None:
+        """Let the lease live for at least `seconds` from now."""
         for lease in {message.lease_id for message in popped.messages}:
             await self._queues.extend(lease, seconds)
 
     async def release(self, queue: str, group: str, holder: int) -> int:
+        """End the leases of `holder`, and of nobody else; how many there were."""
         return await self._queues.release(queue, group, holder)
 
     async def lag(self, queue: str, group: str) -> int | None:
+        """Messages that the group has not acknowledged; None without such a queue or group."""
         try:
             return await self._queues.groups.lag(queue, group)
         except NotFound:  # nobody has popped or pushed yet
             return None
 
     async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
+        """Store messages; pushing them again under the same key stores nothing twice."""
         items = [
             Item(queue, payload, partition, transaction_id=f"{key}-{index}")
             for index, payload in enumerate(payloads)

@@ -1,0 +1,20 @@
+"""What all routes of a process share, and what a destination is made with."""
+
+import asyncio
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from penstock.export.clock import Clock
+from penstock.export.queuesadapter import QueuesAdapter
+from penstock.log.fs import Fs
+from penstock.topics.store import TopicStore
+
+
+@dataclass(slots=True, kw_only=True)
+class RouteContext:
+    fs: Fs
+    pool: Executor
+    clock: Clock
+    limit: asyncio.Semaphore  # sends in flight, of all routes
+    topics: TopicStore | None = None
+    queues: QueuesAdapter | None = None
