@@ -68,18 +68,15 @@ def test_produce_on_a_full_disk_says_what_it_waits_for_and_what_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 60_000)
-    monkeypatch.setattr(
-        "penstock.log.space.CHECK_SECONDS", 3600.0
-    )  # what is promised counts until then
-    lines = b"".join(b"%099d\n" % number for number in range(100_000))
+    lines = 20 * (b"x" * 70_000 + b"\n")  # none of them fits
     with serving_in_thread(tmp_path / "data", free_space_reserve=1000) as served:
-        assert topic(served.address, "produce", "t", stdin=lines[:10_000])[0] == 0
+        assert topic(served.address, "produce", "t", stdin=b"small\n")[0] == 0
         began = time.monotonic()
         code, _, stderr = topic(served.address, "produce", "t", "--timeout", "1.5", stdin=lines)
         assert time.monotonic() - began < 20  # the time of one record, not of each batch
     stored, reason = stderr.splitlines()
     assert code == 1
-    assert re.fullmatch(rb"penstock: no records were stored in t, of [\d,]+ that were read", stored)
+    assert re.fullmatch(rb"penstock: no records were stored in t, of \d+ that were read", stored)
     assert re.fullmatch(
         rb"penstock: the disk has \d+ bytes free, of which 1000 are kept in reserve", reason
     )

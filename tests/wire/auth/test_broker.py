@@ -506,9 +506,10 @@ def test_commands_take_a_token_as_an_option_or_from_the_environment(broker):
         return done.output
 
     where = {"PENSTOCK_URL": broker.url, "PENSTOCK_BROKER": "{}:{}".format(*broker.tcp)}
-    assert "Authentication required" in run(queue_commands, "push", "cli", "1", code=1, **where)
+    asked = "this broker asks for a token: give one with --token"
+    assert asked in run(queue_commands, "push", "cli", "1", code=1, **where)
     assert "queued" in run(queue_commands, "push", "cli", "1", "--token", READ_WRITE, **where)
     assert "cli" in run(queue_commands, "list", "--json", PENSTOCK_TOKEN=READ_ONLY, **where)
-    assert "Authentication required" in run(topic_commands, "list", code=1, **where)
+    assert asked in run(topic_commands, "list", code=1, **where)
     run(topic_commands, "create", "cli", "--token", READ_WRITE, **where)
     assert "cli" in run(topic_commands, "list", PENSTOCK_TOKEN=READ_ONLY, **where)
