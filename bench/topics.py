@@ -37,8 +37,8 @@ from penstock.protocol import frames
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.feed import Feeds
-from penstock.wire.http.api import topics as api
-from penstock.wire.http.routes import Router
+from penstock.wire.http.api.topics import TopicsApi
+from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
@@ -69,7 +69,9 @@ async def serve(directory: Path, fsync: Any) -> None:
     feeds, alive = Feeds(), KeepAlive()
     tcp = TcpServer(TcpSettings(port=0), topics, groups, metrics)
     http = HttpServer(
-        Router(api.routes(topics, groups, feeds, alive)), HttpSettings(port=0), metrics=metrics
+        Router(routes_of(TopicsApi(topics, groups, feeds, alive))),
+        HttpSettings(port=0),
+        metrics=metrics,
     )
     websocket = WebsocketServer(WebsocketSettings(port=0), topics, feeds, metrics, keep_alive=alive)
     for server in (tcp, http, websocket):

@@ -17,7 +17,7 @@ from penstock.cli import export as cli_export
 from penstock.config.schema import HttpServer as HttpSettings
 from penstock.net import HttpClient
 from penstock.wire.http.api import export as api
-from penstock.wire.http.routes import Router
+from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
 from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination, record
@@ -42,7 +42,7 @@ class Serving:
             exports(self.directory, {"r": http_route(self.destination.url)}) as running,
         ):
             self.exports = running
-            server = HttpServer(Router(api.routes(running)), HttpSettings(port=0))
+            server = HttpServer(Router(routes_of(api.ExportApi(running))), HttpSettings(port=0))
             await server.start()
             self.url = f"http://127.0.0.1:{server.port}"
             await self._stop.wait()

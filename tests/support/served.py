@@ -24,8 +24,9 @@ from penstock.topics.store import TopicStore
 from penstock.wire.auth import verifier_of
 from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
-from penstock.wire.http.api import topics as api
-from penstock.wire.http.routes import Router
+from penstock.wire.http.api.topic_groups import TopicGroupsApi
+from penstock.wire.http.api.topics import TopicsApi
+from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
@@ -87,7 +88,12 @@ async def serving(
                 bodies=bodies,
             ),
             HttpServer(
-                Router(api.routes(topics, groups, feeds, alive)),
+                Router(
+                    [
+                        *routes_of(TopicsApi(topics, groups, feeds, alive)),
+                        *routes_of(TopicGroupsApi(topics, groups)),
+                    ]
+                ),
                 HttpSettings(port=0, **(http or {})),
                 metrics=metrics,
                 certificate=tls,

@@ -21,10 +21,16 @@ from penstock.wire.auth import Role, verifier_of
 from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
-from penstock.wire.http.api import buffers, export, pipelines, queues, system, topics
+from penstock.wire.http.api import queues
+from penstock.wire.http.api.buffers import BuffersApi
+from penstock.wire.http.api.export import ExportApi
+from penstock.wire.http.api.pipelines import PipelinesApi
+from penstock.wire.http.api.system import SystemApi, WorkerApi
+from penstock.wire.http.api.topic_groups import TopicGroupsApi
+from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import Guard
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.routes import Api, Route, Router, routes_of
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.origins import Origins
@@ -213,17 +219,16 @@ class Listeners:
         workers = (
             [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
         )
-        found = [
-            *system.routes(self._broker, lambda: self.addresses, workers),
-            *self._queue_routes(),
-        ]
-        found += buffers.routes(self._broker.buffer)
+        system = SystemApi(self._broker, lambda: self.addresses, workers)
+        apis: list[Api] = [BuffersApi(self._broker.buffer)]
         if logs:
-            found += topics.routes(logs.topics, logs.groups, self._feeds, self._keep_alive)
-            found += pipelines.routes(logs.pipelines, logs.topics)
+            apis.append(TopicsApi(logs.topics, logs.groups, self._feeds, self._keep_alive))
+            apis.append(TopicGroupsApi(logs.topics, logs.groups))
+            apis.append(PipelinesApi(logs.pipelines, logs.topics))
         if self._broker.exports:
-            found += export.routes(self._broker.exports)
-        return found
+            apis.append(ExportApi(self._broker.exports))
+        rest = [route for api in apis for route in routes_of(api)]
+        return [*routes_of(system), *self._queue_routes(), *rest]
 
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""
@@ -237,7 +242,7 @@ class Listeners:
         if self._worker:
             path, router = (
                 rendezvous.worker(self._worker),
-                Router(system.worker_routes(self._broker)),
+                Router(routes_of(WorkerApi(self._broker))),
             )
         else:
             path, router = rendezvous.owner, self._router()

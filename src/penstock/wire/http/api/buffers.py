@@ -1,6 +1,4 @@
-"""The buffer over HTTP: its status, maintenance modes, and the two things a person may ask of it."""
-
-from typing import Any
+"""The buffer over HTTP: its status, maintenance modes, replay and retry."""
 
 import msgspec
 
@@ -10,7 +8,9 @@ from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
 from penstock.wire.http.api.messages import PushAnswer, push_answer
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
+
+MAINTENANCE = "/api/v1/system/maintenance"
 
 
 class Switch(msgspec.Struct):
@@ -50,147 +50,139 @@ class Retried(msgspec.Struct):
     failed: int
 
 
-def routes(buffer: Buffer) -> list[Route]:
-    maintenance = buffer.maintenance
+_decode_switch = msgspec.json.Decoder(Switch).decode
 
-    def status(_: Request) -> Response:
-        return json_response(buffer.status.report())
 
-    def answer(message: str = "") -> Response:
-        report = buffer.status.report()
-        files = list(buffer.failed.files.values())
-        return json_response(
-            MaintenanceAnswer(
-                maintenance_mode=maintenance.push,
-                pop_maintenance_mode=maintenance.pop,
-                buffered_messages=report.pending,
-                buffer_healthy=report.db_healthy,
-                buffer_stats=BufferStats(
-                    pending_count=report.pending,
-                    failed_count=report.failed,
-                    db_healthy=report.db_healthy,
-                    failed_files=FailedFiles(
-                        count=len(files),
-                        total_bytes=buffer.failed.size,
-                        failover_count=sum(file.name.kind == "failover" for file in files),
-                        qos0_count=sum(file.name.kind == "qos0" for file in files),
-                    ),
-                ),
-                message=message,
-            )
-        )
+def _enabled(body: bytes) -> bool:
+    try:
+        return _decode_switch(body).enabled
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidRequest("enabled (boolean) is required") from None
 
-    async def switch(request: Request) -> Response:
+
+class BuffersApi:
+    tag = "buffer"
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self._maintenance = buffer.maintenance
+
+    @route(
+        "GET",
+        "/api/v1/status/buffers",
+        answer=BufferStatus,
+        summary="What is buffered on disk, and how its replay goes",
+    )
+    def status(self, _: Request) -> Response:
+        return json_response(self._buffer.status.report())
+
+    @route(
+        "GET",
+        MAINTENANCE,
+        answer=MaintenanceAnswer,
+        summary="Maintenance modes",
+        role=Role.ADMIN,
+    )
+    def maintenance(self, _: Request) -> Response:
+        return self._modes()
+
+    @route(
+        "POST",
+        MAINTENANCE,
+        body=Switch,
+        decode=False,
+        answer=MaintenanceAnswer,
+        summary="Send pushes to the buffer, or not",
+        role=Role.ADMIN,
+    )
+    async def switch(self, request: Request) -> Response:
         on = _enabled(request.body)
-        await maintenance.switch(push=on)
-        return answer(
+        await self._maintenance.switch(push=on)
+        return self._modes(
             "Maintenance mode is on: pushes go to the buffer"
             if on
             else "Maintenance mode is off: the buffer drains into the database"
         )
 
-    def pop_answer() -> Response:
-        text = (
-            "Pop maintenance mode is on: pops find nothing"
-            if maintenance.pop
-            else "Pop maintenance mode is off"
+    @route(
+        "GET",
+        f"{MAINTENANCE}/pop",
+        answer=PopMaintenanceAnswer,
+        summary="Pop maintenance",
+        role=Role.ADMIN,
+    )
+    def pop_maintenance(self, _: Request) -> Response:
+        on = self._maintenance.pop
+        text = "on: pops find nothing" if on else "off"
+        return json_response(PopMaintenanceAnswer(on, f"Pop maintenance mode is {text}"))
+
+    @route(
+        "POST",
+        f"{MAINTENANCE}/pop",
+        body=Switch,
+        decode=False,
+        answer=PopMaintenanceAnswer,
+        summary="Stop pops, or not",
+        role=Role.ADMIN,
+    )
+    async def switch_pop(self, request: Request) -> Response:
+        await self._maintenance.switch(pop=_enabled(request.body))
+        return self.pop_maintenance(request)
+
+    @route(
+        "POST",
+        "/api/v1/buffers/events",
+        answer=list[PushAnswer],
+        status=201,
+        summary="Store the events of a buffer file's lines, as they are",
+        role=Role.ADMIN,
+    )
+    async def store(self, request: Request) -> Response:
+        return push_answer(await self._buffer.push_lines(request.body))
+
+    @route(
+        "POST",
+        "/api/v1/buffers/replay",
+        answer=BufferStatus,
+        summary="Replay now",
+        role=Role.ADMIN,
+    )
+    def replay(self, request: Request) -> Response:
+        self._buffer.replay_now()
+        return self.status(request)
+
+    @route(
+        "POST",
+        "/api/v1/buffers/retry-failed",
+        answer=Retried,
+        summary="Try the events in failed/ again now",
+        role=Role.ADMIN,
+    )
+    async def retry_failed(self, _: Request) -> Response:
+        failed = self._buffer.failed
+        tried = len(failed.files)
+        await self._buffer.retry_failed(now=True)
+        return json_response(Retried(tried, failed.events))
+
+    def _modes(self, message: str = "") -> Response:
+        report, failed = self._buffer.status.report(), self._buffer.failed
+        kinds = [file.name.kind for file in failed.files.values()]
+        answer = MaintenanceAnswer(
+            maintenance_mode=self._maintenance.push,
+            pop_maintenance_mode=self._maintenance.pop,
+            buffered_messages=report.pending,
+            buffer_healthy=report.db_healthy,
+            buffer_stats=BufferStats(
+                pending_count=report.pending,
+                failed_count=report.failed,
+                db_healthy=report.db_healthy,
+                failed_files=FailedFiles(
+                    count=len(kinds),
+                    total_bytes=failed.size,
+                    failover_count=kinds.count("failover"),
+                    qos0_count=kinds.count("qos0"),
+                ),
+            ),
+            message=message,
         )
-        return json_response(PopMaintenanceAnswer(maintenance.pop, text))
-
-    async def switch_pop(request: Request) -> Response:
-        await maintenance.switch(pop=_enabled(request.body))
-        return pop_answer()
-
-    def replay(_: Request) -> Response:
-        buffer.replay_now()
-        return json_response(buffer.status.report())
-
-    async def retry_failed(_: Request) -> Response:
-        tried = len(buffer.failed.files)
-        await buffer.retry_failed(now=True)
-        return json_response(Retried(tried, buffer.failed.events))
-
-    async def store(request: Request) -> Response:
-        return push_answer(await buffer.push_lines(request.body))
-
-    about: dict[str, Any] = {"tag": "buffer"}
-    path = "/api/v1/system/maintenance"
-    admin: dict[str, Any] = {"role": Role.ADMIN, **about}
-    change: dict[str, Any] = {"body": Switch, "decode": False, **admin}
-    return [
-        Route(
-            "GET",
-            "/api/v1/status/buffers",
-            status,
-            answer=BufferStatus,
-            summary="What is buffered on disk, and how its replay goes",
-            **about,
-        ),
-        Route(
-            "GET",
-            path,
-            lambda _: answer(),
-            answer=MaintenanceAnswer,
-            summary="Maintenance modes",
-            **admin,
-        ),
-        Route(
-            "POST",
-            path,
-            switch,
-            answer=MaintenanceAnswer,
-            summary="Send pushes to the buffer, or not",
-            **change,
-        ),
-        Route(
-            "GET",
-            f"{path}/pop",
-            lambda _: pop_answer(),
-            answer=PopMaintenanceAnswer,
-            summary="Pop maintenance",
-            **admin,
-        ),
-        Route(
-            "POST",
-            f"{path}/pop",
-            switch_pop,
-            answer=PopMaintenanceAnswer,
-            summary="Stop pops, or not",
-            **change,
-        ),
-        Route(
-            "POST",
-            "/api/v1/buffers/events",
-            store,
-            answer=list[PushAnswer],
-            status=201,
-            summary="Store the events of a buffer file's lines, as they are",
-            **admin,
-        ),
-        Route(
-            "POST",
-            "/api/v1/buffers/replay",
-            replay,
-            answer=BufferStatus,
-            summary="Replay now",
-            **admin,
-        ),
-        Route(
-            "POST",
-            "/api/v1/buffers/retry-failed",
-            retry_failed,
-            answer=Retried,
-            summary="Try the events in failed/ again now",
-            **admin,
-        ),
-    ]
-
-
-_switch = msgspec.json.Decoder(Switch)
-
-
-def _enabled(body: bytes) -> bool:
-    try:
-        return _switch.decode(body).enabled
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidRequest("enabled (boolean) is required") from None
+        return json_response(answer)

@@ -1,26 +1,11 @@
 """Export routes over HTTP.
 
-GET    /api/v1/routes                       all routes with their status
-POST   /api/v1/routes                       make one: {"name", "destination", "source"?, "batch"?, "queue"?}; 201
-GET    /api/v1/routes/{name}                depth, bytes, oldest age, breaker, workers, rates, ETA, accounting
-DELETE /api/v1/routes/{name}                ?force=true throws away what is queued
-POST   /api/v1/routes/{name}/push           {"records": [...]}, application/x-ndjson, or application/octet-stream; 201
-POST   /api/v1/routes/{name}/pause          stop sending, go on queueing
-POST   /api/v1/routes/{name}/resume
-POST   /api/v1/routes/{name}/drain          take nothing new, deliver what there is
-POST   /api/v1/routes/{name}/purge          drop what is queued
-POST   /api/v1/routes/{name}/replay         queue the dead letters again
-GET    /api/v1/routes/{name}/deadletters    ?limit=&offset=
-GET    /api/v1/routes/{name}/records        ?limit= what waits to be delivered, oldest first
-GET    /api/v1/routes/{name}/inspect        every block of its files is read and checked: that takes its time
-
 An answer with records ends at ANSWER_BYTES, however many were asked for; `next` is the `offset` of
 the following one.
 """
 
 import base64
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable
 from itertools import accumulate
 from typing import Annotated, Any
 
@@ -29,12 +14,15 @@ from msgspec.json import Decoder
 
 from penstock.errors import InvalidRequest
 from penstock.export.manager import Exports
-from penstock.export.routes import Route as ExportRoute
+from penstock.export.routes import Route
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 ANSWER_BYTES = 8 << 20
+ROUTES = "/api/v1/routes"
+ROUTE = f"{ROUTES}/{{name}}"
+Status = dict[str, Any]
 NDJSON, OCTETS = ("application/x-ndjson", "application/ndjson"), "application/octet-stream"
 
 
@@ -118,172 +106,129 @@ class Waiting(Struct):
 _decode_records = Decoder(Records).decode
 
 
-def routes(exports: Exports) -> list[Route]:
-    def of(request: Request) -> ExportRoute:
-        return exports.get(request.params["name"])
+class ExportApi:
+    tag = "export"
 
-    async def everything(_: Request) -> Response:
-        await exports.refresh()
-        return json_response(Routes(exports.status()))
+    def __init__(self, exports: Exports) -> None:
+        self._exports = exports
 
-    async def create(request: Request) -> Response:
+    @route("GET", ROUTES, answer=Routes, summary="All routes with their status")
+    async def everything(self, _: Request) -> Response:
+        await self._exports.refresh()
+        return json_response(Routes(self._exports.status()))
+
+    @route(
+        "POST",
+        ROUTES,
+        body=Definition,
+        answer=Status,
+        status=201,
+        summary="Make a route",
+        role=Role.ADMIN,
+    )
+    async def create(self, request: Request) -> Response:
         definition: Definition = request.data
-        route = await exports.create(definition.name, definition.tree())
-        return json_response(route.status(), 201)
+        made = await self._exports.create(definition.name, definition.tree())
+        return json_response(made.status(), 201)
 
-    async def one(request: Request) -> Response:
-        route = of(request)
-        await route.refresh()
-        return json_response(route.status())
+    @route("GET", ROUTE, answer=Status, summary="A route's status")
+    async def one(self, request: Request) -> Response:
+        named = self._named(request)
+        await named.refresh()
+        return json_response(named.status())
 
-    async def delete(request: Request) -> Response:
-        await exports.delete(request.params["name"], force=request.args.force)
+    @route(
+        "DELETE",
+        ROUTE,
+        query=DeleteQuery,
+        status=204,
+        summary="Stop and remove a route",
+        role=Role.ADMIN,
+    )
+    async def delete(self, request: Request) -> Response:
+        await self._exports.delete(request.params["name"], force=request.args.force)
         return EMPTY
 
-    async def push(request: Request) -> Response:
-        pushed = await of(request).push(_records(request))
+    @route(
+        "POST",
+        f"{ROUTE}/push",
+        media=(OCTETS, *NDJSON),
+        answer=Pushed,
+        status=201,
+        summary="Queue records for the destination",
+    )
+    async def push(self, request: Request) -> Response:
+        pushed = await self._named(request).push(_records(request))
         return json_response(Pushed(pushed.accepted, pushed.dropped), 201)
 
-    def action(
-        act: Callable[[ExportRoute], Awaitable[object]],
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def handler(request: Request) -> Response:
-            route = of(request)
-            await act(route)
-            return json_response(route.status())
+    @route("POST", f"{ROUTE}/pause", answer=Status, summary="Stop sending", role=Role.ADMIN)
+    async def pause(self, request: Request) -> Response:
+        named = self._named(request)
+        await named.pause()
+        return json_response(named.status())
 
-        return handler
+    @route("POST", f"{ROUTE}/resume", answer=Status, summary="Go on", role=Role.ADMIN)
+    async def resume(self, request: Request) -> Response:
+        named = self._named(request)
+        await named.resume()
+        return json_response(named.status())
 
-    async def purge(request: Request) -> Response:
-        return json_response(Count(await of(request).purge()))
+    @route(
+        "POST",
+        f"{ROUTE}/drain",
+        answer=Status,
+        summary="Take nothing new, deliver what there is",
+        role=Role.ADMIN,
+    )
+    async def drain(self, request: Request) -> Response:
+        named = self._named(request)
+        await named.drain()
+        return json_response(named.status())
 
-    async def replay(request: Request) -> Response:
-        return json_response(Count(await of(request).replay()))
+    @route("POST", f"{ROUTE}/purge", answer=Count, summary="Drop what is queued", role=Role.ADMIN)
+    async def purge(self, request: Request) -> Response:
+        return json_response(Count(await self._named(request).purge()))
 
-    async def letters(request: Request) -> Response:
-        route, args = of(request), request.args
-        page = await route.letters_page(args.offset, args.limit)
+    @route(
+        "POST",
+        f"{ROUTE}/replay",
+        answer=Count,
+        summary="Queue the dead letters again",
+        role=Role.ADMIN,
+    )
+    async def replay(self, request: Request) -> Response:
+        return json_response(Count(await self._named(request).replay()))
+
+    @route(
+        "GET", f"{ROUTE}/deadletters", query=LettersQuery, answer=Letters, summary="Dead letters"
+    )
+    async def dead_letters(self, request: Request) -> Response:
+        named, args = self._named(request), request.args
+        page = await named.letters_page(args.offset, args.limit)
         sizes = accumulate(len(letter.record) if letter is not None else 0 for letter in page)
         page = page[: max(1, bisect_right(list(sizes), ANSWER_BYTES))]
         following = args.offset + len(page)
-        total = route.dead_letters.count
+        total = named.dead_letters.count
         shown = [DeadLetter(**_letter(letter)) for letter in page if letter is not None]
         return json_response(
             Letters(total, shown, following if following < total and page else None)
         )
 
-    async def waiting(request: Request) -> Response:
-        found = await exports.waiting_records(
+    @route("GET", f"{ROUTE}/records", query=WaitingQuery, answer=Waiting, summary="Waiting records")
+    async def waiting(self, request: Request) -> Response:
+        rows = await self._exports.waiting_records(
             request.params["name"], request.args.limit, ANSWER_BYTES
         )
         return json_response(
-            Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in found])
+            Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in rows])
         )
 
-    async def inspect(request: Request) -> Response:
-        return json_response(await exports.inspect(request.params["name"]))
+    @route("GET", f"{ROUTE}/inspect", answer=Status, summary="Check a route's files")
+    async def inspect(self, request: Request) -> Response:
+        return json_response(await self._exports.inspect(request.params["name"]))
 
-    status, path, tag = dict[str, Any], "/api/v1/routes/{name}", "export"
-    admin: dict[str, Any] = {"tag": tag, "role": Role.ADMIN}
-    return [
-        Route(
-            "GET",
-            "/api/v1/routes",
-            everything,
-            answer=Routes,
-            summary="All routes with their status",
-            tag=tag,
-        ),
-        Route(
-            "POST",
-            "/api/v1/routes",
-            create,
-            body=Definition,
-            answer=status,
-            status=201,
-            summary="Make a route",
-            **admin,
-        ),
-        Route("GET", path, one, answer=status, summary="A route's status", tag=tag),
-        Route(
-            "DELETE",
-            path,
-            delete,
-            query=DeleteQuery,
-            status=204,
-            summary="Stop and remove a route",
-            **admin,
-        ),
-        Route(
-            "POST",
-            f"{path}/push",
-            push,
-            media=(OCTETS, *NDJSON),
-            answer=Pushed,
-            status=201,
-            summary="Queue records for the destination",
-            tag=tag,
-        ),
-        Route(
-            "POST",
-            f"{path}/pause",
-            action(lambda route: route.pause()),
-            answer=status,
-            summary="Stop sending",
-            **admin,
-        ),
-        Route(
-            "POST",
-            f"{path}/resume",
-            action(lambda route: route.resume()),
-            answer=status,
-            summary="Go on",
-            **admin,
-        ),
-        Route(
-            "POST",
-            f"{path}/drain",
-            action(lambda route: route.drain()),
-            answer=status,
-            summary="Take nothing new, deliver what there is",
-            **admin,
-        ),
-        Route("POST", f"{path}/purge", purge, answer=Count, summary="Drop what is queued", **admin),
-        Route(
-            "POST",
-            f"{path}/replay",
-            replay,
-            answer=Count,
-            summary="Queue the dead letters again",
-            **admin,
-        ),
-        Route(
-            "GET",
-            f"{path}/deadletters",
-            letters,
-            query=LettersQuery,
-            answer=Letters,
-            summary="Dead letters",
-            tag=tag,
-        ),
-        Route(
-            "GET",
-            f"{path}/records",
-            waiting,
-            query=WaitingQuery,
-            answer=Waiting,
-            summary="Waiting records",
-            tag=tag,
-        ),
-        Route(
-            "GET",
-            f"{path}/inspect",
-            inspect,
-            answer=status,
-            summary="Check a route's files",
-            tag=tag,
-        ),
-    ]
+    def _named(self, request: Request) -> Route:
+        return self._exports.get(request.params["name"])
 
 
 def _records(request: Request) -> list[bytes]:

@@ -11,9 +11,9 @@ from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
-TAG = "pipelines"
+PIPELINE = "/api/v1/pipelines/{name}"
 
 
 class Report(msgspec.Struct):
@@ -55,120 +55,100 @@ class Compact(msgspec.Struct):
     keep: bytes
 
 
-def routes(pipelines: Pipelines, topics: TopicStore) -> list[Route]:
-    def put(request: Request) -> Response:
-        stop = pipelines.put(request.params["name"], msgspec.to_builtins(request.data))
+class PipelinesApi:
+    tag = "pipelines"
+
+    def __init__(self, pipelines: Pipelines, topics: TopicStore) -> None:
+        self._pipelines = pipelines
+        self._topics = topics
+
+    @route(
+        "GET",
+        "/api/v1/pipelines",
+        answer=dict[str, Any],
+        summary="Every pipeline that has reported",
+    )
+    def everything(self, _: Request) -> Response:
+        return json_response({"pipelines": self._pipelines.all()})
+
+    @route("GET", PIPELINE, answer=dict[str, Any], summary="One pipeline's last report")
+    def one(self, request: Request) -> Response:
+        return json_response(self._pipelines.get(request.params["name"]))
+
+    @route(
+        "PUT",
+        PIPELINE,
+        body=Report,
+        answer=Wish,
+        summary="A pipeline reports; the answer says whether to stop",
+    )
+    def report(self, request: Request) -> Response:
+        stop = self._pipelines.put(request.params["name"], msgspec.to_builtins(request.data))
         return json_response(Wish(stop))
 
-    def listing(_: Request) -> Response:
-        return json_response({"pipelines": pipelines.all()})
+    @route(
+        "POST",
+        f"{PIPELINE}/stop",
+        answer=dict[str, Any],
+        summary="Ask a pipeline to stop after its batch",
+        role=Role.ADMIN,
+    )
+    def stop(self, request: Request) -> Response:
+        return json_response(self._pipelines.ask_to_stop(request.params["name"]))
 
-    def get(request: Request) -> Response:
-        return json_response(pipelines.get(request.params["name"]))
-
-    def stop(request: Request) -> Response:
-        return json_response(pipelines.ask_to_stop(request.params["name"]))
-
-    def forget(request: Request) -> Response:
-        pipelines.forget(request.params["name"])
+    @route("DELETE", PIPELINE, status=204, summary="Forget a pipeline's report", role=Role.ADMIN)
+    def forget(self, request: Request) -> Response:
+        self._pipelines.forget(request.params["name"])
         return EMPTY
 
-    async def archived(request: Request) -> Response:
-        topic = topics.require(request.params["topic"])
+    @route(
+        "PUT",
+        "/topics/{topic}/archived",
+        body=Archived,
+        answer=Archived,
+        summary="Records before this offset are archived: retention may delete them, and only them",
+    )
+    async def archived(self, request: Request) -> Response:
+        topic = self._topics.require(request.params["topic"])
         await topic.mark_archived(request.data.offset)
         return json_response(request.data)
 
-    async def policy(request: Request) -> Response:
-        topic = topics.require(request.params["topic"])
+    @route(
+        "PUT",
+        "/topics/{topic}/policy",
+        body=Policy,
+        answer=Policy,
+        summary="Old segments are deleted by retention (`delete`), or compacted and never deleted"
+        " (`compact`)",
+        role=Role.ADMIN,
+    )
+    async def policy(self, request: Request) -> Response:
+        topic = self._topics.require(request.params["topic"])
         await topic.set_policy(request.data.policy)
         return json_response(request.data)
 
-    async def roll(request: Request) -> Response:
-        topic = topics.require(request.params["topic"])
+    @route(
+        "POST",
+        "/topics/{topic}/roll",
+        answer=dict[str, Any],
+        summary="Seal the active segment; what is sealed can be archived, deleted and compacted",
+    )
+    async def roll(self, request: Request) -> Response:
+        topic = self._topics.require(request.params["topic"])
         await topic.seal()
         return json_response({"topic": topic.name, "active": topic.segments[-1].base})
 
-    async def compact(request: Request) -> Response:
+    @route(
+        "POST",
+        "/topics/{topic}/compact",
+        body=Compact,
+        answer=Swapped,
+        summary="Swap neighbouring sealed segments for one that holds only some of their records",
+        role=Role.ADMIN,
+    )
+    async def compact(self, request: Request) -> Response:
         body: Compact = request.data
-        done = await topics.compact(
-            request.params["topic"], body.bases, body.keep, body.incarnation
+        name = request.params["topic"]
+        return json_response(
+            await self._topics.compact(name, body.bases, body.keep, body.incarnation)
         )
-        return json_response(done)
-
-    one = "/api/v1/pipelines/{name}"
-    known = dict[str, Any]
-    return [
-        Route(
-            "GET",
-            "/api/v1/pipelines",
-            listing,
-            answer=known,
-            summary="Every pipeline that has reported",
-            tag=TAG,
-        ),
-        Route("GET", one, get, answer=known, summary="One pipeline's last report", tag=TAG),
-        Route(
-            "PUT",
-            one,
-            put,
-            body=Report,
-            answer=Wish,
-            summary="A pipeline reports; the answer says whether to stop",
-            tag=TAG,
-        ),
-        Route(
-            "POST",
-            f"{one}/stop",
-            stop,
-            answer=known,
-            summary="Ask a pipeline to stop after its batch",
-            tag=TAG,
-            role=Role.ADMIN,
-        ),
-        Route(
-            "PUT",
-            "/topics/{topic}/archived",
-            archived,
-            body=Archived,
-            answer=Archived,
-            summary="Records before this offset are archived: retention may delete them, and only them",
-            tag=TAG,
-        ),
-        Route(
-            "PUT",
-            "/topics/{topic}/policy",
-            policy,
-            body=Policy,
-            answer=Policy,
-            summary="Old segments are deleted by retention (`delete`), or compacted and never deleted (`compact`)",
-            tag=TAG,
-            role=Role.ADMIN,
-        ),
-        Route(
-            "POST",
-            "/topics/{topic}/roll",
-            roll,
-            answer=known,
-            summary="Seal the active segment; what is sealed can be archived, deleted and compacted",
-            tag=TAG,
-        ),
-        Route(
-            "POST",
-            "/topics/{topic}/compact",
-            compact,
-            body=Compact,
-            answer=Swapped,
-            summary="Swap neighbouring sealed segments for one that holds only some of their records",
-            tag=TAG,
-            role=Role.ADMIN,
-        ),
-        Route(
-            "DELETE",
-            one,
-            forget,
-            status=204,
-            summary="Forget a pipeline's report",
-            tag=TAG,
-            role=Role.ADMIN,
-        ),
-    ]

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.net import HttpClient
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 log = logging.getLogger("penstock.wire")
 
@@ -27,9 +27,8 @@ class Health(msgspec.Struct):
     status: str
     database: str
     database_host: str  # the one in use; "" while there is none
-    database_problem: (
-        str  # why it is down, or that another host takes writes too; "" when all is well
-    )
+    # why it is down, or that another host takes writes too; "" when all is well
+    database_problem: str
     disk: str  # of the topics: ok, or why appends are refused
     server: str
     worker_id: int
@@ -48,15 +47,27 @@ class Welcome(msgspec.Struct):
     health: str
 
 
-def routes(
-    broker: Broker, addresses: Callable[[], dict[str, str]], workers: Sequence[Path] = ()
-) -> list[Route]:
-    """`workers` are the Unix sockets of the processes whose numbers belong to ours."""
+class SystemApi:
+    tag = "system"
 
-    def health(_: Request) -> Response:
+    def __init__(
+        self, broker: Broker, addresses: Callable[[], dict[str, str]], workers: Sequence[Path] = ()
+    ) -> None:
+        self._broker = broker
+        self._addresses = addresses
+        self._workers = workers  # Unix sockets of the processes whose numbers belong to ours
+
+    @route("GET", "/", answer=Welcome, summary="What this is", page=True)
+    def welcome(self, _: Request) -> Response:
+        name = self._broker.config.server_name
+        return json_response(Welcome(name, __version__, "/docs", "/openapi.json", "/health"))
+
+    @route("GET", "/health", answer=Health, summary="200 while the database answers, else 503")
+    def health(self, _: Request) -> Response:
+        broker = self._broker
         up = broker.database.healthy
         full = broker.logs.topics.disk_full if broker.logs else None
-        found = Health(
+        health = Health(
             status="unhealthy" if not up else "degraded" if full else "healthy",
             database="connected" if up else "disconnected",
             database_host=broker.database.host,
@@ -66,25 +77,32 @@ def routes(
             worker_id=broker.presence.worker,
             version=__version__,
             uptime=round(broker.uptime, 3),
-            listeners=addresses(),
+            listeners=self._addresses(),
             shared_state={"enabled": True, "server_id": broker.presence.member},
             queen={"waiting_pops": broker.queues.signals.waiting, "merging": _merging(broker)},
         )
-        return json_response(found, 200 if up else 503)
+        return json_response(health, 200 if up else 503)
 
-    def live(_: Request) -> Response:
+    @route("GET", "/health/live", answer=dict[str, str], summary="200 while the process serves")
+    def live(self, _: Request) -> Response:
         return json_response({"status": "alive"})
 
-    async def others() -> list[State]:
-        return [state for state in await asyncio.gather(*map(_state_of, workers)) if state]
-
-    async def metrics(request: Request) -> Response:
+    @route(
+        "GET",
+        "/metrics",
+        answer_type=PROMETHEUS,
+        answer=str,
+        summary="Prometheus text, or JSON when the Accept header asks for it",
+    )
+    async def metrics(self, request: Request) -> Response:
         if "application/json" in (request.header("accept") or ""):
-            return await metrics_json(request)
-        return Response(200, broker.metrics.text(await others()), PROMETHEUS)
+            return await self.metrics_json(request)
+        return await self.prometheus(request)
 
-    async def metrics_json(_: Request) -> Response:
-        found = broker.metrics.snapshot(await others())
+    @route("GET", "/metrics.json", answer=dict[str, Any], summary="Metrics as JSON")
+    async def metrics_json(self, _: Request) -> Response:
+        broker = self._broker
+        samples = broker.metrics.snapshot(await self._worker_states())
         figures = broker.presence.figures()
         return json_response(
             {
@@ -94,79 +112,39 @@ def routes(
                 "database": {
                     "poolSize": broker.database.pool_size,
                     "idleConnections": broker.database.pool_idle,
-                    "waitingRequests": _total(found, "penstock_queue_merging"),
+                    "waitingRequests": _total(samples, "penstock_queue_merging"),
                 },
                 "memory": {"rss": figures["memoryBytes"]},
                 "cpu": {"user": figures["cpuUserSeconds"], "system": figures["cpuSystemSeconds"]},
-                "file_buffer": _file_buffer(found, broker),
-                "metrics": found,
+                "file_buffer": _file_buffer(samples, broker),
+                "metrics": samples,
             }
         )
 
-    async def prometheus(_: Request) -> Response:
-        return Response(200, broker.metrics.text(await others()), PROMETHEUS)
+    @route("GET", "/metrics/prometheus", answer_type=PROMETHEUS, answer=str, summary="Metrics")
+    async def prometheus(self, _: Request) -> Response:
+        text = self._broker.metrics.text(await self._worker_states())
+        return Response(200, text, PROMETHEUS)
 
-    def welcome(_: Request) -> Response:
-        found = Welcome(broker.config.server_name, __version__, "/docs", "/openapi.json", "/health")
-        return json_response(found)
-
-    return [
-        Route("GET", "/", welcome, answer=Welcome, summary="What this is", tag="system", page=True),
-        Route(
-            "GET",
-            "/health",
-            health,
-            answer=Health,
-            summary="200 while the database answers, else 503",
-            tag="system",
-        ),
-        Route(
-            "GET",
-            "/health/live",
-            live,
-            answer=dict[str, str],
-            summary="200 while the process serves",
-            tag="system",
-        ),
-        Route(
-            "GET",
-            "/metrics",
-            metrics,
-            answer_type=PROMETHEUS,
-            answer=str,
-            summary="Prometheus text, or JSON when the Accept header asks for it",
-            tag="system",
-        ),
-        Route(
-            "GET",
-            "/metrics.json",
-            metrics_json,
-            answer=dict[str, Any],
-            summary="Metrics as JSON",
-            tag="system",
-        ),
-        Route(
-            "GET",
-            "/metrics/prometheus",
-            prometheus,
-            answer_type=PROMETHEUS,
-            answer=str,
-            summary="Metrics",
-            tag="system",
-        ),
-    ]
+    async def _worker_states(self) -> list[State]:
+        return [state for state in await asyncio.gather(*map(_state_of, self._workers)) if state]
 
 
-def worker_routes(broker: Broker) -> list[Route]:
+class WorkerApi:
     """What a worker process answers to its owner only."""
-    return [
-        Route("GET", WORKER_STATE, lambda _: json_response(broker.metrics.state()), hidden=True)
-    ]
+
+    tag = "system"
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @route("GET", WORKER_STATE, hidden=True)
+    def state(self, _: Request) -> Response:
+        return json_response(self._broker.metrics.state())
 
 
 def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
     """The buffer's numbers of all processes together."""
-
     return FileBuffer(
         pending=_total(metrics, "penstock_buffer_pending"),
         flushed=_total(metrics, "penstock_buffer_flushed_total"),

@@ -1,0 +1,188 @@
+"""Consumer groups on topics over HTTP: positions, lag, and leases of ranges."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from penstock.errors import NotFound
+from penstock.protocol.times import epoch_seconds
+from penstock.topics.groups import Groups, Range
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Topic
+from penstock.wire.auth import Role
+from penstock.wire.http.messages import EMPTY, Request, Response, json_response
+from penstock.wire.http.routes import route
+
+MAX_WAIT_SECONDS = 60.0  # of a lease request
+GROUP = "/topics/{topic}/groups/{group}"
+
+
+class Commit(Struct):
+    offset: Annotated[int, Meta(ge=0)]
+
+
+class Committed(Struct):
+    group: str
+    topic: str
+    committed: int
+    lag: int
+
+
+class Lease(Struct):
+    member: str
+    max_records: Annotated[int, Meta(ge=1)] = 1000
+    wait_ms: Annotated[int, Meta(ge=0)] = 0
+
+
+class LeaseId(Struct):
+    lease: str
+
+
+class Leased(Struct):
+    lease: str
+    start: int
+    end: int
+    expires_in: float
+
+
+class TimesQuery(Struct, frozen=True):
+    from_: str = field(name="from")
+    to: str
+
+
+class GroupMinute(Struct):
+    """A group on a topic in a minute; buckets are those of `penstock.protocol.latency`, from append
+    to commit.
+    """
+
+    time: str
+    topic: str
+    group: str
+    acked: int
+    retried: int
+    lag: int | None
+    buckets: list[int]
+    counts: list[int]
+
+
+class TopicGroupsApi:
+    tag = "topics"
+
+    def __init__(self, topics: TopicStore, groups: Groups) -> None:
+        self._topics = topics
+        self._groups = groups
+
+    @route(
+        "GET", "/topics/{topic}/groups", answer=list[dict[str, Any]], summary="The topic's groups"
+    )
+    def everything(self, request: Request) -> Response:
+        topic = self._topics.require(request.params["topic"])
+        return json_response(group_details(self._groups, topic))
+
+    @route("GET", GROUP, answer=dict[str, Any], summary="A group's position, lag and leases")
+    def one(self, request: Request) -> Response:
+        topic, group = self._named(request)
+        for details in self._groups.details(group):
+            if details["topic"] == topic.name:
+                return json_response(details)
+        raise NotFound(f"group {group!r} does not exist on topic {topic.name!r}")
+
+    @route(
+        "DELETE",
+        GROUP,
+        answer=dict[str, str],
+        summary="Forget a group on this topic",
+        role=Role.ADMIN,
+    )
+    async def delete(self, request: Request) -> Response:
+        topic, group = self._named(request)
+        await self._groups.delete(group, topic.name)
+        return json_response({"group": group, "topic": topic.name, "status": "deleted"})
+
+    @route(
+        "POST", f"{GROUP}/commit", body=Commit, answer=Committed, summary="Set a group's position"
+    )
+    async def commit(self, request: Request) -> Response:
+        topic, group = self._named(request)
+        body: Commit = request.data
+        await self._groups.commit(group, topic.name, body.offset)
+        return self._committed(group, topic, body.offset)
+
+    @route(
+        "POST",
+        f"{GROUP}/lease",
+        body=Lease,
+        answer=Leased,
+        may_be_empty=True,
+        summary="Take a range of records",
+    )
+    async def lease(self, request: Request) -> Response:
+        topic, group = self._named(request)
+        body: Lease = request.data
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(body.wait_ms / 1000, MAX_WAIT_SECONDS)
+        while True:
+            lease = self._groups.lease(group, topic.name, body.member, body.max_records)
+            if lease is not None:
+                return _leased(lease)
+            if loop.time() >= deadline:
+                return EMPTY
+            await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
+
+    @route("POST", f"{GROUP}/complete", body=LeaseId, answer=Committed, summary="A range is done")
+    async def complete(self, request: Request) -> Response:
+        topic, group = self._named(request)
+        body: LeaseId = request.data
+        return self._committed(group, topic, await self._groups.complete(body.lease))
+
+    @route(
+        "GET",
+        "/api/v1/analytics/topic-groups",
+        query=TimesQuery,
+        answer=list[GroupMinute],
+        summary="What groups on topics did per minute, as the broker counted it: for `rollup`",
+    )
+    async def minutes(self, request: Request) -> Response:
+        query: TimesQuery = request.args
+        start, end = epoch_seconds(query.from_), epoch_seconds(query.to)
+        rows = []
+        for minute in await self._groups.minutes.between(start, end):
+            buckets = sorted(minute.latency)
+            row = GroupMinute(
+                time=datetime.fromtimestamp(minute.at, UTC).isoformat(),
+                topic=minute.topic,
+                group=minute.group,
+                acked=minute.acked,
+                retried=minute.retried,
+                lag=minute.lag,
+                buckets=buckets,
+                counts=[minute.latency[bucket] for bucket in buckets],
+            )
+            rows.append(row)
+        return json_response(rows)
+
+    @route("POST", f"{GROUP}/renew", body=LeaseId, answer=Leased, summary="Keep a range for longer")
+    def renew(self, request: Request) -> Response:
+        self._topics.require(request.params["topic"])
+        body: LeaseId = request.data
+        return _leased(self._groups.renew(body.lease))
+
+    def _named(self, request: Request) -> tuple[Topic, str]:
+        return self._topics.require(request.params["topic"]), request.params["group"]
+
+    def _committed(self, group: str, topic: Topic, offset: int) -> Response:
+        lag = self._groups.lag(group, topic.name)
+        return json_response(Committed(group, topic.name, offset, lag))
+
+
+def _leased(lease: Range) -> Response:
+    seconds = round(max(0.0, lease.expires - time.monotonic()), 3)
+    return json_response(Leased(lease.lease_id, lease.start, lease.end, seconds))
+
+
+def group_details(groups: Groups, topic: Topic) -> list[dict[str, Any]]:
+    every = (details for name in groups.names(topic.name) for details in groups.details(name))
+    return [details for details in every if details["topic"] == topic.name]
