@@ -26,7 +26,7 @@ from bench.harness import Contest, Figure
 from penstock.buffer.events import encode
 from penstock.config.schema import Topics as TopicSettings
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.log.shared_reader import MAX_ROWS, Slice, TopicFiles
+from penstock.log.topic_files import MAX_ROWS, Slice, TopicFiles
 from penstock.metrics import Metrics
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
 from penstock.pipeline.jobs.recover import recover

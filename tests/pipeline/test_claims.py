@@ -19,7 +19,7 @@ from penstock.pipeline.sinks import identity
 from penstock.pipeline.sinks.identity import Held, Writer, claimed, wait_for_turn
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.claims import Claim, Claimed, Commit
-from penstock.topics.sinks import JOURNAL, Sinks
+from penstock.topics.write_claims import JOURNAL, WriteClaims
 from tests.queues.support import running
 
 
@@ -65,8 +65,8 @@ async def check_rules(sinks: Any) -> None:
     assert (await sinks.claim(Claim("elsewhere", "app", 0, 0, "z", "r"))).verdict == "write"
 
 
-def sinks_in(directory: Path, pool: ThreadPoolExecutor, **more: Any) -> Sinks:
-    return Sinks(directory, pool=pool, expiry=60, **more)
+def sinks_in(directory: Path, pool: ThreadPoolExecutor, **more: Any) -> WriteClaims:
+    return WriteClaims(directory, pool=pool, expiry=60, **more)
 
 
 def test_topics_and_queues_keep_the_same_rules(tmp_path: Path, database_url: str) -> None:
@@ -120,7 +120,7 @@ def test_a_queue_that_was_deleted_takes_its_claims_along(database_url: str) -> N
 
 
 def test_the_journal_of_claims_survives_damage_and_stays_small(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("penstock.topics.sinks.SNAPSHOT_BYTES", 1000)
+    monkeypatch.setattr("penstock.topics.write_claims.SNAPSHOT_BYTES", 1000)
     now = [1000.0]
 
     async def body() -> None:

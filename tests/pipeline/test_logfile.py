@@ -1,4 +1,4 @@
-"""Reading topic files beside their owner (penstock.log.shared_reader)."""
+"""Reading topic files beside their owner (penstock.log.topic_files)."""
 
 from pathlib import Path
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import Damaged, InvalidOffset
-from penstock.log import layout
-from penstock.log import shared_reader as logfile
-from penstock.log.shared_reader import TopicFiles
+from penstock.log import topic_files
+from penstock.log.topic_files import TopicFiles
 from penstock.pipeline.columns import topic_batch
 
 
@@ -31,8 +30,8 @@ def test_any_range_gives_exactly_its_records(tmp_path: Path, write_topic) -> Non
 
 
 def test_a_read_is_cut_into_bounded_pieces(tmp_path: Path, write_topic, monkeypatch) -> None:
-    monkeypatch.setattr(logfile, "MAX_ROWS", 64)
-    monkeypatch.setattr(logfile, "MAX_BYTES", 1000)
+    monkeypatch.setattr(topic_files, "MAX_ROWS", 64)
+    monkeypatch.setattr(topic_files, "MAX_BYTES", 1000)
     write_topic("orders", [b"x" * 90] * 300 + [b"y" * 5000])
     pieces = list(TopicFiles(tmp_path / "orders").read(0, 301))
     assert all(len(piece.offsets) <= 64 for piece in pieces)
@@ -104,11 +103,3 @@ def test_a_roll_between_listing_and_opening_loses_nothing(
 
     monkeypatch.setattr(files, "_bases", list_then_roll)
     assert [offset for offset, _ in records(files, 0, 20)] == list(range(20))
-
-
-def test_the_rows_read_here_are_the_rows_the_topics_write() -> None:
-    for name in logfile.BATCH_ROW.names:
-        assert logfile.BATCH_ROW.fields[name][:2] == layout.BATCH_TYPE.fields[name][:2]
-    assert logfile.BATCH_ROW.itemsize == layout.BATCH_TYPE.itemsize
-    assert logfile.INDEX_ROW == layout.INDEX_TYPE
-    assert (logfile.HEADER, logfile.COMPACTED) == (layout.HEADER_SIZE, layout.COMPACTED)

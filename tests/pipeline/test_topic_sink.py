@@ -83,7 +83,6 @@ def test_a_batch_run_again_is_stored_once_wherever_it_was_interrupted(broker, mo
 
 
 def test_numbers_of_a_query_may_leave_gaps_and_those_of_a_producer_may_not() -> None:
-    assert frames.SPARSE == producers.SPARSE
     assert sequence(0, 0) == frames.SPARSE
     assert sequence(2, 1) == frames.SPARSE + 2 * (1 << 24) + 1
     known = producers.Producers({}, 60)

@@ -30,10 +30,10 @@ from penstock.errors import (
     StorageFull,
     Unavailable,
 )
-from penstock.log import shared_reader as logfile
+from penstock.log import topic_files
 from penstock.log.layout import DATA, parse_sealed, sealed_name
 from penstock.log.producers import Producer
-from penstock.log.shared_reader import TopicFiles
+from penstock.log.topic_files import TopicFiles
 from penstock.log.verify import verify
 from penstock.pipeline.options import Options
 from penstock.pipeline.sources.topic_readers import Topics as TopicSource
@@ -571,10 +571,10 @@ def test_files_are_not_read_in_the_middle_of_a_swap(
     assert files.bounds() == (0, 4)  # although its first record is gone
     marker = tmp_path / "t" / f"swap-{0:020d}"
     marker.write_text("0 f4dd1ee8\n")
-    monkeypatch.setattr(logfile, "SWAP_SECONDS", 0.02)
+    monkeypatch.setattr(topic_files, "SWAP_SECONDS", 0.02)
     with pytest.raises(Unavailable, match="an unfinished swap of segments"):
         list(files.read(0, 4))
-    monkeypatch.setattr(logfile, "SWAP_SECONDS", 20.0)
+    monkeypatch.setattr(topic_files, "SWAP_SECONDS", 20.0)
     timer = threading.Timer(0.05, marker.unlink)
     timer.start()
     assert [int(offset) for piece in files.read(0, 4) for offset in piece.offsets] == [1, 2, 3]

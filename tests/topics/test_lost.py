@@ -19,7 +19,7 @@ import pytest
 from penstock.errors import Damaged, InvalidOffset
 from penstock.log.layout import DATA
 from penstock.log.producers import Producer
-from penstock.log.shared_reader import TopicFiles
+from penstock.log.topic_files import TopicFiles
 from penstock.log.verify import verify
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups

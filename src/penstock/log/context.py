@@ -2,24 +2,20 @@
 space.
 """
 
-import asyncio
 import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from penstock.config.schema import Topics
 from penstock.log.fs import Fs
 from penstock.log.layout import RELAXED, STRICT
+from penstock.log.pool import P, T, in_pool
 from penstock.log.segment import Segment
 from penstock.log.space import Space
 from penstock.metrics import Metrics
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class OpenFiles:
@@ -122,9 +118,5 @@ class Context:
         return int(self.clock() * 1e6)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it in the pool. A cancelled caller does not interrupt it: disk work ends in its own
-        time.
-        """
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self.pool, lambda: function(*args, **kwargs))
-        return await asyncio.shield(future)
+        """Call it in the pool."""
+        return await in_pool(self.pool, function, *args, **kwargs)

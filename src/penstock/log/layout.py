@@ -46,14 +46,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from crc32c import crc32c
 
+from penstock.protocol.record_batch import HEADER_SIZE as HEADER_SIZE
+from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
+
 DATA, INDEX, BATCHES, METADATA = "data.log", "index.idx", "batches.crc", "metadata.meta"
 CHECKPOINT, INCARNATION, ARCHIVED, DAMAGE = "checkpoint", "incarnation", "archived", "damage.json"
 POLICY = "policy"
 DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
-SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
+SWAP_PREFIX = "swap-"
+_SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
 
-HEADER_SIZE = 12
 INDEX_SIZE = 16
 BATCH_SIZE = 72
 HEADER_TYPE = np.dtype([("offset", "<u8"), ("length", "<u4")])
@@ -75,7 +78,6 @@ BATCH_TYPE = np.dtype(
 HAS_PRODUCER, COMPACTED = 1, 2
 STRICT, CLEAN, RELAXED = 0, 1, 2  # states of a checkpoint
 
-RECORD_HEADER = struct.Struct("<QI")
 INDEX_ROW = struct.Struct("<QQ")
 _BATCH_ROW = struct.Struct("<QIIQQQ16sQI")
 _CHECK = struct.Struct("<I")
@@ -94,11 +96,11 @@ def sealed_name(kind: str, base: int) -> str:
 
 def parse_sealed(name: str) -> tuple[str, int] | None:
     """The kind and base of a sealed segment's file, or None when the name is not one."""
-    found = SEALED_NAME.fullmatch(name)
-    if found is None:
+    match = _SEALED_NAME.fullmatch(name)
+    if match is None:
         return None
-    kind = f"{found[1]}.{found[3]}"
-    return (kind, int(found[2])) if kind in KINDS else None
+    kind = f"{match[1]}.{match[3]}"
+    return (kind, int(match[2])) if kind in KINDS else None
 
 
 def pack_batch(

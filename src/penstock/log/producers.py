@@ -19,9 +19,9 @@ import numpy as np
 
 from penstock.errors import Conflict
 from penstock.log.layout import HAS_PRODUCER, ProducerEntry
+from penstock.protocol.frames import SPARSE
 
 REMEMBERED = 128
-SPARSE = 1 << 63
 
 
 class Producer(NamedTuple):

@@ -48,6 +48,7 @@ from penstock.log.layout import (
     METADATA,
     POLICY,
     RECORD_HEADER,
+    SWAP_PREFIX,
     Checkpoint,
     parse_batches,
     parse_checked,
@@ -109,7 +110,7 @@ def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
     """What tells that a sealed file was replaced."""
     found = []
     for name in fs.list_dir(directory):
-        if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith("swap-"):
+        if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith(SWAP_PREFIX):
             with contextlib.suppress(FileNotFoundError):
                 path = directory / name
                 found.append((name, fs.size(path), fs.modified(path)))
@@ -172,7 +173,7 @@ class _Verifier:
 
     def _names(self) -> set[str]:
         names = set(self.fs.list_dir(self.directory))
-        for marker in sorted(name for name in names if name.startswith("swap-")):
+        for marker in sorted(name for name in names if name.startswith(SWAP_PREFIX)):
             told = parse_checked(self.fs.read(self.directory / marker))
             if told is None:
                 self.report.add(marker, 0, "does not match its checksum")

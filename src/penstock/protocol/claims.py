@@ -2,7 +2,7 @@
 
 A sink's rows are known by (target, app, batch, task). A task claims that place with a checksum of
 all its rows; the broker keeps the checksum as long as it keeps the identity, and answers whether
-the rows may be written. See `penstock.topics.sinks` for the rules.
+the rows may be written. See `penstock.topics.write_claims` for the rules.
 """
 
 from typing import Annotated, Literal

@@ -73,7 +73,6 @@ from penstock.protocol.status import TcpStatus
 
 Bytes = bytes | bytearray | memoryview
 
-MAX_NAME = 249
 MAX_FRAME = 64 << 20
 
 REQUEST = Struct(">BI")

@@ -7,7 +7,7 @@ from penstock.errors import InvalidRequest
 
 QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
 DEFAULT_PARTITION = "Default"  # of a message that names none
-MAX_BYTES = 249
+MAX_NAME_BYTES = 249
 RESERVED = (".", "..", ".penstock")
 
 
@@ -17,8 +17,10 @@ def check_name(name: str, what: str = "topic") -> str:
         length = len(name.encode())
     except UnicodeEncodeError:
         raise InvalidRequest(f"a {what} name must be valid UTF-8") from None
-    if not 1 <= length <= MAX_BYTES:
-        raise InvalidRequest(f"a {what} name has 1 to {MAX_BYTES} bytes, this one has {length}")
+    if not 1 <= length <= MAX_NAME_BYTES:
+        raise InvalidRequest(
+            f"a {what} name has 1 to {MAX_NAME_BYTES} bytes, this one has {length}"
+        )
     if name in RESERVED:
         raise InvalidRequest(f"{name!r} is not a {what} name")
     for character in name:

@@ -21,7 +21,8 @@ from penstock.errors import Damaged
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HEADER = Struct("<QI")  # offset, payload length: as in data.log
+RECORD_HEADER = Struct("<QI")  # offset, payload length: as in data.log
+HEADER_SIZE = RECORD_HEADER.size
 _NO_END = (1 << 31) - 1  # binary_slice without an explicit stop overflows for some row counts
 
 
@@ -33,14 +34,26 @@ class Record(NamedTuple):
 def walk(raw: memoryview | bytes) -> npt.NDArray[np.uint32]:
     """The payload lengths of a raw log that came without them: one step of Python per record."""
     lengths, at, end = [], 0, len(raw)
-    unpack = HEADER.unpack_from
-    while at + HEADER.size <= end:
+    unpack = RECORD_HEADER.unpack_from
+    while at + HEADER_SIZE <= end:
         length = unpack(raw, at)[1]
         lengths.append(length)
-        at += HEADER.size + length
+        at += HEADER_SIZE + length
     if at != end:
         raise Damaged(f"a raw log of {end} bytes ends inside a record that begins before byte {at}")
     return np.array(lengths, np.uint32)
+
+
+def payload_array(raw: memoryview, starts: npt.NDArray[np.int64]) -> "pa.Array":
+    """The payloads, as an Arrow `binary` array, of the records that begin at `starts` (which ends
+    with where the last record ends).
+    """
+    import pyarrow as pa  # only here: a client that does not want columns need not load it
+    import pyarrow.compute as pc
+
+    buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(raw)]
+    records = pa.Array.from_buffers(pa.binary(), len(starts) - 1, buffers)
+    return pc.binary_slice(records, HEADER_SIZE, _NO_END)
 
 
 class Batch:
@@ -71,7 +84,7 @@ class Batch:
         self.count = count = len(self.lengths)
         starts = np.empty(count + 1, np.int64)  # where record i begins; the last entry is the end
         starts[0] = 0
-        np.cumsum(self.lengths.astype(np.int64) + HEADER.size, out=starts[1:])
+        np.cumsum(self.lengths.astype(np.int64) + HEADER_SIZE, out=starts[1:])
         self._starts = starts
         self._offsets: npt.NDArray[np.int64] | None = None
         self.next_offset = first_offset
@@ -80,7 +93,7 @@ class Batch:
                 f"topic {topic!r}: {len(raw)} bytes of raw log, but the records in it have {int(starts[-1])}"
             )
         if count:
-            last = HEADER.unpack_from(raw, int(starts[-2]))[0]
+            last = RECORD_HEADER.unpack_from(raw, int(starts[-2]))[0]
             self.next_offset = last + 1
             if last != first_offset + count - 1:
                 self._offsets = self._read_offsets()
@@ -107,18 +120,11 @@ class Batch:
 
     def payload_array(self) -> "pa.Array":
         """The payloads as an Arrow `binary` array."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        starts = pa.py_buffer(self._starts.astype(np.int32))
-        whole = pa.Array.from_buffers(
-            pa.binary(), self.count, [None, starts, pa.py_buffer(self.raw)]
-        )
-        return pc.binary_slice(whole, HEADER.size, _NO_END)
+        return payload_array(self.raw, self._starts)
 
     def to_arrow(self) -> "pa.RecordBatch":
         """Columns `offset` (int64) and `payload` (binary)."""
-        import pyarrow as pa  # only here: a client that does not want columns need not load it
+        import pyarrow as pa
 
         # From buffers: `pa.array` of a numpy array would import pandas, which takes a second.
         offsets = pa.Array.from_buffers(
@@ -131,7 +137,7 @@ class Batch:
     def payloads(self) -> list[bytes]:
         raw = self.raw
         starts = self._starts.tolist()
-        return [bytes(raw[start + 12 : end]) for start, end in pairwise(starts)]
+        return [bytes(raw[start + HEADER_SIZE : end]) for start, end in pairwise(starts)]
 
     def __iter__(self) -> Iterator[Record]:
         return map(Record, self.offsets().tolist(), self.payloads())

@@ -58,6 +58,7 @@ from penstock.log.layout import (
     INDEX_TYPE,
     KINDS,
     NO_PRODUCER,
+    SWAP_PREFIX,
     pack_batch,
     pack_checked,
     sealed_name,
@@ -222,7 +223,7 @@ def _told(old: Sequence[Segment], fresh: Segment) -> Swapped:
 
 
 async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
-    marker = f"swap-{fresh.base:020d}"
+    marker = f"{SWAP_PREFIX}{fresh.base:020d}"
     told = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
     try:
         await context.run(context.fs.replace, topic.directory / marker, pack_checked(told))
@@ -260,7 +261,7 @@ def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
     """The marker first, durably: without it the rest is only litter."""
     fs.remove(topic.directory / marker)
     fs.sync_dir(topic.directory)
-    base = int(marker.removeprefix("swap-"))
+    base = int(marker.removeprefix(SWAP_PREFIX))
     for kind in KINDS:
         fs.remove(topic.directory / f"{sealed_name(kind, base)}.swap")
 

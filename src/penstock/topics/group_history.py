@@ -29,6 +29,7 @@ import numpy as np
 from penstock.errors import Damaged, PenstockError, StorageFailed, StorageFull
 from penstock.log.fs import DISK, File, Fs
 from penstock.log.journal_lines import line, parse
+from penstock.log.pool import in_pool
 from penstock.protocol.latency import bucket_of, upper_of
 from penstock.topics.topic import Topic
 
@@ -114,7 +115,7 @@ class Minutes:
 
     async def between(self, since: float, until: float) -> list[Minute]:
         """In order of time. Reads the files, in the pool."""
-        lines = await asyncio.get_running_loop().run_in_executor(self._pool, self._read)
+        lines = await in_pool(self._pool, self._read)
         found: dict[tuple[int, str, str], Minute] = {}
         for minute in (*filter(None, map(_decode, lines)), *self._open.values()):
             if since <= minute.at < until:
@@ -157,9 +158,7 @@ class Minutes:
             return
         data = b"".join(minute.line() for minute in minutes)
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._pool, self._append, data, minutes[0].at
-            )
+            await in_pool(self._pool, self._append, data, minutes[0].at)
         except (StorageFull, StorageFailed) as error:
             log.warning("figures of %d group minutes are lost: %s", len(minutes), error)
 

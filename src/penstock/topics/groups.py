@@ -40,13 +40,14 @@ from typing import Any, Literal
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, StorageFailed, StorageFull
 from penstock.log.fs import DISK, File, Fs
 from penstock.log.journal_lines import line, parse
+from penstock.log.pool import in_pool
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name
 from penstock.topics.group_history import Minutes
-from penstock.topics.sinks import Sinks
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
+from penstock.topics.write_claims import WriteClaims
 
 log = logging.getLogger("penstock.topics.groups")
 
@@ -114,7 +115,7 @@ class Groups:
         self._pool = pool
         self._clock = clock
         self.minutes = Minutes(directory, pool=pool, fs=fs)
-        self.sinks = Sinks(
+        self.write_claims = WriteClaims(
             directory,
             pool=pool,
             expiry=store.settings.producer_expiry,
@@ -154,10 +155,10 @@ class Groups:
         store.on_delete(self._topic_deleted)
 
     async def start(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._load)
+        await in_pool(self._pool, self._load)
         await self._check_topics()
         await self._copy()
-        await self.sinks.start()
+        await self.write_claims.start()
 
     async def stop(self) -> None:
         await self.minutes.stop()
@@ -397,7 +398,7 @@ class Groups:
         return line(["delete", *key])
 
     def _topic_deleted(self, topic: Topic) -> None:
-        self.sinks.forget(topic.name)
+        self.write_claims.forget(topic.name)
         for key in [key for key in self._cursors if key[1] == topic.name]:
             self._write_later(self._forget(key))
 
@@ -486,10 +487,7 @@ class Groups:
             while self._writing is not None:
                 await asyncio.wait([self._writing])
         elif self._journal_size != self._copied:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(
-                self._pool, self._write_copy, self._snapshot(), self._journal_size
-            )
+            await in_pool(self._pool, self._write_copy, self._snapshot(), self._journal_size)
 
     def _write_copy(self, snapshot: bytes, size: int) -> None:
         try:
@@ -513,7 +511,6 @@ class Groups:
             self._writing = asyncio.get_running_loop().create_task(self._write_all())
 
     async def _write_all(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._lines:
                 lines, self._lines = self._lines, []
@@ -522,9 +519,7 @@ class Groups:
                 copy = over or self._journal_size >= 2 * self._copied
                 snapshot = self._snapshot() if copy else b""
                 try:
-                    await loop.run_in_executor(
-                        self._pool, self._write_lines, b"".join(lines), snapshot, over
-                    )
+                    await in_pool(self._pool, self._write_lines, b"".join(lines), snapshot, over)
                 except (StorageFull, StorageFailed) as error:
                     self._start_over = True
                     log.error("group offsets could not be written: %s", error)

@@ -17,6 +17,7 @@ from penstock.log.layout import (
     INDEX_TYPE,
     KINDS,
     RECORD_HEADER,
+    SWAP_PREFIX,
     parse_batches,
     parse_checked,
     parse_sealed,
@@ -27,7 +28,7 @@ from penstock.log.recovery.directory import BELIEVABLE, Orphan, Place
 
 def finish_interrupted(place: Place) -> None:
     for name in sorted(place.names):
-        if name.startswith("swap-"):
+        if name.startswith(SWAP_PREFIX):
             finish_swap(place.fs, place.directory, name)
     place.names = set(place.fs.list_dir(place.directory))
     for name in sorted(place.names):

@@ -10,7 +10,7 @@ the old ones. A write without a stream is batch 0 of its appId: made again, it a
 
 An identity is worth as much as the content behind it. So a task holds its rows until it has them
 all, claims its place at the broker with their checksum, and writes when the broker agrees
-(`claimed`; the rules are those of `penstock.topics.sinks`). A batch that is run again with other
+(`claimed`; the rules are those of `penstock.topics.write_claims`). A batch that is run again with other
 rows is refused, before anything of it is written.
 
 A row keeps its number only if the batch, run again, gives each task the same rows in the same

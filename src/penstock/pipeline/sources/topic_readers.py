@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
-from penstock.log.shared_reader import HEADER, Slice, TopicFiles
+from penstock.log.layout import HEADER_SIZE
+from penstock.log.topic_files import Slice, TopicFiles
 from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
 
@@ -35,9 +36,9 @@ class TopicState:
     def mean_bytes(self) -> float:
         """Of one record, header included."""
         return (
-            max(float(HEADER), self.bytes / (self.next - self.first))
+            max(float(HEADER_SIZE), self.bytes / (self.next - self.first))
             if self.next > self.first
-            else float(HEADER)
+            else float(HEADER_SIZE)
         )
 
 
@@ -129,7 +130,7 @@ def _same(topic: str, expected: str, found: str) -> None:
 
 def _slice(raw: memoryview, lengths: np.ndarray, times: np.ndarray, end: int) -> Slice:
     starts = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths.astype(np.int64) + HEADER, out=starts[1:])
+    np.cumsum(lengths.astype(np.int64) + HEADER_SIZE, out=starts[1:])
     # Views of one byte's stride: entry p is the integer that begins at byte p.
     offsets = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[starts[:-1]].astype(np.int64)
     keep = int(np.searchsorted(offsets, end))

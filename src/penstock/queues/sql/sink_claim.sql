@@ -1,6 +1,6 @@
 -- A task of an exactly-once sink wants to write rows with this checksum to a queue. Answers `write`, `wait` for `tasks`,
 -- or why not: `other` rows have this place, the batch is `behind` the newest, or `complete` without such a task.
--- The rules are those of penstock/topics/sinks.py. Rows of a queue that was deleted since count for nothing.
+-- The rules are those of penstock/topics/write_claims.py. Rows of a queue that was deleted since count for nothing.
 CREATE OR REPLACE FUNCTION sink_claim(
     p_target text, p_app text, p_batch bigint, p_task integer, p_checksum text, p_run text, p_note text,
     OUT verdict text, OUT newest bigint, OUT note text, OUT tasks integer[])

@@ -398,11 +398,11 @@ class Commands:
     # -----------------------------------------------------------------------------------------
 
     async def _sink_claim(self, body: Body) -> Pieces:
-        claimed = await self._groups.sinks.claim(_json(body, Claim))
+        claimed = await self._groups.write_claims.claim(_json(body, Claim))
         return [frames.answer(Command.SINK_CLAIM, msgspec.json.encode(claimed))]
 
     async def _sink_commit(self, body: Body) -> Pieces:
-        await self._groups.sinks.commit(_json(body, Commit))
+        await self._groups.write_claims.commit(_json(body, Commit))
         return [frames.answer(Command.SINK_COMMIT)]
 
 

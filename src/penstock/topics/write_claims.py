@@ -27,9 +27,10 @@ from typing import Any
 
 from penstock.log.fs import DISK, Fs
 from penstock.log.journal_lines import line, parse
+from penstock.log.pool import in_pool
 from penstock.protocol.claims import Claim, Claimed, Commit
 
-log = logging.getLogger("penstock.topics.sinks")
+log = logging.getLogger("penstock.topics")
 
 JOURNAL = "sinks.log"
 SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
@@ -54,7 +55,7 @@ class _Batch:
     committed: float = 0.0
 
 
-class Sinks:
+class WriteClaims:
     """Lives on the event loop; an answer is given when what it rests on is durable."""
 
     def __init__(
@@ -78,9 +79,7 @@ class Sinks:
 
     async def start(self) -> None:
         try:
-            data = await asyncio.get_running_loop().run_in_executor(
-                self._pool, self._fs.read, self._path
-            )
+            data = await in_pool(self._pool, self._fs.read, self._path)
         except FileNotFoundError:
             return
         self._replay(data)
@@ -144,19 +143,16 @@ class Sinks:
         await self._write(["task", *place, self._clock()])
 
     async def _write(self, event: list[Any]) -> None:
-        loop = asyncio.get_running_loop()
         text = line(event)
         if self._rewrite or self._size > self._limit:
             self._expire()
             text = self._snapshot() + text
-            await loop.run_in_executor(
-                self._pool, lambda: self._fs.replace(self._path, text, sync=self._sync)
-            )
+            await in_pool(self._pool, self._fs.replace, self._path, text, sync=self._sync)
             self._size, self._rewrite = len(text), False
             self._limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * len(text))
         else:
             self._rewrite = True  # until the line is known to be whole
-            await loop.run_in_executor(self._pool, self._append, text)
+            await in_pool(self._pool, self._append, text)
             self._size, self._rewrite = self._size + len(text), False
         self._apply(event)
 

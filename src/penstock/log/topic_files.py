@@ -7,20 +7,12 @@ or an index that does not fit its data, makes the reader list the directory agai
 still contradictory is `Damaged`. While a swap of segments is being made (there is a file
 `swap-...`) names and contents may not belong together, so the reader waits for its end.
 
-The formats (all little-endian; `penstock.log.layout` is the reference):
-
-    data.log, data-<base, 20 digits>.log      [offset u64][length u32][payload] ...
-    index.idx, index-<base>.idx               [offset u64][byte position u64] ...
-    batches.crc, batches-<base>.crc           rows of 72 bytes: first offset u64, records u32, flags u32, start u64,
-                                              end u64, append time in microseconds u64, producer 16, sequence u64, ...
-    incarnation                               text: 32 hexadecimal digits, a space, 8 digits CRC32C, a newline
-    damage.json                               what was lost: `lost_from` and `lost_to` of each place
+The formats are in `penstock.log.layout`.
 """
 
 import json
 import mmap
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,24 +22,27 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
+from penstock.log.layout import (
+    BATCH_TYPE,
+    BATCHES,
+    COMPACTED,
+    DAMAGE,
+    DATA,
+    HEADER_SIZE,
+    INCARNATION,
+    INDEX,
+    INDEX_TYPE,
+    METADATA,
+    SWAP_PREFIX,
+    parse_metadata,
+    parse_sealed,
+    sealed_name,
+)
 
-HEADER = 12
-INDEX_ROW = np.dtype([("offset", "<u8"), ("position", "<u8")])
-BATCH_ROW = np.dtype(
-    {
-        "names": ["first", "count", "flags", "time"],
-        "formats": ["<u8", "<u4", "<u4", "<u8"],
-        "offsets": [0, 8, 12, 32],
-        "itemsize": 72,
-    }
-)
-COMPACTED = 2
-SEALED = re.compile(r"data-(\d{20})\.log")
-ATTEMPTS = 16  # listings of the directory before a contradiction counts as damage
-SWAP_SECONDS = (
-    10.0  # the longest wait for a swap: a few renames and fsyncs, unless its broker was killed
-)
-SIDECAR_PAUSES = (0.001, 0.005, 0.02, 0.1, 0.3)  # seconds, before it counts as lost
+MAX_ATTEMPTS = 16  # listings of the directory before a contradiction counts as damage
+# The longest wait for a swap: a few renames and fsyncs, unless its broker was killed.
+SWAP_SECONDS = 10.0
+SIDECAR_RETRY_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.3)  # before it counts as lost
 MAX_ROWS = 1 << 15
 MAX_BYTES = 16 << 20
 
@@ -65,29 +60,24 @@ class _Segment:
     """One segment's files, opened together."""
 
     def __init__(self, directory: Path, base: int | None) -> None:
-        suffix = "" if base is None else f"-{base:020d}"
-        self.path = directory / f"data{suffix}.log"
-        self._fds: list[int] = []
+        data, index, batches = (
+            directory / (kind if base is None else sealed_name(kind, base))
+            for kind in (DATA, INDEX, BATCHES)
+        )
+        self.path = data
         self.timed = True  # whether it has a sidecar
+        self.data = os.open(data, os.O_RDONLY | os.O_CLOEXEC)  # -1 once closed
         try:
-            self.data = self._open(self.path)
-            self.index = self._map(directory / f"index{suffix}.idx", INDEX_ROW)
-            self.batches = self._map(directory / f"batches{suffix}.crc", BATCH_ROW, optional=True)
+            status = os.fstat(self.data)
+            self.modified = status.st_mtime_ns // 1000
+            self.index = self._map(index, INDEX_TYPE)
+            self.batches = self._map(batches, BATCH_TYPE, optional=True)
+            if data.stat().st_ino != status.st_ino:
+                # rolled or swapped while we opened the rest: they do not belong together
+                raise FileNotFoundError(data)
         except BaseException:
             self.close()
             raise
-        status = os.fstat(self.data)
-        self.modified = status.st_mtime_ns // 1000
-        if (
-            self.path.stat().st_ino != status.st_ino
-        ):  # rolled or swapped while we opened the rest: they do not belong together
-            self.close()
-            raise FileNotFoundError(self.path)
-
-    def _open(self, path: Path) -> int:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._fds.append(fd)
-        return fd
 
     def _map(self, path: Path, row: np.dtype, *, optional: bool = False) -> np.ndarray:
         try:
@@ -108,8 +98,9 @@ class _Segment:
             os.close(fd)
 
     def close(self) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
+        if self.data >= 0:
+            os.close(self.data)
+            self.data = -1
 
     @property
     def first_offset(self) -> int | None:
@@ -139,19 +130,19 @@ class _Segment:
         return Slice(memoryview(raw), starts, offsets, self.times(offsets))
 
     def _end_of(self, position: int) -> int:
-        header = os.pread(self.data, HEADER, position)
-        if len(header) < HEADER:
+        header = os.pread(self.data, HEADER_SIZE, position)
+        if len(header) < HEADER_SIZE:
             raise _Contradiction(
                 f"{self.path.name} ends before byte {position}, where its index has a record"
             )
-        return position + HEADER + int.from_bytes(header[8:], "little")
+        return position + HEADER_SIZE + int.from_bytes(header[8:], "little")
 
     def _check(
         self, raw: bytes, starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], begin: int
     ) -> None:
         """Every header must agree with the index: that is what tells a stale index from a good one."""
         sizes = np.diff(starts)
-        if len(raw) != int(starts[-1]) or int(sizes.min()) < HEADER:
+        if len(raw) != int(starts[-1]) or int(sizes.min()) < HEADER_SIZE:
             raise _Contradiction(
                 f"{self.path.name}: the index does not fit the data at byte {begin}"
             )
@@ -159,12 +150,13 @@ class _Segment:
         # Views of one byte's stride: entry p is the integer that begins at byte p, or 8 bytes after
         # it.
         good = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[places] == offsets.view(np.uint64)
-        sizes -= HEADER
-        good &= np.ndarray(len(raw) - HEADER + 1, "<u4", raw, 8, strides=(1,))[places] == sizes
+        sizes -= HEADER_SIZE
+        good &= np.ndarray(len(raw) - HEADER_SIZE + 1, "<u4", raw, 8, strides=(1,))[places] == sizes
         if not good.all():
             i = int(np.argmin(good))
             raise _Contradiction(
-                f"{self.path.name}: the record at byte {begin + int(places[i])} (offset {int(offsets[i])}) is damaged"
+                f"{self.path.name}: the record at byte {begin + int(places[i])} "
+                f"(offset {int(offsets[i])}) is damaged"
             )
 
     def times(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -184,16 +176,16 @@ class _Segment:
         stops = np.clip(np.searchsorted(offsets, ends), begins[:-1], begins[1:])
         runs = np.empty(2 * len(rows) + 1, np.int64)
         runs[0], runs[1::2], runs[2::2] = begins[0], stops - begins[:-1], begins[1:] - stops
-        found = np.full(len(runs), self.modified, np.int64)
-        found[1::2] = rows["time"]
-        return np.repeat(found, runs)
+        times = np.full(len(runs), self.modified, np.int64)
+        times[1::2] = rows["time"]
+        return np.repeat(times, runs)
 
 
 class _Contradiction(Exception):
     """Index and data disagree: files were swapped under us, or are damaged."""
 
 
-def _pause(attempt: int) -> None:
+def _back_off(attempt: int) -> None:
     """Before looking again: at once first, then longer, so that a busy broker gets to the end of
     what it does.
     """
@@ -212,14 +204,14 @@ class TopicFiles:
     def incarnation(self) -> str:
         """32 hexadecimal digits; zeros for a directory of the original server, which has none."""
         try:
-            return (self.directory / "incarnation").read_text().split(" ")[0]
+            return (self.directory / INCARNATION).read_text().split(" ")[0]
         except FileNotFoundError:
             return "0" * 32
 
     def bounds(self) -> tuple[int, int]:
         """The first offset and the one after the last."""
-        for attempt in range(ATTEMPTS):
-            found: list[tuple[int, int]] = []
+        for attempt in range(MAX_ATTEMPTS):
+            bounds: list[tuple[int, int]] = []
             try:
                 for base in self._bases():
                     segment = self._open(base)
@@ -227,16 +219,16 @@ class TopicFiles:
                     if segment.first_offset is not None and segment.next_offset is not None:
                         # Its name, not its first record, says where a sealed one begins: compaction
                         # removes records.
-                        found.append(
+                        bounds.append(
                             (segment.first_offset if base is None else base, segment.next_offset)
                         )
                     elif base is None:
                         following = self._metadata()
-                        found.append((following, following))
+                        bounds.append((following, following))
             except FileNotFoundError:
-                _pause(attempt)
+                _back_off(attempt)
                 continue  # renamed or deleted since it was listed
-            return (min(f for f, _ in found), max(n for _, n in found)) if found else (0, 0)
+            return (min(f for f, _ in bounds), max(n for _, n in bounds)) if bounds else (0, 0)
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
 
     def bytes(self) -> int:
@@ -244,18 +236,18 @@ class TopicFiles:
         return sum(
             (self.directory / name).stat().st_size
             for name in os.listdir(self.directory)
-            if name == "data.log" or SEALED.fullmatch(name)
+            if name == DATA or _sealed_base(name) is not None
         )
 
     def offset_at(self, microseconds: int) -> int:
         """The first offset appended at or after this time; the next offset if there is none."""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                found = self._offset_at(microseconds)
+                offset = self._offset_at(microseconds)
             except FileNotFoundError:
-                _pause(attempt)
+                _back_off(attempt)
                 continue  # renamed or deleted since it was listed
-            return self.bounds()[1] if found is None else found
+            return self.bounds()[1] if offset is None else offset
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
 
     def _offset_at(self, microseconds: int) -> int | None:
@@ -291,7 +283,7 @@ class TopicFiles:
     def _lost(self) -> list[tuple[int, int]]:
         """Offsets that the broker noted as lost, from and up to, in order."""
         try:
-            places = json.loads((self.directory / "damage.json").read_bytes())
+            places = json.loads((self.directory / DAMAGE).read_bytes())
             return sorted(
                 (int(place["lost_from"]), int(place["lost_to"]))
                 for place in places
@@ -301,7 +293,7 @@ class TopicFiles:
             return []
         except (ValueError, TypeError, LookupError) as error:
             raise Damaged(
-                f"{self.directory / 'damage.json'} cannot be read: {error}; a broker's start mends it"
+                f"{self.directory / DAMAGE} cannot be read: {error}; a broker's start mends it"
             ) from None
 
     def _read(self, start: int, end: int) -> Iterator[Slice]:
@@ -317,24 +309,24 @@ class TopicFiles:
                             break
                         row, stop = segment.row_of(start), segment.row_of(end)
                         while row < stop:
-                            found = segment.read(row, stop)
-                            yield found
+                            piece = segment.read(row, stop)
+                            yield piece
                             attempts = 0
-                            start = int(found.offsets[-1]) + 1
-                            row += len(found.offsets)
+                            start = int(piece.offsets[-1]) + 1
+                            row += len(piece.offsets)
                     finally:
                         segment.close()
                 else:
                     return
             except (FileNotFoundError, _Contradiction) as error:
                 attempts += 1
-                if attempts >= ATTEMPTS:
+                if attempts >= MAX_ATTEMPTS:
                     raise Damaged(f"{self.directory}: {error}") from None
-                _pause(attempts)
+                _back_off(attempts)
 
     def _open(self, base: int | None) -> _Segment:
         segment = _Segment(self.directory, base)
-        for pause in SIDECAR_PAUSES if (self.directory / "incarnation").exists() else ():
+        for pause in SIDECAR_RETRY_SECONDS if (self.directory / INCARNATION).exists() else ():
             if segment.timed:
                 break
             # A sidecar is the first to be renamed or removed: not to see it is no reason to guess
@@ -342,39 +334,32 @@ class TopicFiles:
             segment.close()
             time.sleep(pause)
             segment = _Segment(self.directory, base)
-        if base is not None and any(
-            name.startswith("swap-") for name in os.listdir(self.directory)
-        ):
-            segment.close()
-            raise FileNotFoundError(
-                segment.path
-            )  # perhaps this one: its files may be of before and after
+        if base is not None and _swap_marker(os.listdir(self.directory)) is not None:
+            segment.close()  # perhaps this one: its files may be of before and after
+            raise FileNotFoundError(segment.path)
         return segment
 
-    def _settled_names(self) -> list[str]:
+    def _names_without_swap(self) -> list[str]:
         """The files there are while no swap is being made."""
         deadline, pause = time.monotonic() + SWAP_SECONDS, 0.001
         while True:
             names = os.listdir(self.directory)
-            swap = next((name for name in names if name.startswith("swap-")), None)
+            swap = _swap_marker(names)
             if swap is None:
                 return names
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"{self.directory / swap}: an unfinished swap of segments; a broker's start ends it"
+                    f"{self.directory / swap}: an unfinished swap of segments; "
+                    "a broker's start ends it"
                 )
             time.sleep(pause)
             pause = min(0.1, 2 * pause)
 
     def _bases(self) -> list[int | None]:
         """The bases of the sealed segments in order, then None for the active one."""
-        names = self._settled_names()
-        sealed: list[int | None] = [
-            *sorted(int(found[1]) for name in names if (found := SEALED.fullmatch(name)))
-        ]
-        if "data.log" in names:
-            sealed.append(None)
-        return sealed
+        names = self._names_without_swap()
+        sealed = sorted(base for name in names if (base := _sealed_base(name)) is not None)
+        return [*sealed, *([None] if DATA in names else [])]
 
     def _from(self, bases: list[int | None], start: int) -> list[int | None]:
         """The segments that may hold `start` and what follows it."""
@@ -388,6 +373,16 @@ class TopicFiles:
 
     def _metadata(self) -> int:
         try:
-            return int.from_bytes((self.directory / "metadata.meta").read_bytes()[:8], "little")
+            return parse_metadata((self.directory / METADATA).read_bytes()) or 0
         except FileNotFoundError:
             return 0
+
+
+def _sealed_base(name: str) -> int | None:
+    """The base of a sealed segment whose data file has this name."""
+    sealed = parse_sealed(name)
+    return sealed[1] if sealed is not None and sealed[0] == DATA else None
+
+
+def _swap_marker(names: list[str]) -> str | None:
+    return next((name for name in names if name.startswith(SWAP_PREFIX)), None)

@@ -1,0 +1,17 @@
+"""Blocking work beside the event loop: disk calls that may wait long run in a pool of threads."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call it in the pool. A cancelled caller does not interrupt it: disk work ends in its own
+    time.
+    """
+    loop = asyncio.get_running_loop()
+    return await asyncio.shield(loop.run_in_executor(pool, lambda: function(*args, **kwargs)))
