@@ -25,6 +25,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
+from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item
 from tests.support import guard
 
@@ -55,7 +56,9 @@ class Bench:
 
     async def _start(self) -> None:
         metrics = Metrics()
-        self.database = Database(schema.Database(url=self.postgres.url), self.directory, metrics)
+        self.database = Database(
+            schema.Database(url=self.postgres.url), self.directory, metrics, SCHEMA
+        )
         self.queues = Queues(self.database, schema.Queues(), metrics)
         self.buffer = Buffer(
             self.queues,

@@ -31,6 +31,7 @@ from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.metrics import Metrics
 from penstock.queues import Ack, Item, PopRequest, Queues
+from penstock.queues.schema import SCHEMA
 from tests.support import guard
 
 PAYLOAD = b'{"order":12345,"customer":"c-1","amount":99.5,"note":"' + b"x" * 60 + b'"}'
@@ -51,7 +52,7 @@ class Stage:
     async def start(self) -> None:
         metrics = Metrics()
         self.database = Database(
-            schema.Database(url=self.server.url), Path("/nonexistent"), metrics
+            schema.Database(url=self.server.url), Path("/nonexistent"), metrics, SCHEMA
         )
         await self.database.start()
         self.queues = Queues(self.database, schema.Queues(), metrics)

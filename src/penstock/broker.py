@@ -31,6 +31,7 @@ from penstock.metrics import Metrics
 from penstock.pipeline_registry import Pipelines
 from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
+from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 
@@ -68,7 +69,7 @@ class Broker:
         self.pool = ThreadPoolExecutor(
             config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock"
         )
-        self.database = Database(config.database, config.private_directory, self.metrics)
+        self.database = Database(config.database, config.private_directory, self.metrics, SCHEMA)
         self.logs = Logs(config, self.pool, self.metrics) if owner else None
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(

@@ -17,6 +17,7 @@ from penstock.config.schema import Queues as QueueSettings
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
+from penstock.queues.schema import SCHEMA
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers, delivered, names
 from tests.support.http import run
@@ -49,7 +50,7 @@ def pusher(client: Client):
 
 async def stored(url: str, scratch: Path, queue: str = "orders") -> dict[str, list[bytes]]:
     metrics = Metrics()
-    database = Database(DatabaseSettings(url=url), scratch, metrics)
+    database = Database(DatabaseSettings(url=url), scratch, metrics, SCHEMA)
     queues = Queues(database, QueueSettings(), metrics)
     await database.start()
     await queues.start()

@@ -13,12 +13,13 @@ from penstock.config.database_url import url_of
 from penstock.database import Database
 from penstock.errors import Busy, ConnectionLost, InvalidRequest, Unavailable
 from penstock.metrics import Metrics
+from penstock.queues.schema import SCHEMA
 from tests.support.wait import eventually
 
 
 @asynccontextmanager
 async def started(url: str, **settings):
-    database = Database(schema.Database(url=url, **settings), Path("unused"), Metrics())
+    database = Database(schema.Database(url=url, **settings), Path("unused"), Metrics(), SCHEMA)
     await database.start()
     try:
         yield database
@@ -40,7 +41,8 @@ def test_a_fresh_database_is_migrated_and_answers(database_url):
 def test_several_brokers_may_migrate_at_once(database_url):
     async def body():
         databases = [
-            Database(schema.Database(url=database_url), Path("unused"), Metrics()) for _ in range(4)
+            Database(schema.Database(url=database_url), Path("unused"), Metrics(), SCHEMA)
+            for _ in range(4)
         ]
         await asyncio.gather(*(database.start() for database in databases))
         assert all(database.healthy for database in databases)

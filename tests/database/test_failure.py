@@ -18,6 +18,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.failure import explain
 from penstock.errors import ConfigError
 from penstock.metrics import Metrics
+from penstock.queues.schema import SCHEMA
 from tests.support import guard
 from tests.support.wait import until
 
@@ -26,7 +27,9 @@ def problem(url: str) -> str:
     """What a broker says of the database at its start."""
 
     async def ask() -> str:
-        database = Database(schema.Database(url=url, acquire_timeout=5), Path("unused"), Metrics())
+        database = Database(
+            schema.Database(url=url, acquire_timeout=5), Path("unused"), Metrics(), SCHEMA
+        )
         await database.start()
         try:
             return database.problem

@@ -31,6 +31,7 @@ from penstock.pipeline.options import Options
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames
 from penstock.protocol.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
+from penstock.queues.schema import SCHEMA
 
 
 def call(url: str, method: str = "GET", body: Any = None) -> Any:
@@ -115,7 +116,7 @@ def test_the_database_sorts_into_the_same_buckets(server) -> None:
 
     async def ask() -> tuple[list[int], int, list[int]]:
         connection = await asyncpg.connect(
-            server.database_url, server_settings={"search_path": "penstock"}
+            server.database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
         )
         seconds = [timedelta(seconds=value) for value in latencies]
         one_by_one = await connection.fetch(
@@ -180,7 +181,7 @@ def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> 
 
     async def fill() -> None:
         connection = await asyncpg.connect(
-            server.database_url, server_settings={"search_path": "penstock"}
+            server.database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
         )
         for minute in range(90):
             at = start + timedelta(minutes=minute)

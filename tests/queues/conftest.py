@@ -10,6 +10,7 @@ import pytest
 
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
+from penstock.queues.schema import SCHEMA
 from tests.conftest import fresh_database
 
 
@@ -19,7 +20,7 @@ def template(postgres: EmbeddedPostgres) -> str:
 
     async def prepare() -> str:
         connection = await asyncpg.connect(url)
-        await migrate(connection, "penstock")
+        await migrate(connection, "penstock", SCHEMA)
         name: str = await connection.fetchval("SELECT current_database()")
         await connection.close()
         return name

@@ -10,6 +10,7 @@ from penstock.config import schema
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues import Ack, Acked, Item, Message, Popped, PopRequest, Queues
+from penstock.queues.schema import SCHEMA
 
 
 @asynccontextmanager
@@ -19,7 +20,7 @@ async def running(
     """An engine that runs for the length of the block; its database is `queues.database`."""
     metrics = Metrics()
     connected = Database(
-        schema.Database(url=url, **(database or {})), Path("/nonexistent"), metrics
+        schema.Database(url=url, **(database or {})), Path("/nonexistent"), metrics, SCHEMA
     )
     await connected.start()
     queues = Queues(connected, schema.Queues(**settings), metrics)

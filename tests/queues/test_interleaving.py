@@ -25,6 +25,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from penstock.queues.schema import SCHEMA
+
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 ACTORS = 4
 PARTITIONS = ["p", "q"]
@@ -465,7 +467,7 @@ def test_every_group_gets_what_it_is_owed_whatever_overlaps(database_url: str) -
     names = iter(range(1_000_000))
 
     async def connect() -> Any:
-        options = {"search_path": "penstock", "synchronous_commit": "off"}
+        options = {"search_path": SCHEMA.search_path("penstock"), "synchronous_commit": "off"}
         connection = await asyncpg.connect(database_url, server_settings=options)
         await connection.execute("SET deadlock_timeout = '20ms'")
         return connection

@@ -22,6 +22,7 @@ from penstock.queues import dead as dead_letters
 from penstock.queues import pop as popping
 from penstock.queues import push as pushing
 from penstock.queues.dead import Which
+from penstock.queues.schema import SCHEMA
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.wait import eventually
 
@@ -562,7 +563,9 @@ def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_ar
 
     async def body(queues: Queues) -> None:
         await push(queues, "q", "first")
-        other = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+        other = await asyncpg.connect(
+            database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
+        )
         number = await other.fetchval("SELECT id FROM partitions")
         transaction = other.transaction()
         await transaction.start()
@@ -591,7 +594,9 @@ def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_pa
     async def body(queues: Queues) -> None:
         await push(queues, "q", 1, partition="one")
         await complete(queues, await pop(queues, "q", group="g", partition="one"))
-        other = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+        other = await asyncpg.connect(
+            database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
+        )
         transaction = other.transaction()
         await transaction.start()
         await other.execute("SELECT queue_ensure(ARRAY['q'], ARRAY['two'])")

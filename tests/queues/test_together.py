@@ -15,6 +15,7 @@ import pytest
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Unavailable
 from penstock.queues import Ack, Item, PopRequest, Queues
+from penstock.queues.schema import SCHEMA
 from tests.conftest import fresh_database
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.wait import eventually
@@ -327,7 +328,9 @@ def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_url: s
     async def body() -> None:
         async with running(database_url) as queues:
             await push(queues, "q", 0)
-            late = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+            late = await asyncpg.connect(
+                database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
+            )
             transaction = late.transaction()
             await transaction.start()
             partition = await queues.catalog.partition("q", "Default")

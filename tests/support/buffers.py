@@ -25,6 +25,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
+from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, PopRequest, Pushed
 from tests.support.wait import eventually
 
@@ -198,7 +199,7 @@ async def real(
     metrics = Metrics()
     with ThreadPoolExecutor(2) as pool:
         database = Database(
-            DatabaseSettings(url=url, acquire_timeout=acquire_timeout), directory, metrics
+            DatabaseSettings(url=url, acquire_timeout=acquire_timeout), directory, metrics, SCHEMA
         )
         queues = Queues(database, QueueSettings(encryption_key=key), metrics)
         buffer = Buffer(

@@ -44,6 +44,7 @@ from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.net import HttpClient
 from penstock.queues.engine import Queues
+from penstock.queues.schema import SCHEMA
 
 T = TypeVar("T")
 commands = typer.Typer(
@@ -388,7 +389,7 @@ async def _replay_there(url: str, token: str) -> int:
 async def _replay_here(directory: Path, database_url: str, *, failed: bool = False) -> int:
     """Be the process that adopts the files."""
     metrics = Metrics()
-    database = Database(schema.Database(url=database_url), directory, metrics)
+    database = Database(schema.Database(url=database_url), directory, metrics, SCHEMA)
     queues = Queues(
         database, load(default_file()).config.queues, metrics
     )  # sealed events need its keys

@@ -1,5 +1,6 @@
 """PostgreSQL: the embedded server, the connection pool and its health, schema migrations."""
 
 from penstock.database.database import UNDONE, Database
+from penstock.database.migrate import SchemaFiles
 
-__all__ = ["UNDONE", "Database"]
+__all__ = ["UNDONE", "Database", "SchemaFiles"]

@@ -29,9 +29,10 @@ class WrongServer(ConnectionError):
 class Connector:
     """Where connections come from. Everything here may raise what `UNREACHABLE` lists."""
 
-    def __init__(self, settings: schema.Database, url: str) -> None:
+    def __init__(self, settings: schema.Database, url: str, search_path: str) -> None:
         self._settings = settings
         self._url = url
+        self._search_path = search_path
         self.hosts = hosts_of(url)
         self.server: Server | None = None  # every connection in `_open` is on this one
         self.pooled = False  # a host turned out to be a connection pooler
@@ -158,7 +159,7 @@ class Connector:
 
     def _session_settings(self, statement_timeout: float | None) -> dict[str, str]:
         settings = {
-            "search_path": self._settings.db_schema,
+            "search_path": self._search_path,
             "application_name": "penstock",
             "timezone": "UTC",
             "jit": "off",

@@ -42,7 +42,7 @@ from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.failure import explain
 from penstock.database.hosts import Server, choose
-from penstock.database.migrate import migrate
+from penstock.database.migrate import SchemaFiles, drop_unused_functions, migrate
 from penstock.errors import (
     Busy,
     ConfigError,
@@ -79,6 +79,7 @@ SURVEY_SECONDS = 1.0
 # Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
 COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
 LISTEN_CHECK = 15.0
+REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our functions as unused
 UNDONE = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
@@ -96,9 +97,10 @@ class Database:
     """A pool on the configured PostgreSQL, or on the embedded one when none is configured."""
 
     def __init__(
-        self, settings: schema.Database, private_directory: Path, metrics: Metrics
+        self, settings: schema.Database, private_directory: Path, metrics: Metrics, sql: SchemaFiles
     ) -> None:
         self.settings = settings
+        self._sql = sql
         self.url = url_of(settings)
         self.embedded = (
             None
@@ -111,7 +113,7 @@ class Database:
         self.problem = (
             ""  # why the database is down; while it is up, what is wrong with its other hosts
         )
-        self._connector = Connector(settings, self.url)
+        self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
         self._pool: asyncpg.Pool | None = None
         self._browsing = BrowsePool(settings, self._connector.connect)
         self._migrated: Server | None = None  # the server whose schema was brought up to date
@@ -317,6 +319,11 @@ class Database:
         """
         self._keep(self._listen(channel, callback))
 
+    async def drop_unused_functions(self) -> list[str]:
+        """Drop the SQL functions of releases that no broker was seen of for long."""
+        async with self.connection() as connection:
+            return await drop_unused_functions(connection, self.settings.db_schema, self._sql)
+
     async def probe(self) -> bool:
         """Ask the server whether it answers, now. Shared with whoever else asks at this moment."""
         if self._probing is None or self._probing.done():
@@ -407,8 +414,9 @@ class Database:
             raise
         except asyncpg.PostgresError as error:
             raise CannotCommit(f"answers, but cannot commit: {error}") from error
-        if server != self._migrated:
-            await migrate(connection, self.settings.db_schema)
+        away = time.monotonic() - self._down_since if self._down_since is not None else 0.0
+        if server != self._migrated or away > REMIGRATE_SECONDS:
+            await migrate(connection, self.settings.db_schema, self._sql)
             self._migrated = server
 
     def _report(self, problem: str) -> None:
@@ -459,7 +467,7 @@ class Database:
             try:
                 await self.probe()
             except (PenstockError, asyncpg.PostgresError) as error:
-                log.error("the database answers but its schema cannot be prepared: %s", error)
+                self._report(f"the database answers but its schema cannot be prepared: {error}")
 
     async def _watch(self) -> None:
         """Find the server that is frozen or does not commit: a call in flight does not finish."""

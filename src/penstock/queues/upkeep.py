@@ -215,9 +215,10 @@ class Upkeep:
         return total
 
     async def tidy(self) -> None:
-        """Remove empty partitions that were idle for `partition_cleanup_days`, and what idle sinks
-        wrote.
+        """Remove empty partitions that were idle for `partition_cleanup_days`, what idle sinks
+        wrote, and the SQL functions of releases that are not in use.
         """
+        await self._database.drop_unused_functions()
         await Sinks(self._database).forget_old()
         looked = 1
         while looked:
