@@ -11,11 +11,11 @@ import uvloop
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
-from penstock.wire.bodies import Bodies
 from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
 from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
 
 
@@ -49,7 +49,7 @@ async def serving(
         metrics=metrics,
         certificate=certificate,
         origins=origins,
-        bodies=Bodies(max_bodies) if max_bodies else None,
+        memory=RequestMemory(max_bodies) if max_bodies else None,
     )
     await server.start()
     try:

@@ -22,13 +22,13 @@ from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import verifier_of
-from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
+from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificate
 from penstock.wire.websocket import WebsocketServer
@@ -74,7 +74,7 @@ async def serving(
         groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
         await groups.start()
         feeds, alive = Feeds(), KeepAlive(keep_alive)
-        bodies = Bodies(max_bodies) if max_bodies else None
+        memory = RequestMemory(max_bodies) if max_bodies else None
         served = Served(
             topics,
             groups,
@@ -85,7 +85,7 @@ async def serving(
                 metrics,
                 verifier=verifier_of(AuthSettings(enabled=True, **auth), metrics) if auth else None,
                 certificate=tls,
-                bodies=bodies,
+                memory=memory,
             ),
             HttpServer(
                 Router(
@@ -105,7 +105,7 @@ async def serving(
                 metrics,
                 keep_alive=alive,
                 tls=tls.context if tls else None,
-                bodies=bodies,
+                memory=memory,
             ),
             feeds,
             metrics,

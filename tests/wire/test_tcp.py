@@ -587,10 +587,10 @@ def test_a_frame_that_does_not_end_or_trickles_in_is_given_up(tmp_path: Path, si
 def test_all_frames_that_are_arriving_have_a_common_bound(tmp_path: Path) -> None:
     async def body(served: Served, one: Wire) -> None:
         two, small = await Wire.connect(served.tcp.port), await Wire.connect(served.tcp.port)
-        bodies = served.tcp.bodies
+        memory = served.tcp.memory
         large = produce_body("a", b"x" * 700_000)
         one.writer.write(struct.pack(">BI", PRODUCE, len(large)) + large[:-1])
-        await eventually(lambda: bodies.total > 700_000)
+        await eventually(lambda: memory.total > 700_000)
         two.writer.write(struct.pack(">BI", PRODUCE, len(large)) + large[:1000])
         _, status, text = await two.answer()
         assert (status, b"try again" in text) == (INTERNAL, True)
@@ -598,11 +598,11 @@ def test_all_frames_that_are_arriving_have_a_common_bound(tmp_path: Path) -> Non
         assert (await small.ask(PRODUCE, produce_body("a", b"x" * 60_000)))[1] == OK
         one.writer.write(large[-1:])
         assert (await one.answer())[1] == OK
-        assert bodies.total == 0
+        assert memory.total == 0
         small.writer.write(struct.pack(">BI", PRODUCE, len(large)) + large[:1000])
-        await eventually(lambda: bodies.total > 700_000)
+        await eventually(lambda: memory.total > 700_000)
         small.close()
-        await eventually(lambda: bodies.total == 0)
+        await eventually(lambda: memory.total == 0)
         two.close()
 
     over_tcp(tmp_path, body, max_bodies=1_000_000)

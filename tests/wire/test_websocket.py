@@ -245,7 +245,7 @@ def test_a_message_may_come_in_pieces_but_not_without_end(tmp_path: Path) -> Non
 
 def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) -> None:
     async def body(served: Served, talk: Talk) -> None:
-        bodies = served.websocket.bodies
+        memory = served.websocket.memory
         sent, release = asyncio.Event(), asyncio.Event()
 
         async def parts(count: int) -> AsyncIterator[str]:
@@ -256,7 +256,7 @@ def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) 
             yield "x"
 
         holding = asyncio.ensure_future(talk.socket.send(parts(3)))
-        await eventually(lambda: bodies.total == 150_000)
+        await eventually(lambda: memory.total == 150_000)
         async with talking(served) as other:
             await other.ask("produce_request", topic="t", message_payload="small")
             too_much = asyncio.ensure_future(other.socket.send(parts(2)))
@@ -266,9 +266,9 @@ def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) 
                 True,
             )
             too_much.cancel()
-        assert bodies.total == 150_000
+        assert memory.total == 150_000
         await talk.socket.wait_closed()  # its message does not go on, though it answers to pings
-        assert bodies.total == 0
+        assert memory.total == 0
         holding.cancel()
 
     with pytest.MonkeyPatch.context() as patched:

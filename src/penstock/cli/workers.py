@@ -18,7 +18,7 @@ import uvloop
 from penstock import logging as logs
 from penstock.broker import Broker
 from penstock.config import Config
-from penstock.wire.listeners import Listeners, Rendezvous
+from penstock.wire.listeners import Listeners, SocketPaths
 
 log = logging.getLogger("penstock.workers")
 
@@ -44,7 +44,7 @@ class Workers:
         config = dataclasses.replace(self._config, database=database, http_server=http)
         ready = [asyncio.Event() for _ in range(self._count)]
         for number, event in enumerate(ready, start=1):
-            order = pickle.dumps((config, number, self._listeners.rendezvous))
+            order = pickle.dumps((config, number, self._listeners.sockets))
             self._keepers.append(asyncio.create_task(self._keep_running(number, order, event)))
         await asyncio.gather(*(event.wait() for event in ready))
 
@@ -106,19 +106,19 @@ async def _end(process: asyncio.subprocess.Process, patience: float) -> None:
 def main() -> None:
     """A worker process."""
     (length,) = struct.unpack(">I", sys.stdin.buffer.read(4))
-    config, number, rendezvous = pickle.loads(sys.stdin.buffer.read(length))
+    config, number, sockets = pickle.loads(sys.stdin.buffer.read(length))
     logs.set_up(config.log_level, config.log_format)
-    uvloop.run(_work(config, number, rendezvous))
+    uvloop.run(_work(config, number, sockets))
 
 
-async def _work(config: Config, number: int, rendezvous: Rendezvous) -> None:
+async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_reader(sys.stdin.fileno(), stop.set)  # readable means ended: the owner is gone
     broker = Broker(config, owner=False, worker=number)
     await broker.start()
-    listeners = Listeners(broker, worker=number, rendezvous=rendezvous)
+    listeners = Listeners(broker, worker=number, sockets=sockets)
     try:
         await listeners.start()
         loop.add_signal_handler(signal.SIGHUP, listeners.certificates.reload)

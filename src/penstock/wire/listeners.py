@@ -18,7 +18,6 @@ from penstock.broker import Broker
 from penstock.config import Config
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
-from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.http import openapi
 from penstock.wire.http.api import queues
@@ -34,6 +33,7 @@ from penstock.wire.http.routes import Api, Route, Router, routes_of
 from penstock.wire.http.server import HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
 from penstock.wire.websocket import WebsocketServer
@@ -42,8 +42,8 @@ log = logging.getLogger("penstock.wire")
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the processes of one broker meet: Unix sockets in a directory with a short path."""
+class SocketPaths:
+    """The Unix sockets between the processes of one broker, in a directory with a short path."""
 
     directory: Path
     workers: int
@@ -56,7 +56,7 @@ class Rendezvous:
         return self.directory / f"worker-{number}.sock"
 
 
-def spare_the_collector() -> None:
+def freeze_gc() -> None:
     """Leave what was loaded at start out of garbage collection, and collect the rest less often.
 
     Requests make thousands of short-lived objects that die by reference counting; a profile of
@@ -81,9 +81,7 @@ def _most_bytes(config: Config) -> int:
 class Listeners:
     """Every listener of one process."""
 
-    def __init__(
-        self, broker: Broker, worker: int = 0, rendezvous: Rendezvous | None = None
-    ) -> None:
+    def __init__(self, broker: Broker, worker: int = 0, sockets: SocketPaths | None = None) -> None:
         self._broker = broker
         self._worker = worker
         self._http: HttpServer | None = None
@@ -102,18 +100,18 @@ class Listeners:
             any_host=self._verifier is not None,
             ports=lambda: (self.http_port,),
         )
-        self._bodies = Bodies(_most_bytes(broker.config))
+        self._memory = RequestMemory(_most_bytes(broker.config))
         broker.metrics.gauge(
             "penstock_request_bytes",
             "Bytes of large requests under way",
-            read=lambda: self._bodies.total,
+            read=lambda: self._memory.total,
         )
         self._feeds = Feeds()
         self._keep_alive = KeepAlive()
-        self.rendezvous = rendezvous
-        if rendezvous is None and broker.config.workers > 1:
+        self.sockets = sockets
+        if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
-            self.rendezvous = Rendezvous(directory, broker.config.workers - 1)
+            self.sockets = SocketPaths(directory, broker.config.workers - 1)
 
     @property
     def http_port(self) -> int:
@@ -134,7 +132,7 @@ class Listeners:
         return found
 
     async def start(self) -> None:
-        spare_the_collector()
+        freeze_gc()
         if self._verifier:
             await self._verifier.start()
         broker, config = self._broker, self._broker.config
@@ -147,12 +145,12 @@ class Listeners:
                 reuse_port=config.workers > 1,
                 certificate=self.certificates.http,
                 origins=self._origins,
-                bodies=self._bodies,
+                memory=self._memory,
             )
             with listening("http_server", config.http_server):
                 await self._http.start()
-        if self.rendezvous:
-            await self._meet(self.rendezvous)
+        if self.sockets:
+            await self._start_private(self.sockets)
         if broker.logs and config.tcp_server.enabled:
             self._tcp = TcpServer(
                 config.tcp_server,
@@ -161,7 +159,7 @@ class Listeners:
                 broker.metrics,
                 verifier=self._verifier if config.auth.tcp == "token" else None,
                 certificate=self.certificates.tcp,
-                bodies=self._bodies,
+                memory=self._memory,
             )
             with listening("tcp_server", config.tcp_server):
                 await self._tcp.start()
@@ -175,7 +173,7 @@ class Listeners:
                 tls=self.certificates.websocket.context if self.certificates.websocket else None,
                 verifier=self._verifier,
                 origins=self._origins,
-                bodies=self._bodies,
+                memory=self._memory,
             )
             with listening("websocket_server", config.websocket_server):
                 await self._websocket.start()
@@ -198,16 +196,16 @@ class Listeners:
             await self._private.stop(patience)
         if self._verifier:
             await self._verifier.stop()
-        if self.rendezvous and not self._worker:
-            shutil.rmtree(self.rendezvous.directory, ignore_errors=True)
+        if self.sockets and not self._worker:
+            shutil.rmtree(self.sockets.directory, ignore_errors=True)
 
     def _router(self) -> Router:
         guard = Guard(self._verifier) if self._verifier else None
         if self._worker:
-            assert self.rendezvous is not None
+            assert self.sockets is not None
             # The owner asks for the token, and where it comes from, itself: the headers come along
             # with the request.
-            handler = forward_to(self.rendezvous.owner)
+            handler = forward_to(self.sockets.owner)
             rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
             return Router([*self._queue_routes(), rest], guard)
         router = Router(self._owner_routes(), guard)
@@ -215,7 +213,7 @@ class Listeners:
         return router
 
     def _owner_routes(self) -> list[Route]:
-        logs, meeting = self._broker.logs, self.rendezvous
+        logs, meeting = self._broker.logs, self.sockets
         workers = (
             [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
         )
@@ -237,15 +235,15 @@ class Listeners:
             broker.queues, broker.buffer, broker.buffer.maintenance.pops, broker.presence
         )
 
-    async def _meet(self, rendezvous: Rendezvous) -> None:
+    async def _start_private(self, sockets: SocketPaths) -> None:
         """Listen for the other processes of this broker."""
         if self._worker:
             path, router = (
-                rendezvous.worker(self._worker),
+                sockets.worker(self._worker),
                 Router(routes_of(WorkerApi(self._broker))),
             )
         else:
-            path, router = rendezvous.owner, self._router()
+            path, router = sockets.owner, self._router()
         settings = owner_settings(self._broker.config.http_server)
         origins = None if self._worker else self._origins
         self._private = HttpServer(
@@ -254,6 +252,6 @@ class Listeners:
             unix_path=path,
             executor=self._broker.pool,
             origins=origins,
-            bodies=self._bodies,
+            memory=self._memory,
         )
         await self._private.start()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.schema import HttpServer as Settings
-from penstock.wire.http import protocol
+from penstock.wire.http import connection as http_connection
+from penstock.wire.http.connection import Connection
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
-from penstock.wire.http.protocol import Connection
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer
 from tests.support.http import Wire, connected, get, post, run, serving, talking
@@ -563,7 +563,7 @@ def test_it_also_runs_on_the_loop_of_the_standard_library() -> None:
 def test_after_an_error_a_connection_lingers_for_a_limited_time_however_much_its_client_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "_LINGER_TIME", 0.5)
+    monkeypatch.setattr(http_connection, "_LINGER_TIME", 0.5)
 
     async def body() -> None:
         async with talking(ECHO, header_timeout=0.4) as (server, wire):
@@ -585,8 +585,8 @@ def test_after_an_error_a_connection_lingers_for_a_limited_time_however_much_its
 def test_after_an_error_a_limited_number_of_bytes_is_read_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "_LINGER_BYTES", 1_000_000)
-    monkeypatch.setattr(protocol, "_LINGER_TIME", 600.0)
+    monkeypatch.setattr(http_connection, "_LINGER_BYTES", 1_000_000)
+    monkeypatch.setattr(http_connection, "_LINGER_TIME", 600.0)
 
     async def body() -> None:
         async with talking(ECHO, max_body=1000) as (server, wire):
@@ -638,7 +638,7 @@ def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -> None
         start = CHUNKED + b"7A120\r\n" if chunked else HEAD + b"Content-Length: 500000\r\n\r\n"
         end = b"x\r\n0\r\n\r\n" if chunked else b"x"
         async with serving(ECHO, max_body=600_000, max_bodies=1_010_000) as server:
-            bodies = server._shared.bodies
+            memory = server._shared.memory
             async with (
                 connected(server) as one,
                 connected(server) as two,
@@ -646,14 +646,14 @@ def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -> None
             ):
                 for count, wire in enumerate((one, two), 1):
                     wire.send(start + b"x" * 499_999)
-                    await eventually(lambda: bodies.total >= count * 499_999)  # noqa: B023
+                    await eventually(lambda: memory.total >= count * 499_999)  # noqa: B023
                 three.send(start + b"x" * 300_000)
                 reply = await three.reply()
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1")
                 async with connected(server) as small:
                     assert (await small.ask(post("/echo", b"x" * 60_000))).status == 200
                     small.send(post("/echo", b"x" * 60_000)[:-1])
-                    await eventually(lambda: bodies.total > 1_010_000)
+                    await eventually(lambda: memory.total > 1_010_000)
                     async with connected(server) as large:  # refused when it is announced
                         large.send(HEAD + b"Content-Length: 70000\r\n\r\n")
                         assert (await large.reply()).status == 503
@@ -666,7 +666,7 @@ def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -> None
                     assert (await again.ask(post("/echo", b"x" * 500_000))).status == 200
                 one.send(start + b"x" * 1000)
             await eventually(lambda: server.connections == 0)
-            assert bodies.total == 0
+            assert memory.total == 0
 
     run(body)
 
@@ -681,10 +681,10 @@ def test_a_large_body_counts_until_its_request_is_answered(client_stays: bool) -
             return json_response("done")
 
         async with serving(Route("POST", "/slow", slow)) as server:
-            bodies = server._shared.bodies
+            memory = server._shared.memory
             async with connected(server) as wire:
                 wire.send(post("/slow", b"x" * 3_000_000))
-                await eventually(lambda: bodies.total >= 3_000_000 and server._shared.running)
+                await eventually(lambda: memory.total >= 3_000_000 and server._shared.running)
                 if client_stays:
                     release.set()
                     assert (await wire.reply()).status == 200
@@ -696,9 +696,9 @@ def test_a_large_body_counts_until_its_request_is_answered(client_stays: bool) -
                     wire.writer.transport.abort()
             if not client_stays:
                 await eventually(lambda: server.connections == 0)
-                assert bodies.total >= 3_000_000
+                assert memory.total >= 3_000_000
                 release.set()
-            await eventually(lambda: bodies.total == 0)
+            await eventually(lambda: memory.total == 0)
 
     run(body)
 
@@ -713,7 +713,7 @@ def test_a_stream_that_answers_a_large_body_gives_its_bytes_back() -> None:
 
         async with talking(Route("POST", "/stream", stream)) as (server, wire):
             assert (await wire.ask(post("/stream", b"x" * 3_000_000))).body == b"piece"
-            assert server._shared.bodies.total == 0
+            assert server._shared.memory.total == 0
 
     run(body)
 
@@ -737,11 +737,11 @@ def test_unpacked_bodies_count_as_well() -> None:
             ):
                 for count, wire in enumerate((one, two), 1):
                     wire.send(packed)
-                    await eventually(lambda: server._shared.bodies.total == count * 600_000)  # noqa: B023
+                    await eventually(lambda: server._shared.memory.total == count * 600_000)  # noqa: B023
                 reply = await three.ask(packed)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1")
                 release.set()
                 assert [(await wire.reply()).status for wire in (one, two)] == [200, 200]
-            assert server._shared.bodies.total == 0
+            assert server._shared.memory.total == 0
 
     run(body)

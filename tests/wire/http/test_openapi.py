@@ -10,9 +10,9 @@ from msgspec import Meta
 from schemathesis.core.failures import FailureGroup
 
 from penstock.errors import NotFound
+from penstock.wire.http.docs_page import page
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.openapi import document
-from penstock.wire.http.page import page
 from penstock.wire.http.routes import Route
 from tests.support.http import serving_in_thread
 from tests.support.openapi import check_document

@@ -4,7 +4,7 @@ later, or as a stream.
 A plain answer is one write, and those to requests that arrived together are one system call. What a
 handler does in its own time (a coroutine, a future) keeps the connection BUSY; so does a stream,
 whose `write` waits while the client does not read. The other half, which finds the requests, is
-`penstock.wire.http.protocol`; the states are explained there.
+`penstock.wire.http.connection`; the states are explained there.
 """
 
 import asyncio
@@ -175,7 +175,7 @@ class Answering(asyncio.Protocol):
 
     def _release_body(self) -> None:
         """The body that arrived is needed no more."""
-        self._shared.bodies.total -= self._received
+        self._shared.memory.total -= self._received
         self._received = 0
 
     def _close(self) -> None:

@@ -14,9 +14,9 @@ import msgspec
 
 from penstock import __version__
 from penstock.protocol.status import REASONS
+from penstock.wire.http.docs_page import page
 from penstock.wire.http.guard import Guard, role_of
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.page import page
 from penstock.wire.http.routes import ANY, Route, Router
 
 _REF = "#/components/schemas/{name}"

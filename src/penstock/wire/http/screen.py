@@ -18,12 +18,12 @@ from collections.abc import Awaitable
 from concurrent.futures import Executor
 
 from penstock.errors import Unavailable
-from penstock.wire.bodies import RETRY_SECONDS, TOO_MANY, Bodies
 from penstock.wire.http.compress import CODINGS, unpack
 from penstock.wire.http.head import Head
 from penstock.wire.http.messages import Answer, Request
 from penstock.wire.http.routes import Endpoint, Route, refusing
 from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RETRY_SECONDS, TOO_MANY, RequestMemory
 
 _AS_JSON = frozenset(
     (
@@ -41,11 +41,15 @@ _ACCEPTED = (("Accept-Encoding", "gzip, zstd"),)
 
 class Screen:
     def __init__(
-        self, origins: Origins | None, bodies: Bodies, max_body: int, executor: Executor | None
+        self,
+        origins: Origins | None,
+        memory: RequestMemory,
+        max_body: int,
+        executor: Executor | None,
     ) -> None:
         """`origins` None: whoever reaches us may be anyone (a socket between processes)."""
         self._origins = origins
-        self._bodies = bodies
+        self._memory = memory
         self._max_body = max_body
         self._executor = executor
         self._hosts: set[bytes | None] = set()  # values of Host that passed
@@ -103,18 +107,18 @@ class Screen:
         async def unpack_and_call(request: Request) -> Answer:
             if endpoint.admit is not None and endpoint.admit(request.head) is not None:
                 return await _finished(endpoint.call(request))  # which refuses it
-            bodies = self._bodies
-            if bodies.full:
+            memory = self._memory
+            if memory.full:
                 raise Unavailable(TOO_MANY, RETRY_SECONDS)
             loop = asyncio.get_running_loop()
             body = await loop.run_in_executor(
                 self._executor, unpack, request.body, coding, self._max_body
             )
-            bodies.total += len(body)
+            memory.total += len(body)
             try:
                 return await _finished(endpoint.call(Request(request.head, body, request.peer)))
             finally:
-                bodies.total -= len(body)
+                memory.total -= len(body)
 
         unpacking = copy.copy(endpoint)
         unpacking.call = unpack_and_call

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
-from penstock.wire.bodies import Bodies
-from penstock.wire.http.protocol import Connection
+from penstock.wire.http.connection import Connection
 from penstock.wire.http.routes import Router
 from penstock.wire.http.shared import Shared
-from penstock.wire.listen import Server, listen
 from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
+from penstock.wire.tls_server import Server, listen
 
 log = logging.getLogger("penstock.http")
 
@@ -47,11 +47,11 @@ class HttpServer:
         reuse_port: bool = False,
         certificate: Certificate | None = None,
         origins: Origins | None = None,
-        bodies: Bodies | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         """`origins`: which web pages may send requests; None: nobody looks where they come from.
 
-        `bodies`: what all requests of the process may take; None: as much as they like.
+        `memory`: what all requests of the process may take; None: as much as they like.
         """
         self._settings = settings
         self._sock = sock
@@ -66,7 +66,7 @@ class HttpServer:
             metrics if metrics is not None else Metrics(),
             executor,
             origins,
-            bodies if bodies is not None else Bodies(sys.maxsize),
+            memory if memory is not None else RequestMemory(sys.maxsize),
         )
         self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._shared.limits))
 

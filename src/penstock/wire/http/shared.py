@@ -10,16 +10,16 @@ from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
 from penstock.protocol.status import is_expected, status_of
-from penstock.wire.bodies import Bodies
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import Head, HeadCache, Refused
 from penstock.wire.http.messages import CHALLENGE, Headers, Request, Response, error_response
 from penstock.wire.http.routes import Endpoint, Router
 from penstock.wire.http.screen import Screen
 from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RequestMemory
 
 if TYPE_CHECKING:
-    from penstock.wire.http.protocol import Connection
+    from penstock.wire.http.connection import Connection
 
 log = logging.getLogger("penstock.http")
 
@@ -55,15 +55,15 @@ class Shared:
         metrics: Metrics,
         executor: Executor | None,
         origins: Origins | None,
-        bodies: Bodies,
+        memory: RequestMemory,
     ) -> None:
         self.router = router
         self.settings = settings
         self.limits = Limits.of(settings)
         self.executor = executor
         self.cache = HeadCache(self._route)
-        self.bodies = bodies
-        self._screen = Screen(origins, self.bodies, settings.max_body, executor)
+        self.memory = memory
+        self._screen = Screen(origins, self.memory, settings.max_body, executor)
         self.encoder = Encoder()
         self.simple_below = min(
             JOINED, settings.compress_from or JOINED

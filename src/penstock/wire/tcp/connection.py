@@ -29,7 +29,7 @@ from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.protocol import frames
 from penstock.protocol.frames import REQUEST, Command
 from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_message
-from penstock.wire.bodies import MIN_RATE, RETRY_SECONDS, TOO_MANY
+from penstock.wire.request_memory import MIN_RATE, RETRY_SECONDS, TOO_MANY
 
 if TYPE_CHECKING:
     from penstock.wire.auth import Identity
@@ -239,12 +239,12 @@ class Connection(asyncio.Protocol):
                 self.answer(failure(InvalidRequest("there is no TLS on this port")))
                 self.finish()
                 return
-            bodies = self._server.bodies
-            if bodies.total + total > bodies.limit:
+            memory = self._server.memory
+            if memory.total + total > memory.limit:
                 self.answer(failure(Unavailable(TOO_MANY, RETRY_SECONDS)))
                 self.finish()
                 return
-            bodies.total += total
+            memory.total += total
             self._large = bytearray(total)
             self._large[: len(rest)] = rest
             self._large_filled = len(rest)
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
 
     def _take_large(self) -> bytearray:
         whole, self._large = self._large or bytearray(), None
-        self._server.bodies.total -= len(whole)
+        self._server.memory.total -= len(whole)
         return whole
 
     def _run(self, data: bytes | bytearray) -> int:

@@ -12,13 +12,13 @@ from penstock.protocol.status import TcpStatus
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Verifier
-from penstock.wire.bodies import Bodies
-from penstock.wire.listen import Server, listen
+from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp.auth import GuardedCommands
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import Connection
 from penstock.wire.tcp.memory import keep_freed_memory
 from penstock.wire.tls import Certificate
+from penstock.wire.tls_server import Server, listen
 
 log = logging.getLogger("penstock.tcp")
 
@@ -38,16 +38,16 @@ class TcpServer:
         metrics: Metrics,
         verifier: Verifier | None = None,
         certificate: Certificate | None = None,
-        bodies: Bodies | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         """`verifier`: connections must begin with AUTH and a token it accepts; None: they need not.
 
-        `bodies`: what all requests of the process may take; None: as much as they like.
+        `memory`: what all requests of the process may take; None: as much as they like.
         """
         self._settings = settings
         self._certificate = certificate
         self._asks_for_tokens = verifier is not None
-        self.bodies = bodies if bodies is not None else Bodies(sys.maxsize)
+        self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
         self._commands = (
             GuardedCommands(verifier, topics, groups, metrics, settings.max_frame)
             if verifier

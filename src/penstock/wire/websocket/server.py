@@ -22,10 +22,10 @@ from penstock.protocol.status import status_of
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer
-from penstock.wire.bodies import Bodies
 from penstock.wire.feed import Feeds
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RequestMemory
 from penstock.wire.websocket.session import Session
 
 log = logging.getLogger("penstock.websocket")
@@ -45,16 +45,16 @@ class WebsocketServer:
         tls: ssl.SSLContext | None = None,
         verifier: Verifier | None = None,
         origins: Origins | None = None,
-        bodies: Bodies | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         """`origins`: which web pages may connect; None: nobody looks where connections come from.
 
-        `bodies`: what all requests of the process may take; None: as much as they like.
+        `memory`: what all requests of the process may take; None: as much as they like.
         """
         self.topics = topics
         self.feeds = feeds
         self.max_message = settings.max_message
-        self.bodies = bodies if bodies is not None else Bodies(sys.maxsize)
+        self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
         self.received = 0
         self._settings = settings
         self._tls = tls

@@ -23,8 +23,8 @@ from penstock.protocol.records import payload_bytes
 from penstock.protocol.status import is_expected
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
-from penstock.wire.bodies import MIN_RATE, SMALL, TOO_MANY
 from penstock.wire.feed import Chunk, Subscription
+from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY
 from penstock.wire.websocket import messages
 from penstock.wire.websocket.messages import (
     COMMANDS,
@@ -136,10 +136,10 @@ class Session(WSListener):
                 self._parts_since = self._loop.time()
             self._parts.append(part)
             self._parts_size += len(part)
-            bodies = self._server.bodies
-            bodies.total += len(part)
+            memory = self._server.memory
+            memory.total += len(part)
             too_large = self._parts_size > self._server.max_message
-            if too_large or (bodies.full and self._parts_size > SMALL):
+            if too_large or (memory.full and self._parts_size > SMALL):
                 self._take_parts()
                 if too_large:
                     transport.send_close(WSCloseCode.MESSAGE_TOO_BIG, b"the message is too large")
@@ -164,7 +164,7 @@ class Session(WSListener):
 
     def _take_parts(self) -> bytes:
         data = b"".join(self._parts)
-        self._server.bodies.total -= self._parts_size
+        self._server.memory.total -= self._parts_size
         self._parts, self._parts_size = [], 0
         return data
 

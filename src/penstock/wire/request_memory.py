@@ -13,7 +13,7 @@ MIN_RATE = (
 )  # bytes per second that a large request must arrive with, where it is not configured
 
 
-class Bodies:
+class RequestMemory:
     """The bytes of all large requests that are arriving or being worked on."""
 
     __slots__ = ("limit", "total")

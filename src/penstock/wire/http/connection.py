@@ -25,12 +25,12 @@ import logging
 from io import BytesIO
 from typing import cast
 
-from penstock.wire.bodies import RETRY_SECONDS, SMALL, TOO_MANY
 from penstock.wire.http.answering import BODY, BUSY, CLOSED, HIGH_WATER, LINGER, READY, Answering
 from penstock.wire.http.chunked import ChunkedBody
 from penstock.wire.http.head import CHUNKED, Head, Partial, Refused
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.shared import Shared, failure
+from penstock.wire.request_memory import RETRY_SECONDS, SMALL, TOO_MANY
 
 log = logging.getLogger("penstock.http")
 
@@ -223,7 +223,7 @@ class Connection(Answering):
         self._flush()
         refusal = head.endpoint.admit(head) if head.endpoint.admit is not None else None
         self._head = head
-        if refusal is None and head.length > SMALL and self._shared.bodies.full:
+        if refusal is None and head.length > SMALL and self._shared.memory.full:
             refusal = _too_many_bodies()
         if refusal is not None:
             self._refuse(refusal)
@@ -245,10 +245,10 @@ class Connection(Answering):
         """
         head, body = self._head, self._body
         assert head is not None
-        bodies = self._shared.bodies
+        memory = self._shared.memory
         self._received += len(data)
-        bodies.total += len(data)
-        if bodies.full and self._received > SMALL:
+        memory.total += len(data)
+        if memory.full and self._received > SMALL:
             self._refuse(_too_many_bodies())
             return None
         if isinstance(body, ChunkedBody):
