@@ -220,7 +220,7 @@ def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) ->
                                 batch.payloads(),
                                 batch.next_offset,
                             )
-                            times = topic.times(batch)
+                            times = topic.timestamps(batch.offsets)
                         else:
                             raw = topic.raw(at, 400)
                             times = topic.timestamps(raw.columns()[0])
@@ -342,7 +342,7 @@ def test_one_failing_call_of_a_swap_is_survived_without_a_restart(code: int) -> 
                 await keep_only(
                     store, [1], [segment.base for segment in topic.segments if segment.base < 12]
                 )
-                assert topic.unfinished is None
+                assert topic.unfinished_swap is None
                 assert offsets_of(topic) == [1, *range(12, 19)]
             async with running(ROOT, fs=fs.crash(Random(n), "drop")) as store:
                 assert offsets_of(store.require("t")) == [1, *range(12, 19)]

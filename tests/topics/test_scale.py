@@ -110,7 +110,7 @@ def test_thousands_of_topics_open_and_take_little_memory(tmp_path: Path) -> None
             for topic in (
                 store
             ):  # stopping 10,000 topics that were never written to is not what is measured here
-                topic._state = CLEAN
+                topic._segments._state = CLEAN
 
     run(body())
 

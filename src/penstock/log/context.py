@@ -107,7 +107,12 @@ class Context:
     @property
     def open_state(self) -> int:
         """What the checkpoint of a topic says while it is written to."""
-        return STRICT if self.settings.fsync in ("always", "group") else RELAXED
+        return STRICT if self.strict else RELAXED
+
+    @property
+    def strict(self) -> bool:
+        """Whether every commit waits for its fsync."""
+        return self.settings.fsync in ("always", "group")
 
     @property
     def durable(self) -> bool:

@@ -13,7 +13,7 @@ hidden under a new checksum. Offsets, times and order stay as they were; offsets
 3. The files are renamed over the first old segment, the others are removed, then the marker.
 
 A crash before 2 leaves the old segments, after it the new one. A disk that fails in 2 leaves the
-old ones and in 3 the new one; what is left to do is kept in `Log.unfinished` and done before
+old ones and in 3 the new one; what is left to do is kept in `Topic.unfinished_swap` and done before
 anything else touches the segments. Readers of an old segment keep their open files; whoever opens
 one anew finds it gone or different and looks again.
 
@@ -46,7 +46,6 @@ from penstock.errors import (
 )
 from penstock.log.checksums import failing, runs, sidecar
 from penstock.log.context import Context
-from penstock.log.durable import Unfinished
 from penstock.log.fs import File, Fs
 from penstock.log.layout import (
     BATCHES,
@@ -65,7 +64,7 @@ from penstock.log.layout import (
 )
 from penstock.log.recovery import finish_swap
 from penstock.log.segment import Batch, Segment
-from penstock.topics.topic import Topic
+from penstock.topics.topic import Topic, UnfinishedSwap
 
 log = logging.getLogger("penstock.topics")
 
@@ -109,19 +108,19 @@ async def compact(
     return await asyncio.shield(task)
 
 
-async def settle(topic: Topic, context: Context) -> None:
+async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
     """Finish, or take back, a swap that failed in the middle; whoever calls holds
     `topic.maintenance`.
     """
-    left = topic.unfinished
-    if left is None:
+    swap = topic.unfinished_swap
+    if swap is None:
         return
-    if left.fresh is not None:
-        await context.run(finish_swap, context.fs, topic.directory, left.marker)
-        left.fresh.pinned = False
+    if swap.fresh is not None:
+        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
+        swap.fresh.pinned = False
     else:
-        await context.run(_take_back, context.fs, topic, left.marker)
-    topic.unfinished = None
+        await context.run(_take_back, context.fs, topic, swap.marker)
+    topic.unfinished_swap = None
 
 
 async def _compact(
@@ -129,7 +128,7 @@ async def _compact(
 ) -> Swapped:
     async with topic.maintenance:
         _refuse_ended(topic)
-        await settle(topic, context)
+        await finish_or_undo_swap(topic, context)
         await topic.rest()
         if incarnation is not None and incarnation != topic.incarnation:
             raise Conflict(
@@ -147,10 +146,10 @@ async def _compact(
             with contextlib.suppress(StorageFull, StorageFailed):
                 await context.run(_discard, old[0])
             raise
-        done = _told(old, fresh)
+        done = _summary(old, fresh)
         if len(old) == 1 and done.records == done.records_before:
             await context.run(_discard, old[0])
-            return _told(old, old[0])
+            return _summary(old, old[0])
         _refuse_ended(topic)
         await _swap(topic, context, old, fresh)
         context.instruments.compacted.add(done.records_before - done.records)
@@ -207,7 +206,7 @@ def _mark(wanted: np.ndarray, bit: int) -> None:
     wanted[bit >> 3] |= 1 << (bit & 7)
 
 
-def _told(old: Sequence[Segment], fresh: Segment) -> Swapped:
+def _summary(old: Sequence[Segment], fresh: Segment) -> Swapped:
     return Swapped(
         base=fresh.base,
         end=fresh.end,
@@ -224,13 +223,13 @@ def _told(old: Sequence[Segment], fresh: Segment) -> Swapped:
 
 async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
     marker = f"{SWAP_PREFIX}{fresh.base:020d}"
-    told = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
+    bases = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
     try:
-        await context.run(context.fs.replace, topic.directory / marker, pack_checked(told))
+        await context.run(context.fs.replace, topic.directory / marker, pack_checked(bases))
     except (StorageFull, StorageFailed) as error:
-        topic.unfinished = Unfinished(marker, None)
+        topic.unfinished_swap = UnfinishedSwap(marker, None)
         try:
-            await settle(topic, context)
+            await finish_or_undo_swap(topic, context)
         except (StorageFull, StorageFailed) as again:
             log.error(
                 "topic %s: a failed swap (%s) could not be taken back yet: %s",
@@ -240,10 +239,10 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
             )
         raise
     fresh.pinned = True  # read by its open files: its names are not its own yet
-    topic.unfinished = Unfinished(marker, fresh)
-    topic.swapped(old, fresh)
+    topic.unfinished_swap = UnfinishedSwap(marker, fresh)
+    topic.replace(old, fresh)
     try:
-        await settle(topic, context)
+        await finish_or_undo_swap(topic, context)
     except (StorageFull, StorageFailed) as error:
         log.error("topic %s: a swap counts, but is not finished on disk yet: %s", topic.name, error)
     await context.run(_forget, old)

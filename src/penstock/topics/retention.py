@@ -11,7 +11,7 @@ import logging
 from penstock.log.context import Context
 from penstock.log.layout import COMPACT
 from penstock.log.segment import Segment
-from penstock.topics.compaction import settle
+from penstock.topics.compaction import finish_or_undo_swap
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
@@ -30,10 +30,12 @@ async def retain(topic: Topic, context: Context) -> int:
         return (
             0  # segments are being compacted: another time, the other topics need not wait for that
         )
-    if topic.ending or not (settings.retention_age or settings.retention_bytes or topic.unfinished):
+    if topic.ending or not (
+        settings.retention_age or settings.retention_bytes or topic.unfinished_swap
+    ):
         return 0
     async with topic.maintenance:
-        await settle(topic, context)
+        await finish_or_undo_swap(topic, context)
         going = surplus(topic, context)
         if not going:
             return 0

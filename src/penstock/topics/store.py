@@ -236,13 +236,6 @@ class TopicStore:
         for topic in list(self._topics.values()):
             try:
                 await retain(topic, self._context)
-                if (
-                    topic.idle
-                    and topic.segments[-1].open_files
-                    and time.monotonic() - topic.last_used > IDLE_SECONDS
-                ):
-                    await topic.checkpoint()
-                    if topic.idle:
-                        topic.close_files()
+                await topic.close_if_idle(IDLE_SECONDS)
             except (StorageFull, StorageFailed) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)

@@ -1,52 +1,68 @@
 """A topic as everyone else sees it: append to it, read what is visible, wait for more.
 
-Reading takes no lock and shares no position; the list of segments is replaced, never changed in
-place, so a reader keeps what it started with while segments are rolled, deleted or compacted, and
-looks again when a file went away. How appends are committed is in `penstock.log.log`.
+It is put together from parts: the segments and how durable they are (`SegmentStore`), the commits
+that write to them (`Appender`), what is read from them (`Reader`), and who waits for more
+(`Subscriptions`).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import (
-    Conflict,
-    Damaged,
-    InvalidOffset,
-    InvalidRequest,
-    NotFound,
-    StorageFailed,
-    StorageFull,
-)
+from penstock.errors import Conflict, InvalidRequest, NotFound, StorageFailed, StorageFull
+from penstock.log.appender import Appender
 from penstock.log.commit import Appended
 from penstock.log.context import Context
-from penstock.log.durable import Recovered
+from penstock.log.fs import Bytes
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
-from penstock.log.log import Log
 from penstock.log.producers import Producer
-from penstock.log.segment import Batch, Raw, Segment, empty_batch
+from penstock.log.reader import Reader
+from penstock.log.recovery import Recovered
+from penstock.log.segment import Batch, Raw, Segment
+from penstock.log.segment_store import SegmentStore
+from penstock.topics.subscriptions import Subscriptions
 
 __all__ = ["Appended", "Batch", "Producer", "Raw", "Topic"]
 
 log = logging.getLogger("penstock.topics")
 
 
-class Topic(Log):
-    def __init__(self, name: str, directory: Path, context: Context, found: Recovered) -> None:
-        super().__init__(name, directory, context, found)
-        self.archived_offset = found.archived
-        self.policy = found.policy
-        self.findings = found.damage
-        self.incarnation_lost = (
-            found.incarnation_lost
-        )  # it has a new one, though its records are the same
-        self._subscribers: dict[int, Callable[[], None]] = {}
-        self._subscriptions = 0
-        self._waiters: dict[asyncio.Future[None], int] = {}
+class UnfinishedSwap(NamedTuple):
+    """A swap of segments whose marker may be on disk: it has to be finished, or taken back, before
+    the next one.
+    """
+
+    marker: str
+    fresh: Segment | None  # the compacted segment, once it counts; None: the old ones do
+
+
+class Topic:
+    def __init__(self, name: str, directory: Path, context: Context, recovered: Recovered) -> None:
+        self.name = name
+        self.directory = directory
+        self.incarnation = recovered.incarnation
+        self.incarnation_lost = recovered.incarnation_lost  # a new one, for the same records
+        self.archived_offset = recovered.archived
+        self.policy = recovered.policy
+        self.findings = recovered.damage
+        self.maintenance = asyncio.Lock()  # retention and compaction take turns
+        self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
+        self._context = context
+        self._subscriptions = Subscriptions()
+        self._segments = SegmentStore(
+            name, directory, context, recovered, on_broken=lambda: self._appender.schedule()
+        )
+        self._appender = Appender(
+            name,
+            context,
+            self._segments,
+            on_commit=lambda: self._subscriptions.notify(self.next_offset),
+        )
+        self._reader = Reader(self._segments, recovered.damage)
 
     # What it holds
 
@@ -57,41 +73,30 @@ class Topic(Log):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        return self._segments
+        """In order of offsets, the active one last."""
+        return self._segments.all
 
     @property
     def first_offset(self) -> int:
-        return self._segments[0].base
+        return self._segments.all[0].base
+
+    @property
+    def next_offset(self) -> int:
+        return self._segments.next_offset
 
     @property
     def records(self) -> int:
-        return sum(segment.rows for segment in self._segments)
+        return sum(segment.rows for segment in self.segments)
 
     def records_from(self, offset: int) -> int:
         """How many records there are at and after `offset`; compaction makes that fewer than
         offsets.
         """
-        return int(
-            self._looking(lambda segments: sum(_rows_from(segment, offset) for segment in segments))
-        )
+        return self._reader.records_from(offset)
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
-
-    @property
-    def backlog_bytes(self) -> int:
-        return self._pending_bytes
-
-    @property
-    def unsynced_bytes(self) -> int:
-        """Answered under `interval`, and not yet covered by an fsync."""
-        return self._unsynced_bytes + sum(write.size for write in self._sync_pending)
-
-    @property
-    def broken(self) -> str | None:
-        """Why appends fail at the moment, if they do."""
-        return self._writer.broken
+        return sum(segment.size for segment in self.segments)
 
     def details(self) -> dict[str, Any]:
         return {
@@ -101,10 +106,10 @@ class Topic(Log):
             "next_offset": self.next_offset,
             "records": self.records,
             "bytes": self.size_bytes,
-            "producers": len(self._producers.entries),
+            "producers": len(self._segments.producers.entries),
             "archived_offset": self.archived_offset,
             "policy": self.policy,
-            "broken": self.broken,
+            "broken": self._segments.broken,
             "damage": self.damage,
             "segments": [
                 {
@@ -116,9 +121,23 @@ class Topic(Log):
                     "sealed": segment.sealed,
                     "compacted": segment.compacted,
                 }
-                for segment in self._segments
+                for segment in self.segments
             ],
         }
+
+    # Appending
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append the payloads as one batch, all or none."""
+        return self._appender.append(payloads, producer)
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """The same for payloads that lie one after another in `payloads`."""
+        return self._appender.append_arrays(lengths, payloads, producer)
 
     # Reading
 
@@ -131,190 +150,87 @@ class Topic(Log):
         strict: bool = False,
     ) -> Batch:
         """Visible records from `offset` on, of one segment; at least one when there is one."""
-        return self._reading(
-            lambda segment, at: segment.read(at, max_records, max_bytes), offset, strict
-        ) or empty_batch(max(offset, self.next_offset))
+        return self._reader.read(offset, max_records, max_bytes, strict=strict)
 
     def raw(
         self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
     ) -> Raw:
         """The same as bytes of the log: where they lie in which file."""
-        found = self._reading(
-            lambda segment, at: segment.raw(at, max_bytes, max_records), offset, strict
-        )
-        end = max(offset, self.next_offset)
-        return found or Raw(end, 0, end, None, 0, 0)
-
-    def _reading(self, read: Callable[[Segment, int], Any], offset: int, strict: bool) -> Any:
-        """Call `read` on the segment that holds `offset` (or what follows it), with the offset to
-        start at.
-        """
-
-        def look(segments: tuple[Segment, ...]) -> Any:
-            if strict and not segments[0].base <= offset <= self.next_offset:
-                raise InvalidOffset(
-                    f"offset {offset} lies outside {segments[0].base} to {self.next_offset}"
-                )
-            if offset < segments[0].base:
-                self._refuse_lost_beginning(segments[0], offset)
-            return self._read_from(segments, read, max(offset, segments[0].base))
-
-        return self._looking(look)
-
-    def _looking(self, look: Callable[[tuple[Segment, ...]], Any]) -> Any:
-        """Call `look` with the segments; again when they were replaced while it looked."""
-        while True:
-            segments = self._segments
-            try:
-                return look(segments)
-            except (Damaged, FileNotFoundError) as error:
-                if segments is not self._segments:
-                    continue  # retention or compaction took the file away: look again
-                if isinstance(error, Damaged):
-                    raise
-                raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
-
-    def _read_from(
-        self, segments: tuple[Segment, ...], read: Callable[[Segment, int], Any], at: int
-    ) -> Any:
-        if at >= self.next_offset:
-            return None
-        low, high = 0, len(segments) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if segments[middle].base <= at:
-                low = middle
-            else:
-                high = middle - 1
-        for segment in segments[low:]:
-            if at < segment.base:
-                self._refuse_gap(segment, at)
-            found = read(segment, max(at, segment.base))
-            if found.count:
-                return found
-        return None
-
-    def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
-        """What retention deleted is passed over; what was lost is not, when nothing was deleted
-        since.
-        """
-        place = self.lost_at(at)
-        if place is not None and place["lost_to"] == first.base:
-            raise _lost(place, first.base)
-
-    def _refuse_gap(self, following: Segment, at: int) -> None:
-        place = self.lost_at(at)
-        if place is not None:
-            raise _lost(place, following.base)
+        return self._reader.raw(offset, max_bytes, max_records, strict=strict)
 
     def lost_at(self, offset: int) -> dict[str, Any] | None:
         """The damage that cost the record of this offset, if one did."""
-        places = (
-            place
-            for place in self.damage
-            if place.get("lost_from", -1) <= offset < place.get("lost_to", -1)
-        )
-        return next(places, None)
-
-    def times(self, batch: Batch) -> np.ndarray:
-        """Append time of each record, microseconds since 1970."""
-        return self.timestamps(batch.offsets)
+        return self._reader.lost_at(offset)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self._looking(lambda segments: _times(segments, offsets))
-        return found
+        """The append times of these records, microseconds since 1970."""
+        return self._reader.timestamps(offsets)
 
     def offset_at(self, timestamp: float) -> int:
         """The first offset appended at or after `timestamp` (seconds since 1970); `next_offset`
         when there is none.
         """
-        microseconds = round(timestamp * 1e6)
-
-        def look(segments: tuple[Segment, ...]) -> int:
-            found = (segment.offset_at(microseconds) for segment in segments)
-            return next((offset for offset in found if offset is not None), self.next_offset)
-
-        return int(self._looking(look))
+        return self._reader.offset_at(round(timestamp * 1e6))
 
     # Waiting for more
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once after each commit that became visible, and when the topic is
-        deleted.
+        deleted; until what is returned is called.
         """
-        self._subscriptions += 1
-        key = self._subscriptions
-        self._subscribers[key] = callback
-        return lambda: self._subscribers.pop(key, None) and None
+        return self._subscriptions.add(callback)
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
         if self.deleted:
-            raise NotFound(f"topic {self.name!r} was deleted")
-        if self.next_offset > offset:
-            return True
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[future] = offset
-        try:
-            async with asyncio.timeout(timeout):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            self._waiters.pop(future, None)
-        return True
+            raise self._gone()
+        return self.next_offset > offset or await self._subscriptions.wait_for(offset, timeout)
 
-    def _notify(self) -> None:
-        if self._waiters:
-            for future in [f for f, offset in self._waiters.items() if offset < self.next_offset]:
-                del self._waiters[future]
-                if not future.done():
-                    future.set_result(None)
-        if self._subscribers:
-            for callback in tuple(self._subscribers.values()):
-                callback()
+    def _gone(self) -> NotFound:
+        return NotFound(f"topic {self.name!r} was deleted")
 
-    # What others know
+    # Maintenance
+
+    async def seal(self) -> None:
+        """Seal the active segment and start an empty one; nothing happens when it is empty."""
+        await self._appender.between_commits(roll=True)
+
+    async def rest(self) -> None:
+        """Until no segment is being repaired and the checkpoint on disk speaks of the active one.
+
+        From then on the checkpoint has the producers of all sealed segments, whose sidecars are no
+        longer asked.
+        """
+        await self._appender.between_commits(roll=False)
+
+    async def drop(self, segments: Sequence[Segment]) -> None:
+        """Forget the oldest segments and remove their files."""
+        await self._segments.drop(segments)
+
+    def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
+        """A compacted segment takes the place of these."""
+        self._segments.replace(old, fresh)
 
     async def expect(self, offset: int, who: str) -> None:
         """Records below `offset` were there, as `who` knows. Those that are not are lost, and their
         offsets are not given again. Called before anything is appended."""
-        if offset <= self.next_offset:
-            return
         end = self.next_offset
+        if offset <= end:
+            return
         text = f"offsets {end} to {offset - 1} are not in {DATA}, {who} had them"
         self.findings.report_lost(text, DATA, end, offset)
         try:
             await self._context.run(self.findings.write)
             await self.seal()
-            await self._skip_to(offset)
+            await self._segments.skip_to(offset)
         except (StorageFull, StorageFailed) as error:
             log.error("topic %s: offsets from %d on may be given again: %s", self.name, end, error)
-
-    # Ending
-
-    async def stop(self) -> None:
-        """Make everything durable, note how far, and let go of the files."""
-        self._stopping = True
-        async with self.maintenance:
-            await self.drain()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        try:
-            if self._writer.broken:
-                await self._repair()
-            await self.checkpoint()
-        except (StorageFull, StorageFailed) as error:
-            log.error("topic %s: stopped without a checkpoint: %s", self.name, error)
-        self.close_files()
 
     async def mark_archived(self, offset: int) -> None:
         """Retention keeps what lies at or after this offset (it waits to be archived)."""
         if self.archived_offset is not None and offset < self.archived_offset:
             raise Conflict(f"topic {self.name!r} is archived up to {self.archived_offset} already")
-        path = self.directory / ARCHIVED
-        await self._context.run(self._context.fs.replace, path, pack_checked(str(offset)))
+        await self._replace_file(ARCHIVED, str(offset))
         self.archived_offset = offset
 
     async def set_policy(self, policy: str) -> None:
@@ -323,44 +239,53 @@ class Topic(Log):
         """
         if policy not in (DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
-        await self._context.run(
-            self._context.fs.replace, self.directory / POLICY, pack_checked(policy)
-        )
+        await self._replace_file(POLICY, policy)
         self.policy = policy
+
+    async def _replace_file(self, name: str, text: str) -> None:
+        await self._context.run(self._context.fs.replace, self.directory / name, pack_checked(text))
+
+    # Ending
+
+    @property
+    def deleted(self) -> bool:
+        return self._appender.deleted
+
+    @property
+    def ending(self) -> bool:
+        """Deleted, or the broker stops: maintenance gives up."""
+        return self._appender.closed
+
+    async def close_if_idle(self, seconds: float) -> None:
+        """Let go of the files when nothing was appended for this long and nobody needs them."""
+        if self._idle and self._segments.active.open_files and self._appender.idle_for(seconds):
+            await self._segments.checkpoint()
+            if self._idle:
+                self._segments.close()
+
+    @property
+    def _idle(self) -> bool:
+        busy = self._segments.busy or self._appender.busy or self.maintenance.locked()
+        return not (busy or self.unfinished_swap)
+
+    async def stop(self) -> None:
+        """Make everything durable, note how far, and let go of the files."""
+        self._appender.close()
+        await self._drain()
+        try:
+            await self._segments.stop()
+        except (StorageFull, StorageFailed) as error:
+            log.error("topic %s: stopped without a checkpoint: %s", self.name, error)
+        self._segments.close()
 
     async def mark_deleted(self) -> None:
         """Refuse whatever comes, wake whoever waits."""
-        self.deleted = True
+        self._appender.close(deleted=True)
+        self._segments.abandon()
+        await self._drain()
+        self._subscriptions.end(self._gone())
+        self._segments.close()
+
+    async def _drain(self) -> None:
         async with self.maintenance:
-            await self.drain()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._unsynced = []
-        for future in list(self._waiters):
-            if not future.done():
-                future.set_exception(NotFound(f"topic {self.name!r} was deleted"))
-        for callback in list(self._subscribers.values()):
-            callback()
-        self._subscribers.clear()
-        self.close_files()
-
-
-def _lost(place: dict[str, Any], resume: int) -> Damaged:
-    return Damaged(
-        f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", resume
-    )
-
-
-def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:
-    bases = np.array([segment.base for segment in segments], np.int64)
-    which = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
-    found = np.empty(len(offsets), np.int64)
-    for i in np.unique(which):
-        mask = which == i
-        found[mask] = segments[int(i)].times(offsets[mask])
-    return found
-
-
-def _rows_from(segment: Segment, offset: int) -> int:
-    return segment.rows if offset <= segment.base else segment.rows - segment.row_of(offset)
+            await self._appender.drain()

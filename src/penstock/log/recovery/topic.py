@@ -1,9 +1,10 @@
 """The order in which a topic is opened, its small files and its producers."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.log.context import Context
-from penstock.log.durable import Recovered
+from penstock.log.damage import Damage
 from penstock.log.fs import Fs
 from penstock.log.layout import (
     ARCHIVED,
@@ -32,6 +33,21 @@ from penstock.log.recovery.interrupted import finish_interrupted
 from penstock.log.recovery.sealed import SealedSegments
 from penstock.log.segment import Segment
 from penstock.protocol.ids import uuid7
+
+
+class Recovered(NamedTuple):
+    """A topic as it was on disk, after what recovery did to it."""
+
+    incarnation: str
+    incarnation_lost: bool  # it is a new one, for a topic that had one
+    segments: tuple[Segment, ...]  # in order of offsets, the active one last
+    next_offset: int
+    producers: Producers
+    checkpointed: int  # size of the active segment's data at its checkpoint, -1 when there is none
+    state: int  # of that checkpoint
+    archived: int | None
+    policy: str  # delete or compact
+    damage: Damage
 
 
 def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:

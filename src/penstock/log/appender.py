@@ -1,0 +1,315 @@
+"""Appends that share commits.
+
+Appends are queued; what is queued at the end of a loop tick, or while the commit before it was in
+the pool, becomes one commit: one write, and under `group` one fsync. A commit assigns offsets, so a
+failed one leaves no gap. Readers see a record (and `next_offset` moves) when its commit satisfied
+the fsync policy, never before.
+
+    always     every append is a commit of its own, answered after its fsync
+    group      appends share a commit, answered after its fsync
+    interval   answered after the write; an fsync follows within `fsync_interval`
+    never      answered after the write; the kernel decides (checkpoints and rolls still sync,
+               in the background)
+
+One commit runs at a time, and nothing else writes to the segments: who wants them sealed, or
+repaired, has that done between two commits. How what was written becomes durable is in
+`penstock.log.segment_store`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.errors import (
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    StorageFailed,
+    StorageFull,
+    TooLarge,
+    Unavailable,
+)
+from penstock.log.commit import Appended, Commit, Entry
+from penstock.log.context import Context
+from penstock.log.fs import Bytes
+from penstock.log.layout import HEADER_SIZE
+from penstock.log.producers import Producer
+from penstock.log.segment_store import SegmentStore
+
+log = logging.getLogger("penstock.topics")
+
+INLINE_BYTES = 1 << 20  # a larger write goes to the pool even when nobody waits for an fsync
+COMMIT_BYTES = 64 << 20
+MAX_PENDING_BYTES = 256 << 20  # queued beyond this, appends are refused
+
+
+class Appender:
+    """`on_commit` is called once after each commit that readers see."""
+
+    def __init__(
+        self, name: str, context: Context, segments: SegmentStore, on_commit: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._context = context
+        self._segments = segments
+        self._on_commit = on_commit
+        self._policy = context.settings.fsync
+        self._pending: list[Entry] = []
+        self.pending_bytes = 0  # of the appends in `_pending`
+        self._scheduled = False  # `_flush` will run at the end of this tick
+        self._committing: asyncio.Task[None] | None = None  # the commit loop, while there is work
+        # Who waits for a moment between two commits, and whether to roll then.
+        self._between: list[tuple[asyncio.Future[None], bool]] = []
+        self.closed = False  # nothing more is taken
+        self.deleted = False  # and what is queued is refused
+        self._last_used = time.monotonic()
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append the payloads as one batch, all or none."""
+        if not payloads:
+            raise InvalidRequest("a batch has at least one record")
+        size = 0
+        for payload in payloads:
+            length = len(payload)
+            if length > self._context.settings.max_record:
+                raise self._too_large(length)
+            size += length
+        return self._enqueue(payloads, None, size, producer)
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append payloads that lie one after another in `payloads`, as one batch, without a look at
+        each.
+        """
+        if not len(lengths):
+            raise InvalidRequest("a batch has at least one record")
+        wide = lengths.astype(np.int64)
+        largest = int(wide.max())
+        if int(wide.min()) < 0 or int(wide.sum()) != len(payloads):
+            raise InvalidRequest(
+                f"the lengths add up to {int(wide.sum())}, the payloads have {len(payloads)} bytes"
+            )
+        if largest > self._context.settings.max_record:
+            raise self._too_large(largest)
+        return self._enqueue((payloads,), wide, len(payloads), producer)
+
+    def _too_large(self, length: int) -> TooLarge:
+        return TooLarge(
+            f"a record has at most {self._context.settings.max_record} bytes, this one has {length}"
+        )
+
+    def _enqueue(
+        self,
+        payloads: Sequence[Bytes],
+        lengths: np.ndarray | None,
+        size: int,
+        producer: Producer | None,
+    ) -> "asyncio.Future[Appended]":
+        if self.deleted:
+            raise self._gone()
+        if self.closed:
+            raise Unavailable("the broker is stopping")
+        if producer is not None and len(producer.id) != 16:
+            raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
+        count = len(payloads) if lengths is None else len(lengths)
+        size += HEADER_SIZE * count
+        if self.pending_bytes and self.pending_bytes + size > MAX_PENDING_BYTES:
+            raise Unavailable(
+                f"topic {self._name!r} has {self.pending_bytes} bytes waiting for the disk"
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Appended] = loop.create_future()
+        self._pending.append(Entry(payloads, lengths, count, size, producer, future))
+        self.pending_bytes += size
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._flush)
+        return future
+
+    def _gone(self) -> NotFound:
+        return NotFound(f"topic {self._name!r} was deleted")
+
+    # Committing
+
+    def schedule(self) -> None:
+        """See to it that the commit loop runs: there is something to write."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._committing is not None or not self._has_work:
+            return
+        inline = (
+            not self._between
+            and not self._context.strict
+            and self.pending_bytes <= INLINE_BYTES
+            and self._segments.is_prepared(self.pending_bytes)
+        )
+        if inline:
+            entries, self._pending, self.pending_bytes = self._pending, [], 0
+            self._commit_inline(entries)
+        else:
+            self._segments.writing = True
+            self._committing = asyncio.get_running_loop().create_task(self._commit_all())
+
+    def _commit_inline(self, entries: list[Entry]) -> None:
+        try:
+            commit = self._put_together(entries)
+            if commit.write.count:
+                self._segments.write(commit.write)
+        except (StorageFull, StorageFailed, NotFound) as error:
+            self._fail(entries, error)
+        except BaseException:
+            self._fail(entries, self._unexpected())
+            raise
+        else:
+            self._publish(commit)
+
+    async def _commit_all(self) -> None:
+        try:
+            while self._has_work:
+                if self._between:
+                    await self._rest()
+                else:
+                    await self._commit(self._take())
+        finally:
+            self._committing = None
+            self._segments.writing = False
+            self._segments.release()
+            if self._pending:  # only after an unexpected error: the next ones get a new chance
+                self.schedule()
+
+    def _take(self) -> list[Entry]:
+        """The next commit's appends: one under `always`, otherwise all that wait."""
+        count, size = 0, 0
+        for entry in self._pending:
+            if count and (self._policy == "always" or size + entry.size > COMMIT_BYTES):
+                break
+            count += 1
+            size += entry.size
+        taken = self._pending[:count]
+        del self._pending[:count]
+        self.pending_bytes -= size
+        return taken
+
+    async def _commit(self, entries: list[Entry]) -> None:
+        try:
+            await self._segments.prepare(sum(entry.size for entry in entries))
+            if self.deleted:
+                raise self._gone()
+            commit = self._put_together(entries)
+            if commit.write.count:
+                await self._segments.write_in_pool(commit.write)
+        except (StorageFull, StorageFailed, NotFound) as error:
+            self._fail(entries, error)
+        except BaseException:
+            self._fail(entries, self._unexpected())
+            raise
+        else:
+            self._publish(commit)
+
+    def _put_together(self, entries: list[Entry]) -> Commit:
+        segments = self._segments
+        self._context.space.take(sum(entry.size for entry in entries))
+        position = segments.active.data_size
+        return Commit(
+            entries, segments.next_offset, position, segments.next_time(), segments.producers
+        )
+
+    def _publish(self, commit: Commit) -> None:
+        """The commit satisfied the policy: it is visible and answered from here on."""
+        self._last_used = time.monotonic()
+        write, instruments = commit.write, self._context.instruments
+        if write.count:
+            self._segments.publish(write)
+            instruments.commits.add()
+            instruments.records.add(write.count, self._name)
+            instruments.bytes.add(write.size, self._name)
+        if commit.duplicates:
+            instruments.duplicates.add(commit.duplicates)
+        commit.succeed()
+        if write.count:
+            self._on_commit()
+
+    def _unexpected(self) -> StorageFailed:
+        return StorageFailed(f"appending to {self._name!r} failed, see the log")
+
+    def _fail(self, entries: list[Entry], error: PenstockError) -> None:
+        self._context.instruments.failures.add(1, type(error).__name__)
+        if isinstance(error, StorageFull):
+            self._context.space.refused(error, sum(entry.size for entry in entries))
+        if self._segments.broken:
+            log.error(
+                "topic %s: segment %d is closed: %s",
+                self._name,
+                self._segments.active.base,
+                self._segments.broken,
+            )
+        for entry in entries:
+            if entry.producer is not None and not entry.future.done():
+                self._segments.producers.expect(entry.producer, self._segments.last_time)
+            entry.refuse(error)
+        self._segments.release()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._pending or self._between or self._segments.rescue_needed)
+
+    # Between commits
+
+    async def between_commits(self, *, roll: bool) -> None:
+        """Have the segments come to rest between two commits (`SegmentStore.rest`)."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._between.append((future, roll))
+        self.schedule()
+        await future
+
+    async def _rest(self) -> None:
+        waiting, self._between = self._between, []
+        failure: PenstockError | None = None
+        try:
+            await self._segments.rest(roll=any(roll for _, roll in waiting))
+        except (StorageFull, StorageFailed) as error:
+            failure = error
+        for future, _ in waiting:
+            if future.done():
+                continue
+            if failure is None:
+                future.set_result(None)
+            else:
+                future.set_exception(type(failure)(str(failure)))
+
+    # Ending
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending or self._committing)
+
+    def idle_for(self, seconds: float) -> bool:
+        return time.monotonic() - self._last_used > seconds
+
+    def close(self, *, deleted: bool = False) -> None:
+        """Take nothing more. What is queued is committed; of a deleted topic it is refused."""
+        self.closed = True
+        self.deleted = deleted
+
+    async def drain(self) -> None:
+        """Until everything queued is answered and nothing runs in the pool."""
+        while True:
+            tasks = (self._committing, self._segments.background)
+            running = [task for task in tasks if task is not None]
+            if running:
+                await asyncio.wait(running)
+            elif self._has_work or self._scheduled:
+                self.schedule()
+                await asyncio.sleep(0)
+            else:
+                return

@@ -1,0 +1,132 @@
+"""Reading what is visible of a log, across its segments.
+
+Reading takes no lock and shares no position; the list of segments is replaced, never changed in
+place, so a reader keeps what it started with while segments are rolled, deleted or compacted, and
+looks again when a file went away.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from penstock.errors import Damaged, InvalidOffset
+from penstock.log.damage import Damage
+from penstock.log.segment import Batch, Raw, Segment, empty_batch
+from penstock.log.segment_store import SegmentStore
+
+T = TypeVar("T")
+R = TypeVar("R", Batch, Raw)
+
+
+class Reader:
+    def __init__(self, segments: SegmentStore, damage: Damage) -> None:
+        self._segments = segments
+        self._damage = damage
+
+    def read(self, offset: int, max_records: int, max_bytes: int, *, strict: bool) -> Batch:
+        batch = self._first_of(
+            lambda segment, at: segment.read(at, max_records, max_bytes), offset, strict
+        )
+        return batch or empty_batch(max(offset, self._segments.next_offset))
+
+    def raw(self, offset: int, max_bytes: int, max_records: int | None, *, strict: bool) -> Raw:
+        raw = self._first_of(
+            lambda segment, at: segment.raw(at, max_bytes, max_records), offset, strict
+        )
+        end = max(offset, self._segments.next_offset)
+        return raw or Raw(end, 0, end, None, 0, 0)
+
+    def timestamps(self, offsets: np.ndarray) -> np.ndarray:
+        return self._retrying(lambda segments: _times(segments, offsets))
+
+    def records_from(self, offset: int) -> int:
+        return self._retrying(lambda segments: sum(_rows_from(one, offset) for one in segments))
+
+    def offset_at(self, microseconds: int) -> int:
+        def search(segments: tuple[Segment, ...]) -> int:
+            offsets = (segment.offset_at(microseconds) for segment in segments)
+            return next((at for at in offsets if at is not None), self._segments.next_offset)
+
+        return self._retrying(search)
+
+    def lost_at(self, offset: int) -> dict[str, Any] | None:
+        """The damage that cost the record of this offset, if one did."""
+        places = (
+            place
+            for place in self._damage.places
+            if place.get("lost_from", -1) <= offset < place.get("lost_to", -1)
+        )
+        return next(places, None)
+
+    def _first_of(self, read: Callable[[Segment, int], R], offset: int, strict: bool) -> R | None:
+        """What `read` returns for the segment that holds `offset` (or what follows it) and the
+        offset to start at there; None when there is nothing from there on.
+        """
+
+        def search(segments: tuple[Segment, ...]) -> R | None:
+            first, end = segments[0].base, self._segments.next_offset
+            if strict and not first <= offset <= end:
+                raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
+            if offset < first:
+                self._refuse_lost_beginning(segments[0], offset)
+            return self._read_from(segments, read, max(offset, first))
+
+        return self._retrying(search)
+
+    def _retrying(self, look: Callable[[tuple[Segment, ...]], T]) -> T:
+        """Call `look` with the segments; again when they were replaced while it looked."""
+        while True:
+            segments = self._segments.all
+            try:
+                return look(segments)
+            except (Damaged, FileNotFoundError) as error:
+                if segments is not self._segments.all:
+                    continue  # retention or compaction took the file away
+                if isinstance(error, Damaged):
+                    raise
+                raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
+
+    def _read_from(
+        self, segments: tuple[Segment, ...], read: Callable[[Segment, int], R], at: int
+    ) -> R | None:
+        if at >= self._segments.next_offset:
+            return None
+        holder = max(0, bisect_right(segments, at, key=lambda segment: segment.base) - 1)
+        for segment in segments[holder:]:
+            if at < segment.base and (place := self.lost_at(at)) is not None:
+                raise _lost(place, segment.base)
+            records = read(segment, max(at, segment.base))
+            if records.count:
+                return records
+        return None
+
+    def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
+        """What retention deleted is passed over; what was lost is not, when nothing was deleted
+        since.
+        """
+        place = self.lost_at(at)
+        if place is not None and place["lost_to"] == first.base:
+            raise _lost(place, first.base)
+
+
+def _lost(place: dict[str, Any], resume: int) -> Damaged:
+    return Damaged(
+        f"{place['file']}: offsets {place['lost_from']} to {place['lost_to'] - 1} are lost", resume
+    )
+
+
+def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:
+    bases = np.array([segment.base for segment in segments], np.int64)
+    holders = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
+    times = np.empty(len(offsets), np.int64)
+    for i in np.unique(holders):
+        mask = holders == i
+        times[mask] = segments[int(i)].times(offsets[mask])
+    return times
+
+
+def _rows_from(segment: Segment, offset: int) -> int:
+    return segment.rows if offset <= segment.base else segment.rows - segment.row_of(offset)

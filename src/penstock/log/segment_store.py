@@ -1,0 +1,457 @@
+"""The segments of a topic and how much of them is durable: fsyncs, rolls, repairs, checkpoints.
+
+Under `interval` what is answered but not yet synced is also kept in memory, so that a failed fsync
+loses nothing while the process lives: the segment is closed and a new one is started from that
+memory (see `penstock.log.writer`).
+
+The event loop owns all state; only disk work leaves it. One task may run in the background: the
+fsync of `interval`, or a checkpoint. Whatever writes, rolls or repairs is called by one task at a
+time, the commit loop (`penstock.log.appender`); whoever renames files waits for the background task
+first.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock.errors import StorageFailed, StorageFull
+from penstock.log.context import Context
+from penstock.log.layout import CLEAN, INDEX_SIZE, KINDS, Checkpoint
+from penstock.log.recovery import Recovered
+from penstock.log.segment import Segment
+from penstock.log.writer import Mark, Write, Writer
+
+log = logging.getLogger("penstock.topics")
+
+MAX_UNSYNCED_BYTES = 64 << 20  # held in memory under `interval` before appends wait for the fsync
+CHECKPOINT_BYTES = 64 << 20  # written since the last checkpoint: bounds what a restart scans
+CHECKPOINT_RECORDS = 1 << 20
+RETRY_SECONDS = 1.0
+UNKNOWN = -1  # what the checkpoint on disk says of the active segment
+
+
+class SegmentStore:
+    """`on_broken` is called when the commit loop must run although nobody appends: there is a
+    segment to repair.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        context: Context,
+        recovered: Recovered,
+        on_broken: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._context = context
+        self._incarnation = bytes.fromhex(recovered.incarnation)
+        self._on_broken = on_broken
+        # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
+        # the tuple it started with.
+        self.all = recovered.segments
+        self.next_offset = recovered.next_offset  # readers see what is below it
+        self.producers = recovered.producers
+        self.writing = False  # the commit loop runs: the active segment's files stay open
+        self.background: asyncio.Task[None] | None = None  # an fsync or a checkpoint
+        self._abandoned = False  # the topic is deleted: nothing needs to become durable
+        for segment in self.all:
+            self._adopt(segment)
+        self._writer = Writer(context.fs, directory, self.active)
+        self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
+        self._synced = self._mark()  # everything before it is durable
+        # Answered and not covered by an fsync: kept in memory under `interval`.
+        self._unsynced: list[Write] = []
+        self._unsynced_bytes = 0
+        self._syncing: list[Write] = []  # what the running fsync covers
+        self._timer: asyncio.TimerHandle | None = None  # of the next fsync
+        # As of the last checkpoint, which may be of the segment before the active one.
+        self._checkpointed_bytes = recovered.checkpointed
+        self._checkpointed_rows = self.active.rows
+        self._state = recovered.state if recovered.checkpointed >= 0 else UNKNOWN
+        self._checkpointing = asyncio.Lock()
+
+    @property
+    def active(self) -> Segment:
+        return self.all[-1]
+
+    @property
+    def broken(self) -> str | None:
+        """Why appends fail at the moment, if they do."""
+        return self._writer.broken
+
+    @property
+    def busy(self) -> bool:
+        return self.active.pinned or self.background is not None
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Answered under `interval`, and not yet covered by an fsync."""
+        return self._unsynced_bytes + sum(write.size for write in self._syncing)
+
+    @property
+    def rescue_needed(self) -> bool:
+        """Answered records are only in memory and in a broken segment."""
+        return bool(self.broken and self._unsynced and self._timer is None and not self._abandoned)
+
+    def _adopt(self, segment: Segment) -> None:
+        segment.on_open = self._context.open_files.opened
+        segment.on_mismatch = self._note_mismatch
+
+    def _note_mismatch(self, segment: Segment) -> None:
+        segment.on_mismatch = None  # once is enough
+        self._context.instruments.damage.add(1, "walked")
+        log.warning(
+            "topic %s: index and data of segment %d disagree, `verify` tells where; "
+            "reading without the index there",
+            self._name,
+            segment.base,
+        )
+
+    def _mark(self) -> Mark:
+        active = self.active
+        return Mark(
+            self.next_offset, active.rows, active.data_size, active.batches_size, active.newest
+        )
+
+    # One commit: prepare, write, publish
+
+    def is_prepared(self, size: int) -> bool:
+        """Whether a commit of so many bytes can be written at once."""
+        return (
+            self._state == self._context.open_state
+            and self._unsynced_bytes < MAX_UNSYNCED_BYTES
+            and not self.broken
+            and not self._must_roll(size)
+        )
+
+    async def prepare(self, size: int) -> None:
+        """Repair what is broken, roll what is full, sync what is too much, and let the checkpoint
+        on disk say that the segment is being written.
+        """
+        if self.broken:
+            await self.repair()
+        if self._must_roll(size):
+            await self._roll()
+        if self._unsynced_bytes >= MAX_UNSYNCED_BYTES:
+            await self._sync_now()
+        await self._mark_open()
+
+    def _must_roll(self, size: int) -> bool:
+        limit, used = self._context.settings.segment_bytes, self.active.data_size
+        return bool(limit) and used > 0 and used + size > limit
+
+    async def _mark_open(self) -> None:
+        if self._state != self._context.open_state:
+            await self._wait_for_background()
+            await self._write_checkpoint()
+
+    def next_time(self) -> int:
+        """The append time of a commit; distinct, since it also tells commits apart."""
+        self.last_time = max(self._context.now(), self.last_time + 1)
+        return self.last_time
+
+    def write(self, write: Write) -> None:
+        """Here and now, for what waits for no fsync."""
+        self.active.pinned = True
+        self._writer.write(write, sync=False)
+
+    async def write_in_pool(self, write: Write) -> None:
+        self.active.pinned = True
+        started = time.perf_counter()
+        sync = self._context.strict
+        await self._context.run(self._writer.write, write, sync)
+        if sync:
+            self._context.instruments.sync_seconds.observe(time.perf_counter() - started)
+
+    def publish(self, write: Write) -> None:
+        """It satisfied the fsync policy: readers see it from here on."""
+        active = self.active
+        active.data_size += write.size
+        active.rows += write.count
+        active.batches_size += sum(map(len, write.batches))
+        active.newest = write.time
+        active.end = self.next_offset = write.first + write.count
+        if self._context.settings.fsync == "interval":
+            self._unsynced.append(write)
+            self._unsynced_bytes += write.size
+            if self.background is None:
+                self._sync_later(self._context.settings.fsync_interval)
+        elif self._context.strict:
+            self._synced = self._mark()
+        self._checkpoint_if_due()
+        self.release()
+
+    def release(self) -> None:
+        """Let the active segment's files be closed when nobody reads them, unless they are still
+        needed.
+        """
+        self.active.pinned = bool(
+            self._unsynced or self._syncing or self.writing or self.background or self.broken
+        )
+
+    # Syncing
+
+    def _sync_later(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._start_sync)
+
+    def _start_sync(self) -> None:
+        self._timer = None
+        if self.broken:
+            self._on_broken()
+        elif self.background is None and self._unsynced and not self._abandoned:
+            self.background = asyncio.get_running_loop().create_task(self._sync_in_background())
+
+    async def _sync_in_background(self) -> None:
+        try:
+            await self._sync()
+        except (StorageFull, StorageFailed) as error:
+            log.error(
+                "topic %s: fsync failed, moving %d bytes to a new segment: %s",
+                self._name,
+                self._unsynced_bytes,
+                error,
+            )
+        finally:
+            self.background = None
+            if self.broken:
+                self._on_broken()
+            elif self._unsynced:
+                self._sync_later(self._context.settings.fsync_interval)
+            self.release()
+
+    async def _sync(self) -> None:
+        """One fsync over everything visible; on failure what it should have covered stays in
+        memory.
+        """
+        mark = self._mark()
+        self._syncing, self._unsynced = self._unsynced, []
+        size, self._unsynced_bytes = self._unsynced_bytes, 0
+        try:
+            await self._context.run(self._writer.sync)
+        except (StorageFull, StorageFailed):
+            self._unsynced = self._syncing + self._unsynced
+            self._unsynced_bytes += size
+            raise
+        else:
+            self._synced = mark
+        finally:
+            self._syncing = []
+        self._checkpoint_if_due()
+
+    async def _sync_now(self) -> None:
+        await self._wait_for_background()
+        if self.broken:
+            await self.repair()
+        elif self._unsynced:
+            await self._sync()
+
+    async def _wait_for_background(self) -> None:
+        while self.background is not None:
+            await asyncio.wait([self.background])
+
+    def _clear_unsynced(self) -> None:
+        self._unsynced, self._unsynced_bytes = [], 0
+
+    # Repairing, rolling, replacing
+
+    async def repair(self) -> None:
+        """Close the broken segment and go on in a new one, from memory."""
+        await self._wait_for_background()
+        reason = self.broken
+        carried = self._unsynced
+        relaxed = self._context.settings.fsync == "interval"
+        durable = self._synced if relaxed else self._mark()
+        base = carried[0].first if carried else self.next_offset
+        try:
+            sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
+        except (StorageFull, StorageFailed):
+            if self._unsynced:
+                self._sync_later(RETRY_SECONDS)
+            raise
+        self._context.instruments.broken.add()
+        log.warning(
+            "topic %s: a segment was closed (%s), a new one begins at offset %d",
+            self._name,
+            reason,
+            base,
+        )
+        self._install(sealed, fresh)
+        self._clear_unsynced()
+        if sealed is not None:
+            await self._context.run(self._writer.trim, sealed)
+        await self._write_checkpoint()
+
+    def _install(self, sealed: Segment | None, fresh: Segment) -> None:
+        self._context.open_files.closed(self.active)
+        added = (sealed, fresh) if sealed is not None else (fresh,)
+        self.all = (*self.all[:-1], *added)
+        for segment in added:
+            self._adopt(segment)
+        self._synced = self._mark()
+        self._state = UNKNOWN  # the checkpoint still speaks of the segment before
+
+    async def rest(self, *, roll: bool) -> None:
+        """Between commits: no segment is broken, and the checkpoint on disk speaks of the active
+        one. With `roll` that is a new one, unless it is empty.
+        """
+        if self.broken:
+            await self.repair()
+        if roll:
+            await self._roll()
+        else:
+            await self._mark_open()
+
+    async def _roll(self) -> None:
+        """Nothing is being written to the segment it seals."""
+        await self._wait_for_background()
+        active = self.active
+        if not active.rows:
+            return
+        active.pinned = True
+        await self._context.run(self._writer.sync_all)
+        self._clear_unsynced()
+        self._synced = self._mark()
+        sealed, fresh = await self._context.run(
+            self._writer.switch, self.next_offset, self._synced, []
+        )
+        self._install(sealed, fresh)
+        await self._write_checkpoint()
+
+    async def skip_to(self, offset: int) -> None:
+        """Let the active segment, which is empty, begin here."""
+        active = self.active
+        active.base = active.end = self.next_offset = offset
+        self._synced = self._mark()
+        await self._write_checkpoint()
+
+    async def drop(self, segments: Sequence[Segment]) -> None:
+        """Forget the oldest segments and remove their files. When none is left beside an empty
+        active one, the checkpoint is what remembers the next offset, so it is written first."""
+        gone = set(map(id, segments))
+        if not self.active.rows:
+            await self._write_checkpoint()
+        self.all = tuple(segment for segment in self.all if id(segment) not in gone)
+        for segment in segments:
+            self._context.open_files.closed(segment)
+            await self._context.run(remove_files, segment)
+
+    def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
+        """A compacted segment takes the place of these: readers that come now see it, through its
+        open files.
+        """
+        at = self.all.index(old[0])
+        self.all = (*self.all[:at], fresh, *self.all[at + len(old) :])
+        self._adopt(fresh)
+        self._context.open_files.opened(fresh)
+        for segment in old:
+            # whoever still reads it may meet files of both: it looks again
+            segment.on_mismatch = None
+            self._context.open_files.closed(segment)
+
+    # Checkpoints
+
+    def _checkpoint_if_due(self) -> None:
+        active = self.active
+        due = (
+            active.data_size - self._checkpointed_bytes >= CHECKPOINT_BYTES
+            or active.rows - self._checkpointed_rows >= CHECKPOINT_RECORDS
+        )
+        if due and self.background is None and not self.broken:
+            self.background = asyncio.get_running_loop().create_task(
+                self._checkpoint_in_background()
+            )
+
+    async def _checkpoint_in_background(self) -> None:
+        try:
+            await self._write_checkpoint()
+        except (StorageFull, StorageFailed) as error:
+            log.warning("topic %s: no checkpoint could be written: %s", self._name, error)
+        finally:
+            self.background = None
+            if self.broken:
+                self._on_broken()
+            elif self._unsynced and self._timer is None:
+                self._start_sync()
+            self.release()
+
+    async def checkpoint(self) -> None:
+        """Note how far the active segment is durable, unless that is known; only when nothing is
+        being written.
+        """
+        if self.active.data_size != self._checkpointed_bytes or self._state != CLEAN:
+            await self._write_checkpoint(CLEAN)
+            self._clear_unsynced()
+
+    async def _write_checkpoint(self, state: int | None = None) -> None:
+        """One at a time, so that the last one written is the last one asked for.
+
+        While the state on disk is being changed it counts as unknown, and a commit that wants
+        another one waits.
+        """
+        wanted = self._context.open_state if state is None else state
+        async with self._checkpointing:
+            if self._state != wanted:
+                self._state = UNKNOWN
+            self.producers.forget_before(self._context.now())
+            mark = self._mark()
+            checkpoint = Checkpoint(
+                incarnation=self._incarnation,
+                next_offset=mark.next_offset,
+                base=self.active.base,
+                data_size=mark.data_size,
+                index_size=mark.rows * INDEX_SIZE,
+                batches_size=mark.batches_size,
+                last_time=self.last_time,
+                state=wanted,
+                producers=self.producers.entries,
+            )
+            self._checkpointed_bytes, self._checkpointed_rows = mark.data_size, mark.rows
+            try:
+                await self._context.run(
+                    self._writer.checkpoint, checkpoint.pack(), mark.next_offset
+                )
+            except (StorageFull, StorageFailed):
+                self._state = UNKNOWN
+                raise
+            self._state = wanted
+
+    # Ending
+
+    async def stop(self) -> None:
+        """Make everything durable and note how far."""
+        self._cancel_timer()
+        if self.broken:
+            await self.repair()
+        await self.checkpoint()
+
+    def abandon(self) -> None:
+        """The topic is deleted: nothing that is not durable needs to become so."""
+        self._abandoned = True
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Let go of the files, and of what could not be made durable. They are opened again when
+        they are used again.
+        """
+        self._cancel_timer()
+        self._clear_unsynced()
+        for segment in self.all:
+            segment.forget_files()
+            self._context.open_files.closed(segment)
+
+
+def remove_files(segment: Segment) -> None:
+    """The data last: a data file missing beside its index is damage, never an interrupted removal."""
+    for kind in KINDS:
+        segment.fs.remove(segment.path(kind))
+    # here in the pool: the last close of a removed file gives its blocks back
+    segment.forget_files()
+    segment.fs.sync_dir(segment.directory)
