@@ -59,7 +59,9 @@ class Unavailable(PenstockError):
 
 
 class ConnectionLost(Unavailable):
-    """One connection to the database was lost; the database itself answers."""
+    """A connection was lost before the answer came, to a broker or from a broker to its database:
+    the request may or may not have been done.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after=0.1)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.client import SyncTopicClient, TopicClient
-from penstock.client.connection import Backoff, parse_addresses
 from penstock.errors import (
     Conflict,
     InvalidOffset,
@@ -22,7 +21,9 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.log.fs import Disk
-from penstock.pipeline.link import TopicLink
+from penstock.net.addresses import parse_addresses
+from penstock.net.retry import Backoff
+from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.support.http import run
 from tests.support.served import Served, serving, serving_in_thread

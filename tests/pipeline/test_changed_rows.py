@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
-from penstock.pipeline.link import TopicLink
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_queue_source import options as queue_options

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Conflict, Unavailable
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks import identity
 from penstock.pipeline.sinks.identity import Held, Writer, claimed, wait_for_turn
 from penstock.pipeline.sinks.queue import PushLink

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.pipeline.cluster import ENV, SMALL
 from tests.pipeline.support import batch_rows

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from penstock.cli import pipeline as pipeline_commands
 from penstock.cli import topic as topic_commands
 from penstock.errors import Conflict, InvalidRequest
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import compact as compact_job
 from penstock.pipeline.jobs import inplace
 from penstock.pipeline.jobs.compact import compact, read_compacted
 from penstock.pipeline.jobs.inplace import BUCKET, Kept, _groups
 from penstock.pipeline.jobs.lake import Lake
 from penstock.pipeline.jobs.latest import Keys
-from penstock.pipeline.link import TopicLink
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, Unavailable
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.session import build
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows

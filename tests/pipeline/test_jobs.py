@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import archive as archive_job
 from penstock.pipeline.jobs.archive import archive, read_archive
 from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
-from penstock.pipeline.link import TopicLink
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.protocol import frames

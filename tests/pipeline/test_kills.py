@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol import frames
 from tests.conftest import fresh_database

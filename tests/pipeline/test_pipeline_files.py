@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline import build
 from penstock.pipeline.check import check, resolve_route
 from penstock.pipeline.failure import PipelineFailed, cause
-from penstock.pipeline.link import TopicLink
 from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
 from penstock.pipeline.spec import parse
 from penstock.pipeline.steps import changes

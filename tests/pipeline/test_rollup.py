@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.cli import pipeline as _pipeline_commands  # noqa: F401
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.dlq_report import dlq_report
 from penstock.pipeline.jobs.report import check_target, write
 from penstock.pipeline.jobs.rollup import REACHED, _known, _topic_names, _window, rollup
 from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build
-from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames

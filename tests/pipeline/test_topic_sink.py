@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.log import producers
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks import topic as topic_sink
 from penstock.pipeline.sinks.identity import Writer

@@ -1,12 +1,33 @@
 """One table of statuses for every protocol."""
 
+import asyncio
 import inspect
+import struct
+from collections.abc import Iterator
 
 import msgspec
 import pytest
+from websockets.sync.client import connect
 
 from penstock import errors
-from penstock.protocol.status import TABLE, TcpStatus, is_expected, status_of
+from penstock.client.brokers import Brokers
+from penstock.client.connection import Link
+from penstock.net.broker_caller import BrokerCaller
+from penstock.net.topic_link import TopicLink
+from penstock.protocol import frames
+from penstock.protocol.frames import Command
+from penstock.protocol.status import (
+    CLASSES,
+    TABLE,
+    Details,
+    TcpStatus,
+    error_from,
+    error_from_http,
+    error_from_tcp,
+    is_expected,
+    status_of,
+)
+from tests.support.served import Served, Wire, serving_in_thread
 
 
 def test_every_error_class_has_a_row() -> None:
@@ -60,3 +81,161 @@ def test_a_subclass_counts_as_its_base_and_a_stranger_is_unexpected() -> None:
     assert status_of(Narrow("x")).http == 409
     assert is_expected(Narrow("x"))
     assert not is_expected(KeyError("x"))
+
+
+ERRORS: list[errors.PenstockError] = [
+    *(
+        kind("it did not work: ünd why")
+        for kind in CLASSES.values()
+        if not issubclass(kind, errors.Unavailable | errors.Damaged)
+    ),
+    *(errors.Unavailable("later", seconds) for seconds in (0.0, 0.25, 30.0)),
+    errors.ConnectionLost("later"),
+    errors.Busy("the database's disk is full", 5.0),
+    errors.MissingKey("no key k1", 7.5),
+    errors.Damaged("0.log at byte 7"),
+    *(errors.Damaged("0.log at byte 7", resume) for resume in (0, 2**63)),
+]
+each_error = pytest.mark.parametrize(
+    "error", ERRORS, ids=[f"{type(error).__name__}-{i}" for i, error in enumerate(ERRORS)]
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving_in_thread(tmp_path_factory.mktemp("topics")) as served:
+        yield served
+
+
+@pytest.fixture
+def failing(served: Served, error: errors.PenstockError, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A broker on which no topic can be created because of `error`."""
+
+    async def create(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr(served.topics, "create", create)
+    return served
+
+
+def same(raised: errors.PenstockError, error: errors.PenstockError) -> bool:
+    return (type(raised), str(raised), vars(raised)) == (type(error), str(error), vars(error))
+
+
+def test_every_error_class_is_among_those_sent() -> None:
+    assert {type(error) for error in ERRORS} == set(CLASSES.values())
+
+
+@each_error
+def test_an_error_over_http_is_the_same_in_our_clients(
+    failing: Served, error: errors.PenstockError
+) -> None:
+    url = f"http://127.0.0.1:{failing.http.port}"
+    with BrokerCaller(url) as caller, pytest.raises(errors.PenstockError) as caught:
+        caller.json("POST", "/topics/t")
+    assert same(caught.value, error)
+
+    async def ask() -> None:
+        brokers = Brokers([url], patience=0.0)
+        try:
+            await brokers.json("POST", "/topics/t", again=False)
+        finally:
+            await brokers.close()
+
+    with pytest.raises(errors.PenstockError) as caught:
+        asyncio.run(ask())
+    assert same(caught.value, error)
+
+
+@each_error
+def test_an_error_over_tcp_is_the_same_in_our_clients(
+    failing: Served, error: errors.PenstockError
+) -> None:
+    with (
+        TopicLink(failing.address, patience=0.0) as link,
+        pytest.raises(errors.PenstockError) as caught,
+    ):
+        link.create("t")
+    assert same(caught.value, error)
+
+    async def ask(frame: bytes) -> None:
+        link = Link([("127.0.0.1", failing.tcp.port)])
+        try:
+            await (await link.connection(asyncio.get_running_loop().time() + 30)).request(frame)
+        finally:
+            link.close()
+
+    for frame in (
+        frames.request(Command.CREATE_TOPIC, frames.name("t")),
+        frames.produce("t", b"x"),
+        b"".join(frames.produce_batch("t", [b"x"])),
+    ):
+        with pytest.raises(errors.PenstockError) as caught:
+            asyncio.run(ask(frame))
+        assert same(caught.value, error)
+
+
+@each_error
+def test_an_error_over_websocket_is_the_same_when_it_is_read(
+    failing: Served, error: errors.PenstockError
+) -> None:
+    with connect(f"ws://127.0.0.1:{failing.websocket.port}/") as socket:
+        socket.send('{"command": "create_topic_request", "topic": "t"}')
+        answer = socket.recv(30)
+    text = msgspec.json.decode(answer)["error_message"]
+    assert same(error_from(text, msgspec.json.decode(answer, type=Details)), error)
+
+
+@each_error
+def test_a_client_of_the_original_reads_status_and_message_where_they_were(
+    failing: Served, error: errors.PenstockError
+) -> None:
+    async def ask() -> None:
+        wire = await Wire.connect(failing.tcp.port)
+        command, status, body = await wire.ask(Command.CREATE_TOPIC, frames.name("t"))
+        (length,) = struct.unpack_from(">I", body)
+        assert (command, status) == (frames.ERROR, status_of(error).tcp)
+        assert body[4 : 4 + length].decode() == str(error)
+        wire.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, b"", errors.InvalidRequest),
+        (404, b"<html>", errors.NotFound),
+        (405, b'{"error": "no"}', errors.InvalidRequest),
+        (408, b"", errors.Unavailable),
+        (429, b'{"error": "full", "results": []}', errors.Full),
+        (500, b'{"error": "internal error", "id": "7"}', errors.Unavailable),
+        (502, b"Bad Gateway", errors.Unavailable),
+        (503, b'{"error": 5}', errors.Unavailable),
+        (507, b'["error"]', errors.StorageFull),
+        (409, b'{"error": "x", "code": "NoSuchClass"}', errors.Conflict),
+        (409, b'{"error": "x", "code": {}}', errors.Conflict),
+    ],
+)
+def test_an_answer_without_a_class_of_ours_is_what_its_http_status_says(
+    status: int, body: bytes, kind: type[errors.PenstockError]
+) -> None:
+    assert type(error_from_http(status, body)) is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "kind"),
+    [
+        (TcpStatus.TOPIC_NOT_FOUND, b"", errors.NotFound),
+        (TcpStatus.SERIALIZATION, b"", errors.InvalidRequest),
+        (TcpStatus.UNKNOWN_COMMAND, b"", errors.InvalidRequest),
+        (TcpStatus.PRODUCE_FAILED, b"", errors.Unavailable),
+        (TcpStatus.INTERNAL, b"no json", errors.Unavailable),
+        (TcpStatus.INVALID_REQUEST, b'{"code": "NoSuchClass"}', errors.InvalidRequest),
+        (77, b"", errors.Unavailable),
+    ],
+)
+def test_an_answer_without_a_class_of_ours_is_what_its_tcp_status_says(
+    status: int, details: bytes, kind: type[errors.PenstockError]
+) -> None:
+    assert type(error_from_tcp(status, "x", details)) is kind

@@ -25,7 +25,7 @@ from penstock.export.destinations.broker import BrokerDestination, BrokerTarget
 from penstock.export.payload import FRAMES, NONE, join
 from penstock.net.http import CannotConnect, HttpClient
 from penstock.net.tls import client_context
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.wire.tls import Certificate, Certificates
 from tests.support.certificates import Authority

@@ -100,6 +100,7 @@ def test_the_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> No
             "req_id": 2,
             "error_message": "Topic 'non_existent' not found for subscription.",
             "original_command_type": "subscribe_topic_request",
+            "code": "NotFound",
         }
 
     over_websocket(tmp_path, body)

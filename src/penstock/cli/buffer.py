@@ -35,7 +35,6 @@ from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
 from penstock.cli import Token, app, explain
-from penstock.client.brokers import error_of
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
@@ -43,6 +42,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.net import HttpClient
+from penstock.protocol.status import error_from_http
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 
@@ -348,7 +348,7 @@ async def _ask(url: str, token: str, method: str, path: str) -> bytes:
     finally:
         await client.close()
     if answer.status >= 400:
-        raise error_of(answer.status, answer.body)
+        raise error_from_http(answer.status, answer.body)
     return bytes(answer.body)
 
 

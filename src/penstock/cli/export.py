@@ -25,7 +25,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli import Token, app, explain
-from penstock.client.brokers import error_of
 from penstock.config import load
 from penstock.config.values import format_duration, format_size
 from penstock.errors import PenstockError
@@ -33,6 +32,7 @@ from penstock.export import inspect as files
 from penstock.export.manager import route_directory
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect
+from penstock.protocol.status import error_from_http
 
 commands = typer.Typer(
     help="Watch, steer and check export routes.",
@@ -80,7 +80,7 @@ def _ask(url: str, token: str, method: str, target: str, timeout: float = 30.0) 
         finally:
             await client.close()
         if answer.status >= 400:
-            raise error_of(answer.status, answer.body)
+            raise error_from_http(answer.status, answer.body)
         return text.loads(answer.body) if answer.body else None
 
     return asyncio.run(ask())

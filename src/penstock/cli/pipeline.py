@@ -24,9 +24,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from penstock.cli import Token, app, explain
-from penstock.client.brokers import error_of
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.tls import open_url
+from penstock.protocol.status import error_from_http
 
 commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
 
@@ -494,7 +494,7 @@ def _ask(url: str, token: str, method: str, path: str) -> Any:
         ) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        raise error_of(error.code, error.read()) from None
+        raise error_from_http(error.code, error.read()) from None
     except OSError as error:
         raise Unavailable(f"the broker at {url} does not answer: {error}") from None
 

@@ -32,12 +32,12 @@ from rich.table import Table
 
 from penstock.cli import Token, app, explain
 from penstock.client import Batch, SyncTopicClient
-from penstock.client.brokers import error_of
 from penstock.client.reader import Start
 from penstock.client.sync import SyncProducer
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.tls import open_url
 from penstock.protocol.records import message
+from penstock.protocol.status import error_from_http
 
 commands = typer.Typer(
     help="Create, read, write and check topics.",
@@ -193,7 +193,7 @@ def ask_http(url: str, token: str, method: str, path: str, body: Any = None) -> 
         with open_url(request, timeout=10) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
-        raise error_of(error.code, error.read()) from None
+        raise error_from_http(error.code, error.read()) from None
     except OSError as error:
         raise Unavailable(f"the broker at {url} does not answer: {error}") from None
 

@@ -19,32 +19,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.client.connection import Backoff, Token
-from penstock.errors import (
-    Conflict,
-    Forbidden,
-    Full,
-    InvalidRequest,
-    NotFound,
-    PenstockError,
-    StorageFull,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-)
+from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavailable
+from penstock.net.addresses import Token
 from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
+from penstock.net.retry import Backoff
+from penstock.protocol.status import error_from_http
 
-_ERRORS: dict[int, type[PenstockError]] = {
-    400: InvalidRequest,
-    401: Unauthorized,
-    403: Forbidden,
-    404: NotFound,
-    405: InvalidRequest,
-    409: Conflict,
-    413: TooLarge,
-    429: Full,
-    507: StorageFull,
-}
 _JSON = (("Content-Type", "application/json"),)
 T = TypeVar("T")
 
@@ -119,7 +99,7 @@ class Brokers:
                 )
                 if answer.status < 500:
                     return answer
-                failure: PenstockError = _error(answer)
+                failure: PenstockError = error_from_http(answer.status, answer.body)
                 certain = answer.status in (503, 507)  # the broker says that it did nothing
             except TimeoutError as error:
                 failure, certain = Unavailable(str(error)), False
@@ -168,17 +148,4 @@ def understood(decode: Callable[[bytes], T], body: bytes) -> T:
 def check(answer: HttpAnswer) -> None:
     """Raise what a status that is no success means."""
     if answer.status >= 300:
-        raise _error(answer)
-
-
-def _error(answer: HttpAnswer) -> PenstockError:
-    return error_of(answer.status, answer.body)
-
-
-def error_of(status: int, body: bytes) -> PenstockError:
-    """What an answer that is no success means, in the broker's words."""
-    try:
-        text = str(msgspec.json.decode(body)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        text = body[:200].decode("utf-8", "replace") or f"HTTP status {status}"
-    return _ERRORS.get(status, Unavailable)(text)
+        raise error_from_http(answer.status, answer.body)

@@ -21,11 +21,11 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.client.connection import Backoff
 from penstock.client.messages import Address, QueueFull
 from penstock.client.payload import check_payload
 from penstock.client.queues import QueueClient, new_item
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 

@@ -20,11 +20,11 @@ from urllib.parse import quote, urlencode
 
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import Item, PushBuffer
-from penstock.client.connection import Token
 from penstock.client.consumer import Consumer, Handler
 from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, Unavailable
+from penstock.net.addresses import Token
 from penstock.net.tls import client_context
 
 DEFAULT_URL = "http://127.0.0.1:6632"

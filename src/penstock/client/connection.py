@@ -12,55 +12,21 @@ unknown to us, and only the caller knows whether it may be sent again.
 
 import asyncio
 import logging
-import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from penstock.errors import (
-    InvalidRequest,
-    PenstockError,
-    StorageFailed,
-    StorageFull,
-    Unauthorized,
-    Unavailable,
-)
+from penstock.errors import ConnectionLost, PenstockError, Unauthorized, Unavailable
+from penstock.net.addresses import Address, Token, token_text
+from penstock.net.retry import Backoff
 from penstock.net.tls import explain, first_answer_missing
 from penstock.protocol import frames
 from penstock.protocol.frames import ANSWER, Bytes, Command
-from penstock.protocol.status import PLAIN, TcpStatus, read_message
+from penstock.protocol.status import TcpStatus, error_from_tcp
 
 log = logging.getLogger("penstock.client")
 
 BUFFER = 256 << 10
-Address = tuple[str, int]
-Token = (
-    str | Callable[[], str]
-)  # a function is asked whenever a token is needed: for tokens that are renewed
-
-
-class ConnectionLost(Unavailable):
-    """The connection ended before the answer came; the request may or may not have been done."""
-
-
-_NAMED: dict[str, type[PenstockError]] = {
-    kind.__name__: kind for kind in (StorageFull, StorageFailed)
-}
-MAY_PASS = (
-    Unavailable,
-    StorageFull,
-    StorageFailed,
-)  # worth sending again, until the caller's time is over
-
-
-def error_of(status: int, text: str) -> PenstockError:
-    """The error that an answer stands for."""
-    name, message = read_message(text)
-    known = status in TcpStatus.__members__.values()
-    return (
-        _NAMED.get(name)
-        or PLAIN.get(TcpStatus(status) if known else TcpStatus.INTERNAL, Unavailable)
-    )(message)
 
 
 class Recycled:
@@ -224,52 +190,13 @@ class Connection(asyncio.BufferedProtocol):
         if future.done():
             return
         if command == frames.ERROR or status != TcpStatus.SUCCESS:
-            error = error_of(status, frames.read_error(body))
+            error = error_from_tcp(status, *frames.read_error(body))
             if self.renews and isinstance(error, Unauthorized):
                 self.close()  # the next connection begins with a new token
                 error = ConnectionLost(str(error))
             future.set_exception(error)
         else:
             future.set_result(body)
-
-
-def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
-    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
-    parts: Sequence[str | Address] = (
-        addresses.split(",") if isinstance(addresses, str) else addresses
-    )
-    found: list[Address] = []
-    for part in parts:
-        if isinstance(part, tuple):
-            found.append(part)
-            continue
-        plain = part.strip().removeprefix("tcp://").removeprefix("tls://").removesuffix("/")
-        host, colon, port = plain.rpartition(":")
-        if not colon or port.endswith("]"):
-            host, port = plain, "12345"
-        if not host or not port.isdecimal() or "/" in host:
-            raise InvalidRequest(
-                f"{part!r} is no broker address: write host:port, or tls://host:port"
-            )
-        found.append((host.strip("[]"), int(port)))
-    if not found:
-        raise InvalidRequest("no broker address given")
-    return found
-
-
-def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
-    """Whether the addresses say `tls://`; all of them, or none."""
-    parts: Sequence[str | Address] = (
-        addresses.split(",") if isinstance(addresses, str) else addresses
-    )
-    told = {isinstance(part, str) and part.strip().startswith("tls://") for part in parts}
-    if len(told) > 1:
-        raise InvalidRequest(f"either all addresses begin with tls:// or none: {addresses!r}")
-    return told == {True}
-
-
-def token_text(token: Token | None) -> str:
-    return (token if isinstance(token, str) else token()) if token else ""
 
 
 class Waiting:
@@ -293,22 +220,6 @@ class Waiting:
         if self.error is not None:
             self.error = None
             log.warning("%s goes on", self._who)
-
-
-class Backoff:
-    """Delays that double from `first` to `most` less a random share, so that clients do not return
-    in step.
-    """
-
-    def __init__(self, first: float = 0.05, most: float = 2.0) -> None:
-        self._first, self._most, self._next = first, most, first
-
-    def reset(self) -> None:
-        self._next = self._first
-
-    def delay(self) -> float:
-        delay, self._next = self._next, min(self._next * 2, self._most)
-        return delay * random.uniform(0.5, 1.0)
 
 
 class Link:

@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from penstock.client.connection import Backoff
 from penstock.client.messages import AckRefused, Address, DeadLetter, Message, Retry
 from penstock.client.queues import LONG_POLL, QueueClient
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 

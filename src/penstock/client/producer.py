@@ -26,10 +26,12 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Self
 
-from penstock.client.connection import MAY_PASS, Backoff, Connection, ConnectionLost, Link, Waiting
-from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.client.connection import Connection, Link, Waiting
+from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.net.retry import Backoff
 from penstock.protocol import frames
 from penstock.protocol.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes
+from penstock.protocol.status import MAY_PASS
 
 RECORD_OVERHEAD = 64  # what one buffered record costs besides its payload, roughly
 MAX_RECORDS = 100_000

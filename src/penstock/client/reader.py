@@ -23,8 +23,16 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
 
-from penstock.client.connection import MAY_PASS, Backoff, Connection, ConnectionLost, Link, Waiting
-from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound, Unavailable
+from penstock.client.connection import Connection, Link, Waiting
+from penstock.errors import (
+    Conflict,
+    ConnectionLost,
+    InvalidOffset,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from penstock.net.retry import Backoff
 from penstock.protocol import frames
 from penstock.protocol.frames import (
     FETCH_ANSWER,
@@ -38,6 +46,7 @@ from penstock.protocol.frames import (
     Fetched,
 )
 from penstock.protocol.record_batch import Batch, Record
+from penstock.protocol.status import MAY_PASS
 
 log = logging.getLogger("penstock.client")
 

@@ -19,10 +19,10 @@ from typing import Any, ParamSpec, Self, TypeVar
 import uvloop
 
 from penstock.client import topics
-from penstock.client.connection import Address, Token
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader, Start
 from penstock.errors import PenstockError, Unavailable
+from penstock.net.addresses import Address, Token
 from penstock.protocol.frames import Bytes, Info
 from penstock.protocol.record_batch import Batch, Record
 

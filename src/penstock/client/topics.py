@@ -20,10 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.client.connection import Address, Link, Token, parse_addresses, wants_tls
+from penstock.client.connection import Link
 from penstock.client.producer import Producer
 from penstock.client.reader import Reader, Start, ask
 from penstock.errors import InvalidRequest
+from penstock.net.addresses import Address, Token, parse_addresses, wants_tls
 from penstock.net.tls import client_context
 from penstock.protocol import frames
 from penstock.protocol.frames import (

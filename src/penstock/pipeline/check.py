@@ -28,8 +28,8 @@ from sqlglot.optimizer.qualify import qualify
 
 from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.tls import open_url
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
-from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import (
     QUEUE_SINK,
     QUEUE_SOURCE,

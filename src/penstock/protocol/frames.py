@@ -49,12 +49,12 @@ bytes]`.
     0x31 SINK_COMMIT    [JSON: Commit], the whole body
          0xB1           empty
 
-    any failure: 0xFF with the status and [length u32][message UTF-8]
+    any failure: 0xFF with the status and [length u32][message UTF-8], optionally
+                 [JSON: Details of penstock.protocol.status]
 
-The first five are the original's, to the letter. Its statuses are fewer than our errors: where one
-stands for several, the message begins with the class of `penstock.errors` and a colon
-(`StorageFull: the disk has ...`), see `penstock.protocol.status`. In FETCH the raw log is the file,
-byte for byte; `next offset` is where to go on, `log end` what the next appended record will be
+The first five are the original's, to the letter. Its statuses are fewer than our errors: where the
+status does not say it all, the class of `penstock.errors` and its fields follow the message. In
+FETCH the raw log is the file, byte for byte; `next offset` is where to go on, `log end` what the next appended record will be
 given (equal: the reader is at the end). `lengths` repeats what the raw log holds, so that a reader
 splits it with numpy instead of walking it record by record. A producer id with a sequence that the
 topic has seen is answered with the first answer and stored once.
@@ -68,8 +68,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidRequest, PenstockError
-from penstock.protocol.status import TcpStatus
+from penstock.errors import InvalidRequest
+from penstock.protocol.status import Malformed, TcpStatus
 
 Bytes = bytes | bytearray | memoryview
 
@@ -127,16 +127,6 @@ class Command(IntEnum):
 
 ERROR = 0xFF  # the command byte of every answer that is no success
 REPLY = 0x80  # added to the request's command byte in a successful answer
-
-
-class Malformed(InvalidRequest):
-    """A body that does not parse: answered SERIALIZATION. The frame's borders are known, so the
-    connection goes on.
-    """
-
-
-class UnknownCommand(PenstockError):
-    """A command byte this server does not know."""
 
 
 class Fetched(NamedTuple):
@@ -310,10 +300,11 @@ def read_names(view: memoryview) -> list[str]:
     return names
 
 
-def read_error(view: memoryview) -> str:
+def read_error(view: memoryview) -> tuple[str, memoryview]:
+    """The message of a failure, and the details behind it."""
     body = Body(view)
     (length,) = body.take(U32)
-    return str(body.bytes(length, "message"), "utf-8", "replace")
+    return str(body.bytes(length, "message"), "utf-8", "replace"), body.rest()
 
 
 # -- frames, written
@@ -386,9 +377,11 @@ def answer(command: int, *parts: Bytes) -> bytes:
     return ANSWER.pack(command | REPLY, TcpStatus.SUCCESS, len(body)) + body
 
 
-def failure(status: TcpStatus, message: str) -> bytes:
+def failure(status: TcpStatus, message: str, details: bytes = b"") -> bytes:
     raw = message.encode("utf-8", "replace")
-    return ANSWER.pack(ERROR, status, 4 + len(raw)) + U32.pack(len(raw)) + raw
+    return (
+        ANSWER.pack(ERROR, status, 4 + len(raw) + len(details)) + U32.pack(len(raw)) + raw + details
+    )
 
 
 _ANSWERS = np.dtype([("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")])

@@ -22,6 +22,7 @@ import msgspec
 from penstock.errors import Damaged
 from penstock.log.segment import Batch
 from penstock.protocol.records import Message, messages
+from penstock.protocol.status import details_of
 from penstock.topics.topic import Topic
 
 MAX_RECORDS = 500  # per chunk
@@ -37,12 +38,6 @@ class Notification(msgspec.Struct):
     topic: str
     messages: list[Message]
     command: str = "message_batch_notification"
-
-
-class Problem(msgspec.Struct):
-    topic: str
-    error_message: str
-    command: str = "error_response"
 
 
 class Chunk:
@@ -73,18 +68,21 @@ class Chunk:
 class Lost(Chunk):
     """Records that cannot be read any more: subscribers are told, then get what follows."""
 
-    def __init__(self, topic: str, error: str, next_offset: int) -> None:
+    def __init__(self, topic: str, error: Damaged, next_offset: int) -> None:
         self.topic = topic
         self.next_offset = next_offset
-        self._error = error
+        self._error = str(error)
+        self._details = msgspec.to_builtins(details_of(error))
 
     @cached_property
     def sse(self) -> bytes:
-        return b"event: error\ndata: %b\n\n" % _encode({"topic": self.topic, "error": self._error})
+        data = {"topic": self.topic, "error": self._error, **self._details}
+        return b"event: error\ndata: %b\n\n" % _encode(data)
 
     @cached_property
     def notification(self) -> bytes:
-        return _encode(Problem(self.topic, self._error))
+        data = {"topic": self.topic, "error_message": self._error, "command": "error_response"}
+        return _encode(data | self._details)
 
 
 class Subscriber(Protocol):
@@ -233,7 +231,7 @@ class Feed:
             )
             return Lost(
                 topic.name,
-                str(error),
+                error,
                 error.resume if error.resume is not None else topic.next_offset,
             )
         return Chunk(topic.name, batch) if batch.count else None

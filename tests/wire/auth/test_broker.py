@@ -20,7 +20,7 @@ from penstock.cli.pipeline import commands as pipeline_commands
 from penstock.cli.queue import commands as queue_commands
 from penstock.cli.topic import commands as topic_commands
 from penstock.client import TopicClient
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from penstock.protocol.frames import Command
 from penstock.protocol.status import TcpStatus

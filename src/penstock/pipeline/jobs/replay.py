@@ -19,9 +19,9 @@ from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest
 from penstock.net.tls import ca_text
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs.archive import read_archive
-from penstock.pipeline.link import TopicLink
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import OTHER_ROWS

@@ -29,8 +29,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.connection import Backoff
 from penstock.errors import Forbidden, InvalidRequest, Unavailable
+from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks.identity import (

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks.identity import (
     Writer,

@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.client.connection import Backoff
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.net.retry import Backoff
 from penstock.pipeline.options import Options
 
 log = logging.getLogger("penstock.pipeline")

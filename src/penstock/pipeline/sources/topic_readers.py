@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.log.layout import HEADER_SIZE
 from penstock.log.topic_files import Slice, TopicFiles
-from penstock.pipeline.link import TopicLink
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import Options
 
 FETCH_BYTES = 4 << 20

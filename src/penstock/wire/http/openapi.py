@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from penstock import __version__
-from penstock.protocol.status import REASONS
+from penstock.protocol.status import CLASSES, REASONS
 from penstock.wire.http.docs_page import page
 from penstock.wire.http.guard import Guard, role_of
 from penstock.wire.http.messages import Request, Response
@@ -21,7 +21,16 @@ from penstock.wire.http.routes import ANY, Route, Router
 
 _REF = "#/components/schemas/{name}"
 _TOKEN = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
-_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {"type": "string"},
+        "code": {"type": "string", "enum": list(CLASSES)},
+        "retryAfter": {"type": "number"},
+        "resume": {"type": "integer"},
+    },
+    "required": ["error"],
+}
 
 
 def document(

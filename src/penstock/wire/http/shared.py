@@ -6,10 +6,12 @@ import math
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import to_builtins
+
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.status import is_expected, status_of
+from penstock.protocol.status import details_of, is_expected, status_of
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import Head, HeadCache, Refused
 from penstock.wire.http.messages import CHALLENGE, Headers, Request, Response, error_response
@@ -111,7 +113,7 @@ def failure(error: BaseException, request: Request | None) -> Response:
         )
         if status == 401:
             headers = CHALLENGE
-        return error_response(status, str(error), headers)
+        return error_response(status, str(error), headers, **to_builtins(details_of(error)))
     number = str(uuid7())
     what = f"{request.method} {request.path}" if request is not None else "an answer"
     log.error("internal error %s at %s", number, what, exc_info=error)

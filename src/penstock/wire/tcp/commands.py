@@ -40,7 +40,7 @@ from penstock.protocol.frames import (
     Command,
 )
 from penstock.protocol.names import check_name
-from penstock.protocol.status import TcpStatus
+from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
 from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
@@ -99,7 +99,7 @@ class Commands:
             return None
         handler = self._handlers.get(command)
         if handler is None:
-            raise frames.UnknownCommand(f"unknown command {command:#04x}")
+            raise UnknownCommand(f"unknown command {command:#04x}")
         self._count(1, Command(command).name.lower())
         return handler(Body(body))
 
@@ -259,7 +259,7 @@ class Commands:
         start, most, wait_ms = body.take(FETCH_REQUEST)
         flags = body.rest()
         if len(flags) > 1 or (flags and flags[0] & ~(frames.LENGTHS | frames.TIMES)):
-            raise frames.Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
+            raise Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
         extras = flags[0] if flags else 0
         if start < topic.next_offset or not wait_ms:
             return _fetched(topic, start, most, extras)
@@ -410,7 +410,7 @@ def _json(body: Body, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body.rest(), type=kind)
     except msgspec.DecodeError as error:
-        raise frames.Malformed(str(error)) from None
+        raise Malformed(str(error)) from None
 
 
 def _milliseconds_left(lease: Range) -> int:
@@ -420,13 +420,13 @@ def _milliseconds_left(lease: Range) -> int:
 def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int]:
     """Where the topic name of the PRODUCE at `at` ends, and the payload's length."""
     if stop - at < 11:
-        raise frames.Malformed("a PRODUCE body has at least 6 bytes")
+        raise Malformed("a PRODUCE body has at least 6 bytes")
     topic_end: int = at + 7 + U16.unpack_from(data, at + 5)[0]
     if topic_end + 4 > stop:
-        raise frames.Malformed("the topic name runs past the body")
+        raise Malformed("the topic name runs past the body")
     (length,) = U32.unpack_from(data, topic_end)
     if topic_end + 4 + length != stop:
-        raise frames.Malformed(
+        raise Malformed(
             f"a payload of {length} bytes is announced, {stop - topic_end - 4} are there"
         )
     return topic_end, length

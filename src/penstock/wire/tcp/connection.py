@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.protocol import frames
 from penstock.protocol.frames import REQUEST, Command
-from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_message
+from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_details
 from penstock.wire.request_memory import MIN_RATE, RETRY_SECONDS, TOO_MANY
 
 if TYPE_CHECKING:
@@ -63,18 +63,13 @@ def failure(error: BaseException, *, produce: bool = False) -> bytes:
     """The answer that says what went wrong; `produce`: what is not the request's fault is
     PRODUCE_FAILED.
     """
-    if isinstance(error, frames.Malformed):
-        status = TcpStatus.SERIALIZATION
-    elif isinstance(error, frames.UnknownCommand):
-        status = TcpStatus.UNKNOWN_COMMAND
-    else:
-        status = status_of(error).tcp
-        if produce and status == TcpStatus.INTERNAL:
-            status = TcpStatus.PRODUCE_FAILED
+    status = status_of(error).tcp
+    if produce and status == TcpStatus.INTERNAL:
+        status = TcpStatus.PRODUCE_FAILED
     if not is_expected(error):
         log.error("a request failed unexpectedly", exc_info=error)
         return frames.failure(status, "internal error; the server's log has the details")
-    return frames.failure(status, tcp_message(error, status))
+    return frames.failure(status, str(error), tcp_details(error, status))
 
 
 class Connection(asyncio.Protocol):

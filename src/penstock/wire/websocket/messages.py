@@ -92,6 +92,10 @@ class Failed(Struct):
     req_id: ReqId
     error_message: str
     original_command_type: str | UnsetType = UNSET
+    # as in `penstock.protocol.status.Details`
+    code: str | UnsetType = UNSET
+    retry_after: float | UnsetType = msgspec.field(default=UNSET, name="retryAfter")
+    resume: int | UnsetType = UNSET
 
 
 encode = msgspec.json.Encoder().encode

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import astuple
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.protocol.records import payload_bytes
-from penstock.protocol.status import is_expected
+from penstock.protocol.status import details_of, is_expected
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
 from penstock.wire.feed import Chunk, Subscription
@@ -329,9 +330,8 @@ class Session(WSListener):
         else:
             log.error("a request failed unexpectedly", exc_info=error)
             text = "internal error; the server's log has the details"
-        self._answer(
-            Failed("error_response", req_id, text, command if command is not None else UNSET)
-        )
+        about, details = UNSET if command is None else command, details_of(error)
+        self._answer(Failed("error_response", req_id, text, about, *astuple(details)))
 
     def topic_gone(self, watch: _Watch) -> None:
         if self._watches.get(watch.name) is watch:

@@ -2,7 +2,7 @@
 
 Executors are plain processes that do one thing at a time, so this is a socket and a loop, not an
 event loop in a thread. Every request made here may be sent twice without harm (reads, and appends
-of an idempotent producer): when the connection is lost it is made anew and the request is sent
+of an idempotent producer): when the connection is lost it is made again and the request is sent
 again, until `patience` seconds have passed. So a broker that restarts in the middle of a batch
 delays the batch and does not fail it.
 """
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.client.connection import MAY_PASS, Backoff, error_of, parse_addresses, wants_tls
-from penstock.errors import InvalidRequest, StorageFailed, StorageFull, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.net.addresses import parse_addresses, wants_tls
+from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
 from penstock.protocol import frames
 from penstock.protocol.claims import Claim, Claimed, Commit
@@ -30,6 +31,7 @@ from penstock.protocol.frames import (
     Fetched,
     Info,
 )
+from penstock.protocol.status import MAY_PASS, error_from_tcp
 
 CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 30.0
@@ -116,15 +118,11 @@ class TopicLink:
             try:
                 connection = self._socket or self._connect()
                 return _exchange(connection, pieces)
-            except (
-                OSError,
-                EOFError,
-                *MAY_PASS,
-            ) as error:  # not the request failed but the broker: ask again
+            except (OSError, EOFError, *MAY_PASS) as error:  # the broker failed, not the request
                 self.close()
                 delay = backoff.delay()
                 if time.monotonic() + delay > deadline:
-                    if isinstance(error, StorageFull | StorageFailed):
+                    if isinstance(error, PenstockError):
                         raise
                     places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     raise Unavailable(
@@ -137,24 +135,24 @@ class TopicLink:
         failure: OSError | None = None
         for address in self._addresses:
             try:
-                found = socket.create_connection(address, CONNECT_TIMEOUT)
+                connection = socket.create_connection(address, CONNECT_TIMEOUT)
                 if self._tls is not None:
-                    found = self._tls.wrap_socket(found, server_hostname=address[0])
+                    connection = self._tls.wrap_socket(connection, server_hostname=address[0])
             except ssl.SSLError as error:  # it would be the same the next time
                 raise InvalidRequest(f"{address[0]}:{address[1]}: {explain(error)}") from error
             except OSError as error:
                 failure = error
                 continue
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            found.settimeout(ANSWER_TIMEOUT)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(ANSWER_TIMEOUT)
             if self._token:
                 try:
-                    _exchange(found, [frames.request(Command.AUTH, self._token.encode())])
+                    _exchange(connection, [frames.request(Command.AUTH, self._token.encode())])
                 except BaseException:
-                    found.close()
+                    connection.close()
                     raise
-            self._socket = found
-            return found
+            self._socket = connection
+            return connection
         raise failure or ConnectionError("no address")
 
 
@@ -166,7 +164,7 @@ def _exchange(connection: socket.socket, pieces: Sequence[Bytes]) -> memoryview:
     command, status, length = ANSWER.unpack(_receive(connection, ANSWER.size))
     body = _receive(connection, length)
     if command == frames.ERROR:
-        raise error_of(status, frames.read_error(body))
+        raise error_from_tcp(status, *frames.read_error(body))
     return body
 
 

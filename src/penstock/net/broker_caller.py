@@ -1,0 +1,164 @@
+"""A blocking caller of a broker over HTTP, for commands and for Spark's processes.
+
+One keep-alive connection, no event loop and no threads. A caller with `patience` asks again after
+what may pass (a broker that restarts, a database that is down), so it is only for requests that may
+be made twice; `repeated` says that the last one was, and its first answer may have been lost.
+"""
+
+import base64
+import http.client
+import os
+import ssl
+import time
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
+from penstock.net.addresses import TOKEN_VARIABLE, Token, token_text
+from penstock.net.http import CannotConnect
+from penstock.net.retry import Backoff
+from penstock.net.tls import client_context, explain
+from penstock.protocol.status import MAY_PASS, error_from_http
+
+CONNECT_SECONDS = 5.0
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class BrokerCaller:
+    """Calls one broker, one request at a time. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: Token | None = None,
+        ca: str | None = None,
+        timeout: float = 30.0,
+        patience: float = 0.0,
+    ) -> None:
+        """`timeout` limits each attempt, `patience` the seconds after which no new attempt is made.
+
+        Without a token PENSTOCK_TOKEN's is used, if there is one. `ca`: a PEM file or its text.
+        """
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(f"a broker's URL is such as http://host:6632, not {url!r}")
+        self.url = url
+        self._host = parts.hostname
+        self._prefix = parts.path.rstrip("/")
+        self._token = token or os.environ.get(TOKEN_VARIABLE)
+        self._basic = ""
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._basic = base64.b64encode(secret).decode()
+        self._timeout = timeout
+        self._patience = patience
+        self._connection = (
+            http.client.HTTPSConnection(self._host, port, context=client_context(ca))
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(self._host, port)
+        )
+        self.repeated = False  # the last request was sent more than once
+
+    def __enter__(self) -> "BrokerCaller":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def json(
+        self, method: str, path: str, value: Any = None, *, timeout: float | None = None
+    ) -> Any:
+        """`call` with a JSON body and decoded JSON back (None when there is none)."""
+        body = self.call(
+            method, path, b"" if value is None else msgspec.json.encode(value), timeout=timeout
+        )
+        try:
+            return msgspec.json.decode(body) if body else None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unavailable(f"the answer of {self.url} is not a broker's: {error}") from error
+
+    def call(
+        self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
+    ) -> bytes:
+        """The body of the answer; an answer that is no success is raised as the error it means."""
+        deadline = time.monotonic() + self._patience
+        backoff = Backoff()
+        self.repeated = False
+        while True:
+            try:
+                answer = self.attempt(method, path, body, timeout=timeout)
+                if answer.status < 300:
+                    return answer.body
+                failure: PenstockError = error_from_http(*answer)
+                if not isinstance(failure, MAY_PASS):
+                    raise failure
+            except Unavailable as error:
+                failure = error
+            delay = backoff.delay()
+            if time.monotonic() + delay > deadline:
+                raise failure
+            time.sleep(delay)
+            self.repeated = True
+
+    def attempt(
+        self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
+    ) -> Answer:
+        """Ask once, and answer whatever the broker answers.
+
+        Raises `CannotConnect` when nothing was sent, `ConnectionLost` when the request may have
+        been done, and `InvalidRequest` for TLS that would fail the next time too.
+        """
+        connection, seconds = self._connection, self._timeout if timeout is None else timeout
+        if connection.sock is None:
+            self._connect(min(seconds, CONNECT_SECONDS))
+        connection.sock.settimeout(seconds)
+        try:
+            connection.request(method, self._prefix + path, body or None, self._headers(body))
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            why = explain(error) or type(error).__name__
+            raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
+        except BaseException:  # interrupted: the rest of the answer is nobody's
+            connection.close()
+            raise
+
+    def _connect(self, seconds: float) -> None:
+        self._connection.timeout = seconds
+        try:
+            self._connection.connect()
+        except ssl.SSLError as error:
+            self._connection.close()
+            raise InvalidRequest(f"{self.url}: {explain(error)}") from error
+        except OSError as error:
+            self._connection.close()
+            raise CannotConnect(f"no broker answers at {self.url}: {explain(error)}") from error
+
+    def _headers(self, body: bytes) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"} if body else {}
+        if token := token_text(self._token):
+            headers["Authorization"] = f"Bearer {token}"
+        elif self._basic:
+            headers["Authorization"] = f"Basic {self._basic}"
+        return headers

@@ -1,0 +1,21 @@
+"""How long to wait before asking again."""
+
+import random
+
+
+class Backoff:
+    """Delays that double from `first` to `most` seconds less a random share, so that clients do not
+    return in step.
+    """
+
+    def __init__(self, first: float = 0.05, most: float = 2.0) -> None:
+        self._first = first
+        self._most = most
+        self._next = first
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    def delay(self) -> float:
+        delay, self._next = self._next, min(self._next * 2, self._most)
+        return delay * random.uniform(0.5, 1.0)
