@@ -29,15 +29,15 @@ import uvloop
 from bench.harness import Contest, Figure
 from penstock.config import Config
 from penstock.config.schema import SendQueue, Topics
-from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.fastqueue import FastQueue
+from penstock.export.context import RouteContext
 from penstock.export.manager import Exports
 from penstock.export.payload import SNAPPY, compress
 from penstock.export.sendqueue import SendQueue as Queue
-from penstock.export.store import compress_blocks
+from penstock.export.sendqueue.blocks import Block
+from penstock.export.sendqueue.fastqueue import FastQueue
+from penstock.export.sendqueue.store import Options, compress_blocks
 from penstock.export.telemetry import ExportMetrics
-from penstock.export.writer import Options
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
@@ -98,15 +98,16 @@ def push_memory() -> float:
                 memory_percent=0.0,
             )
             metrics = ExportMetrics(Metrics(), list).of("r")
-            queue = Queue("r", settings, DISK, directory, pool, metrics, Clock(), limit=1 << 40)
+            context = RouteContext(fs=DISK, pool=pool, clock=Clock(), limit=asyncio.Semaphore(1))
+            queue = Queue("r", settings, directory, context, metrics, limit=1 << 40)
             await queue.start()
             payload = text(BLOCK)
             began = time.perf_counter()
             for _ in range(BLOCKS // 1000):
                 await queue.push([Block(payload, 1) for _ in range(1000)])
             took = time.perf_counter() - began
-            assert queue.fast.memory_blocks == BLOCKS
-            queue.fast.abandon()
+            assert len(queue._fast.memory) == BLOCKS
+            queue._fast.abandon()
             return BLOCKS / took
 
     return run(body())
@@ -360,7 +361,7 @@ class Topic:
                 exports = Exports(config, pool=pool, metrics=Metrics(), topics=store)
                 began = time.perf_counter()
                 await exports.start()
-                state = exports.get("r").queue.fast.state
+                state = exports.get("r").queue.books
                 deadline = began + 60
                 while state.delivered < RECORDS and time.perf_counter() < deadline:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)

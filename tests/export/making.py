@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
-from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.fastqueue import FastQueue
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
-from penstock.export.writer import Options
+from penstock.export.sendqueue.blocks import Block
+from penstock.export.sendqueue.fastqueue import FastQueue
+from penstock.export.sendqueue.store import Options
 from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
 
@@ -94,7 +94,7 @@ async def taken(queue: FastQueue) -> list[int]:
 
 def balanced(queue: FastQueue) -> bool:
     """The books, against what can be counted: every record is somewhere exactly once."""
-    state = queue.state
+    state = queue.books
     return (
         state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued
         and state.queued >= 0
@@ -160,9 +160,9 @@ async def kill(exports_: Exports) -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await route.queue.fast._writer.idle()
+        await route.queue._fast._writer.idle()
         meeting = threading.Barrier(2)
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(POOL, meeting.wait) for _ in range(2)))
-        route.queue.fast.abandon()
+        route.queue._fast.abandon()
     exports_._routes.clear()

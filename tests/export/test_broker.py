@@ -14,7 +14,7 @@ import pytest
 
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Locked
-from penstock.export.inspect import repair
+from penstock.export.sendqueue.inspect import repair
 from penstock.net import HttpClient
 from tests.conftest import fresh_database
 from tests.export.lossy import LossyProxy
@@ -128,9 +128,7 @@ def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every
                             await topic.append(same)
 
                 def arrived(count: int) -> bool:
-                    return all(
-                        routes.get(name).queue.fast.state.delivered >= count for name in specs
-                    )
+                    return all(routes.get(name).queue.books.delivered >= count for name in specs)
 
                 await append(0)
                 await eventually(lambda: arrived(100), 20)

@@ -1,4 +1,4 @@
-"""The registry of destinations: one module each, found by itself, with its keys in the documents."""
+"""The registry of destinations: one module each, discovered, with its keys in the documents."""
 
 import dataclasses
 import re

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import Locked
-from penstock.export import store
-from penstock.export.block import Block
-from penstock.export.chunkfile import Chunk, ChunkReader
-from penstock.export.journal import DAMAGED, OLDEST, PURGED
-from penstock.export.store import checksum
+from penstock.export.sendqueue import store
+from penstock.export.sendqueue.blocks import Block, Chunk, ChunkReader
+from penstock.export.sendqueue.journal import DAMAGED, OLDEST, PURGED
+from penstock.export.sendqueue.store import checksum
 from penstock.log.fs import DiskFile
 from tests.export.making import FakeClock, balanced, block, number_of, opened, taken
 from tests.support.wait import eventually
@@ -48,7 +47,7 @@ def test_blocks_come_out_in_order_through_memory_disk_and_a_restart(
         again = await opened(tmp_path, **options)
         assert again.count == 70
         assert first + await taken(again) == list(range(100))
-        assert again.state.delivered == 100
+        assert again.books.delivered == 100
         await again.close()
 
     asyncio.run(body())
@@ -112,7 +111,7 @@ def test_a_killed_process_finds_what_it_leased_and_nothing_it_acknowledged(tmp_p
         await asyncio.sleep(0)  # the journal is written at the end of this turn of the loop
         queue.abandon()
         again = await opened(tmp_path, **SMALL)
-        assert again.state.delivered == 5
+        assert again.books.delivered == 5
         rest = [await again.take() for _ in range(15)]
         assert [number_of(each) for each in rest] == [1, 3, 5, 7, 9, *range(10, 20)]
         assert [each.sequence for each in rest[:5]] == [2, 4, 6, 8, 10]
@@ -246,8 +245,8 @@ def test_a_record_that_is_a_piece_of_a_chunk_is_never_taken_for_a_block(tmp_path
         )  # the checksum of the block that holds it
         again = await opened(tmp_path / "two")
         assert await taken(again) == [0, 2]
-        assert again.state.dropped[DAMAGED] == 7
-        assert again.state.queued == 0
+        assert again.books.dropped[DAMAGED] == 7
+        assert again.books.queued == 0
         await again.close()
 
     asyncio.run(body())
@@ -259,12 +258,12 @@ def test_what_is_spilled_while_the_newest_are_read_is_not_forgotten(tmp_path: Pa
             tmp_path, **NEVER | {"inmemory_blocks": 4, "drain_order": "newest_first"}
         )
         await queue.put([block(number) for number in range(20)])
-        await eventually(lambda: queue.memory_blocks == 0)
+        await eventually(lambda: len(queue.memory) == 0)
         loop, original, once = asyncio.get_running_loop(), queue.store.chunks.read, []
 
         async def spill_more() -> None:
             await queue.put([block(number) for number in range(20, 40)])
-            await eventually(lambda: queue.memory_blocks == 0)
+            await eventually(lambda: len(queue.memory) == 0)
 
         def read(*arguments: Any, **more: Any) -> Any:
             found = original(*arguments, **more)
@@ -322,8 +321,8 @@ def test_a_bad_block_in_the_middle_is_set_aside_and_counted_and_the_rest_is_read
         damage(chunk_files(tmp_path)[0], 4 * 160 + where, b"\xff\xff\xff\x7f")
         again = await opened(tmp_path)
         assert await taken(again) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
-        assert again.state.dropped[DAMAGED] == 5  # exactly the records of block 4
-        assert again.state.queued == 0
+        assert again.books.dropped[DAMAGED] == 5  # exactly the records of block 4
+        assert again.books.queued == 0
         assert len(list((tmp_path / "quarantine").iterdir())) == 1
         await again.close()
 
@@ -383,8 +382,8 @@ def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(tmp_path: P
         if wreck.startswith("meta"):
             assert found == list(range(5, 20))
         assert set(found) <= set(range(20))
-        assert again.state.queued == 0
-        assert again.state.next_sequence == 21
+        assert again.books.queued == 0
+        assert again.books.next_sequence == 21
         await again.close()
 
     asyncio.run(body())
@@ -416,8 +415,8 @@ def test_under_never_a_kill_loses_memory_and_the_books_say_so(tmp_path: Path):
         await asyncio.sleep(0)
         queue.abandon()
         again = await opened(tmp_path, **NEVER)
-        assert again.state.accepted == 10 * 2 + 10 * 3, "everything somebody was told we have"
-        assert (again.state.delivered, again.state.dropped[4], again.state.queued) == (3, 9 * 3, 20)
+        assert again.books.accepted == 10 * 2 + 10 * 3, "everything somebody was told we have"
+        assert (again.books.delivered, again.books.dropped[4], again.books.queued) == (3, 9 * 3, 20)
         assert await taken(again) == list(range(10))
         await again.put([block(99)])
         assert (await again.take()).sequence == 21, (
@@ -487,7 +486,7 @@ def test_large_blocks_are_compressed_outside_the_event_loop(
     async def body() -> None:
         queue = await opened(tmp_path, compression=1, inmemory_blocks=2, **policy)
         await queue.put([block(number, size=200_000) for number in range(10)])
-        await eventually(lambda: queue.disk_bytes > 0 and queue.memory_blocks <= 2)
+        await eventually(lambda: queue.disk_bytes > 0 and len(queue.memory) <= 2)
         await queue.close()
 
     asyncio.run(body())
@@ -561,7 +560,7 @@ def test_consumed_chunks_are_deleted_and_an_emptied_queue_uses_no_disk(tmp_path:
         await queue.tick()
         assert len(chunk_files(tmp_path)) == 5
         await taken(queue)
-        await queue.store.remove_settled_chunks(whole=True)
+        await queue.store.remove_completed_chunks(whole=True)
         assert not chunk_files(tmp_path)
         assert queue.bytes < 8192
         await queue.put([block(7)])
@@ -577,7 +576,7 @@ def test_consumed_chunks_are_deleted_and_an_emptied_queue_uses_no_disk(tmp_path:
 def test_the_journal_is_shortened_and_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.export.store.JOURNAL_LIMIT", 2000)
+    monkeypatch.setattr("penstock.export.sendqueue.store.MAX_JOURNAL_BYTES", 2000)
 
     async def body() -> None:
         queue = await opened(tmp_path)
@@ -591,11 +590,11 @@ def test_the_journal_is_shortened_and_says_the_same(
             if turn % 20 == 0:
                 await queue.tick()
         assert (tmp_path / "fastqueue.log").stat().st_size < 2000 + 32 * 25
-        delivered, dead = queue.state.delivered, queue.state.dead
+        delivered, dead = queue.books.delivered, queue.books.dead
         await asyncio.sleep(0)
         queue.abandon()
         again = await opened(tmp_path)
-        assert (again.state.delivered, again.state.dead, again.state.queued) == (
+        assert (again.books.delivered, again.books.dead, again.books.queued) == (
             delivered,
             dead,
             150,
@@ -614,11 +613,11 @@ def test_dropping_the_oldest_counts_exactly_what_went(tmp_path: Path):
         assert await queue.drop_oldest(10, OLDEST) == (10, sum(range(2, 12)))
         queue.give_back(held)
         assert await taken(queue) == [1, *range(12, 41)]
-        assert queue.state.dropped[OLDEST] == sum(range(2, 12))
+        assert queue.books.dropped[OLDEST] == sum(range(2, 12))
         await queue.put([block(number) for number in range(30)])
         await queue.drop_oldest(1 << 60, PURGED)
         assert queue.count == 0
-        assert queue.state.queued == 0
+        assert queue.books.queued == 0
         await queue.close()
         again = await opened(tmp_path)
         assert again.count == 0
@@ -633,7 +632,7 @@ def test_a_queue_in_memory_keeps_order_and_books_without_a_disk():
         queue = await opened(None)
         await queue.put([block(number) for number in range(10)])
         assert await taken(queue) == list(range(10))
-        assert queue.state.delivered == 10
+        assert queue.books.delivered == 10
         await queue.tick()
         await queue.close()
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.export.journal import CRASH, DAMAGED
+from penstock.export.sendqueue.journal import CRASH, DAMAGED
 from tests.export.making import balanced, block, number_of, opened, taken
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 
@@ -88,7 +88,7 @@ def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, cod
                 assert found == sorted(found)
                 assert not run.acked & set(found)
                 assert balanced(run.queue)
-                assert run.queue.state.queued == 0
+                assert run.queue.books.queued == 0
                 await run.queue.close()
             if calls < n:
                 return n
@@ -117,7 +117,7 @@ def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start
             found = await taken(queue)
             assert run.accepted <= run.acked | set(found)
             assert set(found) <= run.accepted | run.unknown
-            assert queue.state.queued == 0
+            assert queue.books.queued == 0
             await queue.close()
             if calls < n:
                 return n
@@ -140,7 +140,7 @@ def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path,
             assert run.accepted <= run.acked | set(found), (seed, how)
             assert len(found) == len(set(found))
             assert balanced(queue)
-            assert queue.state.queued == 0
+            assert queue.books.queued == 0
             await queue.close()
 
     asyncio.run(body())
@@ -175,7 +175,7 @@ def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
             assert kept == list(extra)[: len(kept)] or how in ("tear", "reorder")
             lost_some += len(kept) < len(extra)
             assert balanced(queue)
-            assert queue.state.queued == 0
+            assert queue.books.queued == 0
             await queue.close()
         assert lost_some, "no crash lost anything: this test proves nothing"
 
@@ -199,7 +199,7 @@ def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hol
                     await queue.tick()
             queue.abandon()
             again = await opened(tmp_path, fs=fs.crash(random, "reorder"), fsync="interval")
-            position = again.state.position
+            position = again.books.position
             found = await taken(again)
             assert position >= 3
             assert found == list(range(position)), (
@@ -216,7 +216,7 @@ def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hol
 def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
     tmp_path: Path, passes: str
 ):
-    """A position is written down without a block when damage is passed over, and when a chunk goes."""
+    """A position is written without a block when damage is passed over, and when a chunk goes."""
 
     async def body() -> None:
         for seed in range(60):
@@ -229,12 +229,12 @@ def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
                 each = block(number)
                 each.position = number + 1
                 await queue.put([each])
-            while queue.store.chunks.chunks[0].stop > queue.state.first_unsettled():
+            while queue.store.chunks.chunks[0].stop > queue.books.first_open():
                 leased = await queue.take()
                 queue.ack(leased)
                 acked.add(number_of(leased))
             if passes == "chunk":
-                assert await queue.store.remove_settled_chunks()
+                assert await queue.store.remove_completed_chunks()
             else:
                 await queue.pass_over(5, DAMAGED, 17)
                 queue.store.flush()
@@ -242,10 +242,10 @@ def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
             again = await opened(
                 tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval"
             )
-            position = again.state.position
+            position = again.books.position
             found = set(await taken(again))
             assert set(range(min(position, 12))) <= found | acked, (seed, position)
-            assert again.state.dropped[CRASH] == 0
+            assert again.books.dropped[CRASH] == 0
             assert balanced(again)
             await again.close()
 
@@ -281,10 +281,11 @@ def test_enospc_under_never_goes_on_in_memory_and_spills_when_there_is_room(tmp_
             await queue.put([block(number)])
         await queue.tick()
         assert queue.store.failing is not None
-        assert queue.unwritten[0] == 40
+        assert len(queue.memory.unwritten) == 40
         fs.heal()
         await queue.tick()
-        assert queue.unwritten == (0, 0)
+        assert not queue.memory.unwritten
+        assert queue.memory.unwritten_bytes == 0
         assert queue.store.failing is None
         assert await taken(queue) == list(range(40))
         await queue.close()
@@ -303,7 +304,7 @@ def test_a_read_error_is_no_damage(tmp_path: Path):
         with pytest.raises(StorageFailed):
             await queue.take()
         assert await taken(queue) == list(range(10))
-        assert not sum(queue.state.dropped)
+        assert not sum(queue.books.dropped)
         await queue.close()
 
     asyncio.run(body())

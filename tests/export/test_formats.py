@@ -5,11 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Damaged
-from penstock.export.block import HEADER_SIZE, Block, decode_block, encode_header, pass_blocks
 from penstock.export.deadletters import DeadLetter, parse_line
-from penstock.export.journal import Entry, Kind, decode
 from penstock.export.payload import FRAMES, JSON, NDJSON, RAW, compress, decompress, join, split
-from penstock.export.settled import Settled
+from penstock.export.sendqueue.blocks import (
+    HEADER_SIZE,
+    Block,
+    decode_block,
+    encode_header,
+    pass_blocks,
+)
+from penstock.export.sendqueue.journal import Completed, Entry, Kind, decode
 from tests.support.topics import castagnoli
 
 
@@ -152,7 +157,7 @@ def test_compression_reads_back(data: bytes, compression: int):
 @settings(max_examples=100)
 @given(st.permutations(list(range(1, 25))))
 def test_settled_ranges_merge_in_any_order(order: list[int]):
-    settled, model = Settled(), set()
+    settled, model = Completed(), set()
     for sequence in order:
         assert settled.add(sequence, sequence + 1, sequence * 10, sequence * 10 + 10)
         assert not settled.add(sequence, sequence + 1, sequence * 10, sequence * 10 + 10)

@@ -79,7 +79,7 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: 
                 first = max(acknowledged, tried) + 1
             async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
                 route = running.get("r")
-                await eventually(lambda: route.queue.fast.count == 0, 30)
+                await eventually(lambda: route.queue.count == 0, 30)
                 found = route.status()["queue"]["accounting"]
             assert promised <= set(destination.ids)
             assert set(destination.ids) <= set(range(first))
@@ -112,7 +112,7 @@ def test_under_never_a_kill_loses_at_most_what_was_in_memory(tmp_path: Path):
             tmp_path, {"r": http_route(destination.url, fsync="never", max_size=100_000)}
         ) as running:
             route = running.get("r")
-            await eventually(lambda: route.queue.fast.count == 0, 30)
+            await eventually(lambda: route.queue.count == 0, 30)
             found = route.status()["queue"]["accounting"]
         destination.close()
         assert found["queued"] == 0

@@ -191,7 +191,7 @@ def test_a_refused_route_knocks_again_ever_more_rarely_and_goes_on_by_itself(tmp
                     await eventually(lambda: route.delivery.inflight == 0)
                     assert "404" in route.paused
                 assert 0 < route.status()["triesAgainSeconds"] <= 120
-                assert route.queue.fast.state.attempts == {}, "it says nothing about the batch"
+                assert route.queue.books.attempts == {}, "it says nothing about the batch"
             async with exports(tmp_path, {"r": spec}, clock=clock) as running:  # over a restart too
                 route = running.get("r")
                 assert "404" in route.paused
@@ -248,7 +248,7 @@ def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before(tmp_p
                 assert 'route="r"' not in metrics.text().decode(), "what is gone is not counted on"
                 route = await running.create("r", spec)
                 await route.push([record(1), record(2)])
-                await eventually(lambda route=route: route.queue.fast.state.delivered == 2)
+                await eventually(lambda route=route: route.queue.books.delivered == 2)
                 await running.delete("r")
         assert list(queues.stored.values()) == [record(1), record(2)] * 2
         in_memory = spec | {"queue": {"type": "memory"}}
@@ -256,7 +256,7 @@ def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before(tmp_p
             async with exports(tmp_path / "m", {"m": in_memory}, queues=queues) as running:
                 await running.get("m").push([record(3)])
                 await eventually(
-                    lambda running=running: running.get("m").queue.fast.state.delivered == 1
+                    lambda running=running: running.get("m").queue.books.delivered == 1
                 )
         assert list(queues.stored.values())[4:] == [record(3)] * 2
 
@@ -302,7 +302,7 @@ class Stubborn(Disk):
 def test_a_route_that_cannot_start_is_tried_again_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(manager, "START_AGAIN", 0.02)
+    monkeypatch.setattr(manager, "START_RETRY_SECONDS", 0.02)
 
     async def body() -> None:
         disk = Stubborn()
@@ -350,7 +350,7 @@ def test_a_failed_route_of_the_api_can_be_thrown_away_but_not_from_under_another
 def test_state_that_could_not_be_saved_is_saved_later_and_saving_together_spoils_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.export.routes.SAVE_AGAIN", 0.02)
+    monkeypatch.setattr("penstock.export.routestate.SAVE_RETRY_SECONDS", 0.02)
 
     async def body() -> None:
         disk = Stubborn()

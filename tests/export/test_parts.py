@@ -14,7 +14,7 @@ from penstock.export.backoff import Backoff
 from penstock.export.breaker import Breaker
 from penstock.export.destinations import Denied, Refused, Retry, TooBig
 from penstock.export.destinations.http import check_status, parse_retry_after
-from penstock.export.sizing import memory_limit, memory_used, sizes
+from penstock.export.sendqueue.limits import memory_limit, memory_used, sizes
 from penstock.export.spec import parse_route
 from penstock.export.workers import next_workers
 from tests.export.making import FakeClock

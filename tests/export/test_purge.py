@@ -58,12 +58,12 @@ def test_a_purge_drops_what_waits_for_its_next_attempt_and_then_the_route_can_be
             await eventually(lambda: destination.requests > 0 and not route.delivery.inflight)
             assert await route.purge() == 5
             assert balanced(route)["dropped"] == {"purged": 5}
-            assert route.queue.fast.count == route.queue.fast.leased == 0
+            assert route.queue.count == route.queue.leased == 0
             destination.rule = lambda ids, number: 200
             await route.push([record(7)])
             await route.resume()
             await eventually(lambda: destination.ids == [7])
-            await eventually(lambda: route.queue.fast.count == 0)
+            await eventually(lambda: route.queue.count == 0)
             await running.delete("r")
 
     asyncio.run(body())
@@ -121,7 +121,7 @@ def test_what_was_in_flight_when_it_was_purged_counts_as_delivered_when_it_was(t
 def test_a_purge_does_not_wait_for_ever_and_what_fails_later_is_dropped_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(routes_module, "PURGE_TIMEOUT", 0.05)
+    monkeypatch.setattr(routes_module, "PURGE_TIMEOUT_SECONDS", 0.05)
 
     async def body() -> None:
         async with (
@@ -151,7 +151,7 @@ def test_with_drop_oldest_the_batch_that_waits_for_its_next_attempt_is_the_oldes
                 running, destination.url, retry_interval="1h", max_retry_delay="1h", max_size=3
             )
             await route.push([record(0)])
-            await eventually(lambda: route.queue.fast._returned)
+            await eventually(lambda: route.queue._fast._returned)
             for number in range(1, 5):
                 await route.push([record(number)])
             assert balanced(route)["dropped"] == {"oldest": 2}
@@ -251,7 +251,7 @@ def test_a_batch_that_is_being_sent_does_not_let_drop_oldest_empty_the_queue(
                 await eventually(lambda: route.delivery.inflight == 1)
                 for number in range(1, 300):
                     await route.push([record(number, 1000)])
-                assert route.queue.fast.bytes <= 100_000
+                assert route.queue._fast.bytes <= 100_000
                 books = balanced(route)
                 assert list(books["dropped"]) == ["oldest"]
                 assert books["queued"] > 60
@@ -260,7 +260,7 @@ def test_a_batch_that_is_being_sent_does_not_let_drop_oldest_empty_the_queue(
             destination.rule = lambda ids, number: 200
             async with exports(tmp_path, {"r": spec}) as running:
                 route = running.get("r")
-                await eventually(lambda: route.queue.fast.count == 0)
+                await eventually(lambda: route.queue.count == 0)
                 newest = books["queued"] - 1
                 assert destination.ids == [0, *range(300 - newest, 300)]
                 assert balanced(route)["dropped"] == books["dropped"]

@@ -38,7 +38,7 @@ def test_while_the_database_is_down_a_route_delivers_into_the_buffer_behind_what
             store.go(False)
             await buffer.push(items('"first"'))
             await route.push(records(15))
-            await eventually(lambda: route.queue.fast.state.delivered == 15)
+            await eventually(lambda: route.queue.books.delivered == 15)
             assert store.payloads() == []
             await buffer.push(items('"last"'))
             store.go(True)
@@ -58,7 +58,7 @@ def test_a_route_does_not_overtake_qos0_events_nor_a_backlog_that_is_being_repla
             route = routes.get("r")
             await buffer.push(items('"qos0"'), buffer_ms=60_000)  # waits for its batch
             await route.push(records(1))
-            await eventually(lambda: route.queue.fast.state.delivered == 1)
+            await eventually(lambda: route.queue.books.delivered == 1)
             await eventually(lambda: store.payloads() == [b'"qos0"', *records(1)])
 
             store.go(False)
@@ -71,9 +71,7 @@ def test_a_route_does_not_overtake_qos0_events_nor_a_backlog_that_is_being_repla
             store.before = hold
             store.go(True)  # the replay has begun, and stands
             await route.push(records(5, 1))
-            await eventually(
-                lambda: route.delivery.inflight or route.queue.fast.state.delivered == 6
-            )
+            await eventually(lambda: route.delivery.inflight or route.queue.books.delivered == 6)
             may_go_on.set()
             await eventually(lambda: len(store.payloads()) == 107)
             assert store.payloads()[2:] == [
@@ -96,7 +94,7 @@ def test_maintenance_holds_for_routes_too(tmp_path: Path, database_url: str):
                 await buffer.maintenance.switch(push=True, pop=True)
                 await into.push(records(3))
                 await queues.push([Item("orders", record(7))])
-                await eventually(lambda: into.queue.fast.state.delivered == 3)
+                await eventually(lambda: into.queue.books.delivered == 3)
                 assert (await queues.pop(PopRequest(queue="q", batch=10))).messages == []
                 assert destination.ids == [], "pops are switched off"
                 await buffer.maintenance.switch(push=False, pop=False)
@@ -120,7 +118,7 @@ def test_a_full_queue_is_tried_again_and_nothing_is_doubled(tmp_path: Path):
             await eventually(lambda: route.delivery.last_error == "queue q is full")
             assert len(store.payloads()) == 4
             store.full = lambda item: False
-            await eventually(lambda: route.queue.fast.state.delivered == 10)
+            await eventually(lambda: route.queue.books.delivered == 10)
             assert store.payloads() == records(10)
 
     asyncio.run(body())
@@ -137,7 +135,7 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
             ) as routes:
                 await eventually(lambda: len(set(destination.ids)) == 60, 20)
                 await routes.get("into").push(records(25))
-                await eventually(lambda: routes.get("into").queue.fast.count == 0)
+                await eventually(lambda: routes.get("into").queue.count == 0)
                 assert sorted(set(destination.ids)) == list(range(60))
                 left = await queues.pop(PopRequest(queue="orders", group="lake", batch=100))
                 assert left.messages == [], "everything was acknowledged"
@@ -178,13 +176,13 @@ def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(
                     ]
 
                 await eventually(renewed)
-                assert route.queue.fast.count == 4
+                assert route.queue.count == 4
                 await route.resume()
                 await eventually(lambda: destination.ids == list(range(10)))
 
                 await route.pause()
                 await queues.push([Item("orders", record(number, 900)) for number in range(10, 20)])
-                await eventually(lambda: route.queue.fast.count == 4)
+                await eventually(lambda: route.queue.count == 4)
                 await route.drain()
                 popped = await queues.pop(PopRequest(queue="orders", group="out", batch=10))
                 assert popped.messages, "other consumers of the group need not wait for the lease"

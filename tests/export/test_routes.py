@@ -1,4 +1,4 @@
-"""Routes to a destination that misbehaves: what arrives, under which key, and what the books say."""
+"""Routes to a destination that misbehaves: what arrives, under which key, what the books say."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def assert_balanced(route: Any) -> None:
 
 
 async def delivered(route: Any, timeout: float = 20) -> None:
-    await eventually(lambda: route.queue.fast.count == 0, timeout)
+    await eventually(lambda: route.queue.count == 0, timeout)
 
 
 async def slowly(status: int) -> int:
@@ -272,16 +272,16 @@ def test_an_hours_outage_costs_a_backlog_on_disk_and_a_few_probes(tmp_path: Path
                     for _ in range(6):
                         await clock.advance(10)
                         await eventually(lambda: route.delivery.inflight == 0)
-                assert route.queue.fast.count == 60
+                assert route.queue.count == 60
                 assert route.breaker.state in ("open", "half_open")
-                assert route.queue.fast.leased == 0
-                assert route.queue.fast.memory_blocks <= 8
+                assert route.queue.leased == 0
+                assert len(route.queue._fast.memory) <= 8
                 assert destination.requests < 5 + 4 + 3600 / 30 + 10
                 up = True
                 for _ in range(200):
                     await clock.advance(1)
                     await asyncio.sleep(0.002)
-                    if not route.queue.fast.count:
+                    if not route.queue.count:
                         break
                 assert sorted(destination.ids) == list(range(600))
                 assert_balanced(route)
@@ -303,7 +303,7 @@ def test_an_open_breaker_burns_no_time(tmp_path: Path):
         async with exports(tmp_path, {"r": spec}) as running:
             route = running.get("r")
             await route.push([record(number) for number in range(1000)])
-            await eventually(lambda: route.breaker.state == "open" and route.queue.fast.leased == 0)
+            await eventually(lambda: route.breaker.state == "open" and route.queue.leased == 0)
             await asyncio.sleep(0.1)
             began, used = time.monotonic(), time.process_time()
             await asyncio.sleep(2)
@@ -351,8 +351,8 @@ def test_a_large_backlog_is_taken_and_drained_with_flat_memory(tmp_path: Path, s
                     await route.push([record(number, pad=64 << 10)])
                     if not number % 50:
                         most = max(most, process.memory_info().rss)
-                assert route.queue.fast.disk_bytes > size
-                assert route.queue.fast.memory_blocks <= 16
+                assert route.queue._fast.disk_bytes > size
+                assert len(route.queue._fast.memory) <= 16
                 await route.resume()
                 await delivered(route, 600 if soak else 60)
                 assert seen == size >> 16
@@ -408,7 +408,7 @@ def test_the_channel_between_preparers_and_senders_is_bounded(tmp_path: Path):
                 await route.push([record(number) for number in range(500)])
                 await eventually(lambda: destination.requests == 1 and route.workers.preparing == 1)
                 await asyncio.sleep(0.05)
-                assert route.queue.fast.leased == 1 + 2 + 1, (
+                assert route.queue.leased == 1 + 2 + 1, (
                     "one being sent, two in the channel, one at its door"
                 )
                 assert destination.requests == 1
@@ -494,7 +494,7 @@ def test_stored_compressed_once_and_sent_as_stored(tmp_path: Path):
                     route = running.get("r")
                     await route.pause()
                     await route.push([record(number, pad=200) for number in range(10)])
-                    stored = route.queue.fast._memory.oldest.body
+                    stored = route.queue._fast.memory.oldest.body
                     await route.resume()
                     await delivered(route)
                 received = destination.ledger[-1]
@@ -522,7 +522,7 @@ def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_delete
             async with exports(tmp_path, {"fixed": http_route(destination.url)}) as running:
                 route = running.get("made")
                 assert route.paused == "for the test"
-                assert route.queue.fast.count == 1
+                assert route.queue.count == 1
                 with pytest.raises(Conflict, match="still holds 1 records"):
                     await running.delete("made")
                 with pytest.raises(Conflict, match="part of the configuration"):
@@ -578,14 +578,12 @@ def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go
                     for _ in range(round(seconds / 0.25)):
                         await clock.advance(0.25)
                         waiting = (
-                            min(workers.total, route.queue.fast.count)
+                            min(workers.total, route.queue.count)
                             if not route.backoff.remaining
                             else 0
                         )
                         await eventually(
-                            lambda waiting=waiting: (
-                                under_way >= waiting or not route.queue.fast.count
-                            )
+                            lambda waiting=waiting: under_way >= waiting or not route.queue.count
                         )
 
                 assert workers.total == 1
@@ -596,7 +594,7 @@ def test_adaptive_workers_grow_with_the_backlog_halve_when_asked_for_less_and_go
                 answer = 429
                 await eventually_later(clock, lambda: workers.target <= 4)
                 answer = 200
-                await eventually_later(clock, lambda: route.queue.fast.count == 0)
+                await eventually_later(clock, lambda: route.queue.count == 0)
                 await eventually_later(clock, lambda: workers.total == 1)
                 assert sorted(set(destination.ids)) == list(range(3000))
                 assert route.gauges()["queue_workers_total"] == 1
@@ -737,7 +735,7 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
                         assert_balanced(route)
                     # A batch that was cut and came back may be half delivered: it counts like a
                     # leased one.
-                    leased_at_end += route.queue.fast.leased + len(route.queue.fast._returned)
+                    leased_at_end += route.queue.leased + len(route.queue._fast._returned)
                     if random.random() < 0.6:
                         await kill(running)
             weights.update({"500": 0, "429": 0, "reset": 0, "lost": 0, "hang": 0})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageFull, TooLarge
 from penstock.export.clock import Clock
+from penstock.export.context import RouteContext
 from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.log.fs import DISK, Fs
@@ -27,7 +28,8 @@ async def started(
 ) -> SendQueue:
     metrics = ExportMetrics(Metrics(), list).of("r")
     chosen = Settings(**({"meta_sync_interval": 3600.0, "free_space_reserve": 0} | given_settings))
-    queue = SendQueue("r", chosen, fs, directory, POOL, metrics, clock or Clock(), limit=1 << 30)
+    context = RouteContext(fs=fs, pool=POOL, clock=clock or Clock(), limit=asyncio.Semaphore(1))
+    queue = SendQueue("r", chosen, directory, context, metrics, limit=1 << 30)
     await queue.start()
     return queue
 
@@ -57,7 +59,7 @@ def test_drop_oldest_makes_room_and_counts_what_went(tmp_path: Path):
         queue = await started(tmp_path, max_size=10)
         for number in range(25):
             assert (await queue.push([block(number, records=2)])).accepted == 2
-        assert queue.fast.count == 10
+        assert queue.count == 10
         assert dropped(queue) == {"oldest": 30}
         assert await drained(queue) == list(range(15, 25))
         await queue.stop()
@@ -163,7 +165,7 @@ def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
             for number in range(100):
                 await queue.push([block(number)])
                 accepted += 1
-                await queue.fast.tick()
+                await queue._fast.tick()
         assert 24 <= accepted <= 26
         fs.heal()
         await queue.tick()
@@ -189,7 +191,7 @@ def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_path: P
             times.append(clock.now)
         assert times[-1] - times[0] == pytest.approx(9 / 2, abs=1.1)
         before = clock.now
-        while queue.fast.memory_blocks:
+        while len(queue._fast.memory):
             queue.ack(await queue.take())
         assert clock.now == before
         await queue.stop()
@@ -203,15 +205,15 @@ def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(
     async def body() -> None:
         queue = await started(tmp_path, inmemory_blocks=64, target_utilization=0.5)
         await queue.push([block(number) for number in range(64)])
-        monkeypatch.setattr("penstock.export.sendqueue.memory_used", lambda: 900 << 20)
+        monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 900 << 20)
         for _ in range(3):
             await queue.tick()
-        assert queue.fast.memory_limit == 8
-        assert queue.fast.memory_blocks == 8
-        monkeypatch.setattr("penstock.export.sendqueue.memory_used", lambda: 1 << 20)
+        assert queue._fast.memory.limit == 8
+        assert len(queue._fast.memory) == 8
+        monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 1 << 20)
         for _ in range(20):
             await queue.tick()
-        assert queue.fast.memory_limit == 64
+        assert queue._fast.memory.limit == 64
         assert await drained(queue) == list(range(64))
         await queue.stop()
 
@@ -277,7 +279,7 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
             elif what == "tick":
                 await queue.tick()
             elif what == "drop":
-                await queue.fast.drop_oldest(amount, 1)
+                await queue._fast.drop_oldest(amount, 1)
             elif what == "settle":
                 await asyncio.sleep(0)
             elif what in ("stop", "kill"):
@@ -287,12 +289,12 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
                     await queue.stop()
                 else:
                     await asyncio.sleep(0)
-                    await queue.fast._writer.idle()
+                    await queue._fast._writer.idle()
                     queue._ticker.cancel()
-                    queue.fast.abandon()
+                    queue._fast.abandon()
                 leased = []
                 queue = await started(directory, **options)
-            state = queue.fast.state
+            state = queue.books
             assert (
                 state.accepted == state.delivered + state.dead + sum(state.dropped) + state.queued
             )
@@ -303,13 +305,13 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
         while (each := await queue.take()) is not None:
             left += each.records
             queue.ack(each)
-        state = queue.fast.state
+        state = queue.books
         assert state.queued == 0
-        assert queue.fast.count == 0
+        assert queue.count == 0
         await queue.stop()
         again = await started(directory, **options)
-        assert again.fast.state.queued == 0
-        assert again.fast.state.delivered == state.delivered
+        assert again.books.queued == 0
+        assert again.books.delivered == state.delivered
         await again.stop()
 
     with tempfile.TemporaryDirectory() as directory:
@@ -342,7 +344,7 @@ def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path
                 queue.ack(await queue.take())
             clock.now += 1
             await queue.tick()
-        assert queue.fast.count == 300
+        assert queue.count == 300
         assert queue.arrivals == pytest.approx(2, rel=0.05)
         assert queue.time_to_full() == pytest.approx(700 / 1.5, rel=0.1)
         assert queue.drain_eta() == -1, "it grows"

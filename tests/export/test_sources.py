@@ -45,7 +45,7 @@ def test_a_topic_is_exported_from_where_the_queue_ended_after_stops_and_kills(tm
                         await kill(routes)
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
                 route = routes.get("r")
-                await eventually(lambda: route.queue.fast.state.delivered == number)
+                await eventually(lambda: route.queue.books.delivered == number)
                 await eventually(lambda: route.status()["lag"] == 0)
             assert sorted(set(destination.ids)) == list(range(number))
             keys: dict[int, set[str]] = {}
@@ -70,7 +70,7 @@ def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its
                 await route.pause()
                 for turn in range(20):
                     await topic.append([record(turn * 10 + each) for each in range(10)])
-                await eventually(lambda: route.queue.fast.count == 4)
+                await eventually(lambda: route.queue.count == 4)
                 assert route.status()["lag"] >= 150
                 assert route.status()["queue"]["accounting"]["dropped"] == {}
                 await route.resume()
@@ -95,7 +95,7 @@ def test_a_drained_route_leaves_the_rest_in_the_topic_also_over_a_restart_until_
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
                 route = routes.get("r")
                 await topic.append([record(number) for number in range(50)])
-                await eventually(lambda: route.queue.fast.state.accepted == 50)
+                await eventually(lambda: route.queue.books.accepted == 50)
                 await route.drain()
                 await topic.append([record(number) for number in range(50, 100)])
                 await eventually(lambda: route.state == "drained")
@@ -119,14 +119,14 @@ def test_what_ages_out_of_a_topic_before_it_is_read_is_counted(tmp_path: Path):
             spec = {"r": from_topic("http://127.0.0.1:1/")}
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
                 await topic.append([record(0)])
-                await eventually(lambda: routes.get("r").queue.fast.count == 1)
+                await eventually(lambda: routes.get("r").queue.count == 1)
             for number in range(1, 200):
                 await topic.append([record(number)])
             await topics.maintain()
             first = topic.first_offset
             assert first > 1
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
-                state = routes.get("r").queue.fast.state
+                state = routes.get("r").queue.books
                 await eventually(lambda: state.accepted == 200)
                 assert state.dropped[7] == first - 1
 
@@ -146,7 +146,7 @@ def test_a_topic_is_mirrored_into_another_one(tmp_path: Path):
             payloads = [bytes([each]) * each for each in range(200)]
             await source.append(payloads)
             async with exports(tmp_path / "x", {"r": spec}, topics=topics) as routes:
-                await eventually(lambda: routes.get("r").queue.fast.state.delivered == 200)
+                await eventually(lambda: routes.get("r").queue.books.delivered == 200)
             assert [payload for _, payload in everything(topics.require("copy"))] == payloads
 
     asyncio.run(body())
@@ -211,7 +211,7 @@ def test_a_queue_is_not_popped_while_there_is_no_room_for_more(tmp_path: Path):
             async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
                 route = routes.get("r")
                 await route.pause()
-                await eventually(lambda: route.queue.fast.count == 3)
+                await eventually(lambda: route.queue.count == 3)
                 await asyncio.sleep(0.05)
                 assert len(queues.acked) == 3
                 assert len(queues.waiting) == 7, "no lease runs while the destination is down"
@@ -228,7 +228,7 @@ def test_a_queue_is_written_to_and_drops_what_it_has_seen(tmp_path: Path):
         async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
             route = routes.get("r")
             await route.push([record(number) for number in range(25)])
-            await eventually(lambda: route.queue.fast.count == 0)
+            await eventually(lambda: route.queue.count == 0)
         assert list(queues.stored.values()) == [record(number) for number in range(25)]
         assert [key.split("-")[1] for key in queues.stored] == ["1"] * 10 + ["2"] * 10 + ["3"] * 5
 
@@ -254,7 +254,7 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         async with exports(tmp_path, {"r": spec}) as routes:
             route = routes.get("r")
             await route.push([record(number) for number in range(100)] + [b"no json"])
-            await eventually(lambda: route.queue.fast.count == 0)
+            await eventually(lambda: route.queue.count == 0)
             letters = [letter.record for letter in await route.letters()]
         assert letters == [record(13), b"no json"]
         ids = [
@@ -335,7 +335,7 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
             spec = {"r": from_topic(destination.url)}
             async with exports(tmp_path / "x", spec, topics=topics, metrics=metrics) as routes:
                 route = routes.get("r")
-                await eventually(lambda: route.queue.fast.state.delivered == len(intact))
+                await eventually(lambda: route.queue.books.delivered == len(intact))
                 status = route.status()
                 await kill(routes)
             assert destination.ids == sorted(intact)
@@ -380,9 +380,9 @@ def test_damage_at_the_very_end_is_booked_once_over_restarts(tmp_path: Path):
             for _ in range(3):
                 async with exports(tmp_path / "x", spec, topics=topics) as routes:
                     get = routes.get
-                    await eventually(lambda get=get: get("r").queue.fast.state.accepted == 10)
+                    await eventually(lambda get=get: get("r").queue.books.accepted == 10)
                     await eventually(lambda get=get: get("r").status()["lag"] == 0)
-                    await eventually(lambda get=get: get("r").queue.fast.count == 0)
+                    await eventually(lambda get=get: get("r").queue.count == 0)
                     await kill(routes)
             await topic.append([record(10)])
             async with exports(tmp_path / "x", spec, topics=topics) as routes:

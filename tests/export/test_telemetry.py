@@ -38,7 +38,7 @@ def exposed(directory: Path) -> dict[str, float]:
                 for number in range(5):
                     await route.push([record(number)])
                 await route.resume()
-                await eventually(lambda: route.queue.fast.count == 0)
+                await eventually(lambda: route.queue.count == 0)
                 found = {}
                 for line in metrics.text().decode().splitlines():
                     if not line.startswith("#"):

@@ -28,8 +28,8 @@ from penstock.cli import Token, app, explain
 from penstock.config import load
 from penstock.config.values import format_duration, format_size
 from penstock.errors import PenstockError
-from penstock.export import inspect as files
 from penstock.export.manager import route_directory
+from penstock.export.sendqueue import inspect as files
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect
 from penstock.protocol.status import error_from_http
@@ -193,7 +193,8 @@ def status(
                 dropped = ", ".join(f"{why} {n:,}" for why, n in books["dropped"].items()) or "0"
                 console.print(
                     f"accepted {books['accepted']:,} = delivered {books['delivered']:,}"
-                    f" + dead {books['deadLettered']:,} + dropped {dropped} + queued {books['queued']:,}"
+                    f" + dead {books['deadLettered']:,} + dropped {dropped}"
+                    f" + queued {books['queued']:,}"
                 )
 
 

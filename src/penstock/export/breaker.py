@@ -1,8 +1,9 @@
 """The circuit breaker: stops sending to a destination that is down, and finds out by single probes
 when it is back.
 
-closed --(threshold failures in a row)--> open --(reset_timeout)--> half open --(probe succeeds)--> closed
-                                            ^------------------(probe fails)---------'
+    closed     to open after `threshold` failures in a row
+    open       to half open after `reset_timeout`
+    half open  to closed when the probe succeeds, to open when it fails
 
 Only the destination's health counts: network errors, time-outs, 5xx, 429. Bad data is an answer,
 and an answer is health. A worker asks for a `Permit` before it takes anything from the queue; in
@@ -125,7 +126,7 @@ class Breaker:
     def _released(self, probe: bool) -> None:
         if probe:
             self._probing = False
-            self._tell()
+            self._notify()
 
     def _open(self) -> None:
         self._opened_at = self._clock.monotonic()
@@ -143,8 +144,8 @@ class Breaker:
                 self.failures,
             )
         self.state = state
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,13 +1,17 @@
 """What all routes of a process share, and what a destination is made with."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from penstock.export.clock import Clock
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.log.fs import Fs
 from penstock.topics.store import TopicStore
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,3 +22,6 @@ class RouteContext:
     limit: asyncio.Semaphore  # sends in flight, of all routes
     topics: TopicStore | None = None
     queues: QueuesAdapter | None = None
+
+    async def in_pool(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.pool, call, *arguments)

@@ -1,11 +1,12 @@
 """The dead letters of a route: records no retry will help, with the reason, in a file a person can
 read.
 
-    deadletters.ndjson    one line per record: <8 hexadecimal digits: CRC32C of the rest> <JSON object>\\n
-        {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record", "encoding"}
-    `record` is the text of the record, or its base64 when it is no UTF-8 (encoding: "utf-8" or "base64").
+    deadletters.ndjson    one line per record: <CRC32C of the rest: 8 hex digits> <JSON object>\\n
+        {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record",
+         "encoding"}
+    `record` is the text of the record (encoding "utf-8"), or its base64 when it is no UTF-8.
 
-A record goes in before its block is settled, and is synced, so a crash in between finds it again;
+A record goes in before its block is completed, and is synced, so a crash in between finds it again;
 the same record is not written twice, because (sequence, index) of the lines in the file is
 remembered. A torn last line is cut at opening. Replaying moves the file aside, pushes its records
 as new ones, and removes it when they are accepted; lines that are damaged cannot be replayed and go
@@ -41,6 +42,10 @@ class DeadLetter:
     enqueued: float  # seconds since 1970
     died: float
     record: bytes
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.sequence, self.index
 
     def line(self) -> bytes:
         fields = asdict(self)
@@ -79,11 +84,12 @@ class DeadLetters:
     """
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
-        self._fs, self._directory = fs, directory
+        self._fs = fs
+        self._directory = directory
         self._lock = threading.Lock()
         self._file: File | None = None
-        self._known: set[tuple[int, int]] = set()
-        self._kept: list[DeadLetter] = []  # of a queue that has no directory
+        self._keys: set[tuple[int, int]] = set()
+        self._in_memory: list[DeadLetter] = []  # of a queue that has no directory
         self._replaying = 0  # of those, the first so many are being replayed
         self.count = 0
 
@@ -103,9 +109,7 @@ class DeadLetters:
                 file = self._fs.open(self._directory / NAME)
                 file.truncate(len(data) - torn)
                 file.close()
-            self._known = {
-                (letter.sequence, letter.index) for letter in letters if letter is not None
-            }
+            self._keys = {letter.key for letter in letters if letter is not None}
             self._count()
 
     def _count(self) -> None:
@@ -121,16 +125,14 @@ class DeadLetters:
         counts.
         """
         with self._lock:
-            new = [
-                letter for letter in letters if (letter.sequence, letter.index) not in self._known
-            ]
+            new = [letter for letter in letters if letter.key not in self._keys]
             if not new:
                 return
             if self._directory is None:
-                self._kept += new
+                self._in_memory += new
             else:
                 self._append(self._directory, new)
-            self._known |= {(letter.sequence, letter.index) for letter in new}
+            self._keys |= {letter.key for letter in new}
             self.count += len(new)
 
     def _append(self, directory: Path, letters: list[DeadLetter]) -> None:
@@ -143,9 +145,7 @@ class DeadLetters:
             self._file.sync()
         except (StorageFull, StorageFailed):
             self._file.close()
-            self._file = (
-                None  # a file whose sync failed takes no more: it is opened again next time
-            )
+            self._file = None  # one whose sync failed takes no more: it is opened again next time
             raise
 
     def letters(self) -> list[DeadLetter]:
@@ -157,7 +157,7 @@ class DeadLetters:
         stop = None if limit is None else offset + limit
         with self._lock:
             if self._directory is None:
-                return self._kept[offset:stop]
+                return self._in_memory[offset:stop]
             lines = (self._read(REPLAYING) + self._read(NAME)).splitlines(keepends=True)
         return [parse_line(line) for line in lines[offset:stop]]
 
@@ -167,24 +167,24 @@ class DeadLetters:
         """
         with self._lock:
             if self._directory is None:
-                self._replaying = len(self._kept)
-                return list(self._kept)
+                self._replaying = len(self._in_memory)
+                return list(self._in_memory)
             self._close()
             if not self._fs.exists(self._directory / REPLAYING):
                 if not self._fs.exists(self._directory / NAME):
                     return []
                 self._fs.rename(self._directory / NAME, self._directory / REPLAYING)
                 self._fs.sync_dir(self._directory)
-                self._known = set()
+                self._keys = set()
             return [letter for letter in read_letters(self._read(REPLAYING)) if letter is not None]
 
     def end_replay(self) -> None:
         with self._lock:
             if self._directory is None:
-                for letter in self._kept[: self._replaying]:
-                    self._known.discard((letter.sequence, letter.index))
-                del self._kept[: self._replaying]
-                self.count = len(self._kept)
+                for letter in self._in_memory[: self._replaying]:
+                    self._keys.discard(letter.key)
+                del self._in_memory[: self._replaying]
+                self.count = len(self._in_memory)
                 return
             self._set_damaged_aside(self._directory)
             self._fs.remove(self._directory / REPLAYING)

@@ -1,33 +1,31 @@
-"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, settled
-or given back.
+"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, then
+completed or given back.
 
 A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in
 the middle, always the same way, and each part has its own key
 (`<route>-<sequence>-<tag>-<first>-<last>`), so that after a crash the same parts are sent under the
 same keys. What is still to be sent is kept on the block: a retry does not repeat what went through.
 
-The tag is the queue's life and the checksum of the stored body. Sequence numbers begin anew with a
+The tag is the queue's life and the checksum of the stored body. Sequence numbers begin at 1 with a
 new queue, and after power loss a number may go to other records; a destination that remembers keys
-would take those for known and drop them.
+would take those for seen and drop them.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 import crc32c
 
-from penstock.config.schema import SendQueue as Settings
 from penstock.errors import StorageFailed, StorageFull
 from penstock.export.backoff import Backoff
-from penstock.export.block import Block
 from penstock.export.breaker import Permit
-from penstock.export.clock import Clock
+from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.destinations import Batch, Denied, Destination, Refused, Retry, TooBig
-from penstock.export.sendqueue import SendQueue
+from penstock.export.routestate import RouteState
+from penstock.export.sendqueue import Block, SendQueue
 from penstock.export.telemetry import RouteMetrics
 
 log = logging.getLogger("penstock.export")
@@ -38,28 +36,27 @@ Prepared = tuple[Batch, Any]  # a batch, and what its destination made of it
 class Delivery:
     def __init__(
         self,
-        route: str,
         queue: SendQueue,
         destination: Destination,
         dead_letters: DeadLetters,
         backoff: Backoff,
-        settings: Settings,
-        limit: asyncio.Semaphore,
-        pool: Executor,
-        clock: Clock,
+        state: RouteState,
+        context: RouteContext,
         metrics: RouteMetrics,
-        pause: Callable[[str], None],
+        *,
+        on_denied: Callable[[str], None],
     ) -> None:
-        self._route, self._queue, self._destination = route, queue, destination
-        self._dead_letters, self._backoff, self._settings = dead_letters, backoff, settings
-        self._limit, self._pool, self._clock, self._metrics, self._pause = (
-            limit,
-            pool,
-            clock,
-            metrics,
-            pause,
-        )
-        self.life = 0  # of the queue, 32 bits; the route knows it
+        self._route = queue.name
+        self._settings = queue.settings
+        self._queue = queue
+        self._destination = destination
+        self._dead_letters = dead_letters
+        self._backoff = backoff
+        self._state = state
+        self._context = context
+        self._clock = context.clock
+        self._metrics = metrics
+        self._on_denied = on_denied
         self.inflight = 0
         self.latency = 0.0  # moving average, seconds
         self.throttled = 0  # answers that asked for less (429, time-outs), ever
@@ -67,48 +64,39 @@ class Delivery:
 
     async def prepare(self, block: Block) -> Prepared:
         """The whole block as a batch and what the destination makes of it."""
-        batch = Batch(
-            self.key_of(block), block.body, block.records, block.encoding, block.compression
-        )
+        batch = _batch_of(self.key_of(block), block)
         return batch, await self._prepared(batch)
 
     def key_of(self, block: Block) -> str:
         """The same at every attempt, in this process and the next."""
-        return f"{self._route}-{block.sequence}-{self.life:08x}{crc32c.crc32c(block.body):08x}"
+        return (
+            f"{self._route}-{block.sequence}-{self._state.life:08x}{crc32c.crc32c(block.body):08x}"
+        )
 
     async def try_prepare(self, block: Block) -> Prepared | None:
-        """The same, or None when it fails: whoever sends it meets the error again and knows what to
-        do about it.
-        """
+        """The same, or None when it fails: whoever sends it handles the error."""
         try:
             return await self.prepare(block)
         except Exception as error:  # noqa: BLE001 a destination's own fault
-            log.warning(
-                "route %s: batch %d cannot be prepared: %r", self._route, block.sequence, error
-            )
+            text = "route %s: batch %d cannot be prepared: %r"
+            log.warning(text, self._route, block.sequence, error)
             return None
 
     async def _prepared(self, batch: Batch) -> Any:
         if self._destination.is_cheap(batch):
             return self._destination.prepare(batch)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._destination.prepare, batch
-        )
+        return await self._context.in_pool(self._destination.prepare, batch)
 
     async def deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> bool:
-        """Send the block and settle it, or give it back; False when the destination refused for a
+        """Send the block and complete it, or give it back; False when the destination refused for a
         reason that is not the block's. Never raises for what a destination or a disk does."""
         retried = block.attempts > 0
         if retried:
             self._metrics.add("queue_retry_total")
         try:
             if self._settings.max_age and self._age(block) > self._settings.max_age:
-                await self._bury(
-                    block,
-                    self._remaining(block),
-                    "expired",
-                    f"older than {self._settings.max_age:g} s",
-                )
+                detail = f"older than {self._settings.max_age:g} s"
+                await self._bury(block, self._remaining(block), "expired", detail)
             else:
                 await self._send_all(block, prepared)
             self._queue.ack(block, block.dead)
@@ -123,7 +111,7 @@ class Delivery:
             self._metrics.add("queue_retry_failure_total", 1, error.kind)
             self._queue.give_back(block, attempted=False)  # it says nothing about the batch
             permit.release()
-            self._pause(str(error))
+            self._on_denied(str(error))
             return False
         except (StorageFull, StorageFailed) as error:  # the dead letters could not be written
             self._queue.give_back(block, attempted=False)
@@ -133,12 +121,9 @@ class Delivery:
         except asyncio.CancelledError:
             self._queue.give_back(block, attempted=False)
             raise
-        except (
-            Exception
-        ) as error:  # a fault in a destination's own code must not stop the route in silence
-            log.exception(
-                "route %s: sending batch %d failed unexpectedly", self._route, block.sequence
-            )
+        except Exception as error:  # a destination's own fault must not stop the route in silence
+            text = "route %s: sending batch %d failed unexpectedly"
+            log.exception(text, self._route, block.sequence)
             await self._failed(block, permit, Retry("internal", repr(error)))
         return True
 
@@ -151,12 +136,8 @@ class Delivery:
         limit = self._settings.max_attempts
         if limit and block.attempts + 1 >= limit:
             try:
-                await self._bury(
-                    block,
-                    self._remaining(block),
-                    "attempts",
-                    f"{limit} attempts, the last: {error}",
-                )
+                detail = f"{limit} attempts, the last: {error}"
+                await self._bury(block, self._remaining(block), "attempts", detail)
             except (StorageFull, StorageFailed) as failure:
                 log.error("route %s: a dead letter cannot be written: %s", self._route, failure)
             else:
@@ -185,13 +166,11 @@ class Delivery:
                 return
             except (Refused, TooBig) as error:
                 await self._cut(block, 0, block.records, error)
-        whole = Batch("", block.body, block.records, block.encoding, block.compression)
+        whole = _batch_of("", block)
         while block.todo:
             start, stop = block.todo[-1]
             key = f"{self.key_of(block)}-{start}-{stop - 1}"
-            batch = await asyncio.get_running_loop().run_in_executor(
-                self._pool, whole.part, start, stop, key
-            )
+            batch = await self._context.in_pool(whole.part, start, stop, key)
             try:
                 await self._send(batch, await self._prepared(batch))
                 block.todo.pop()
@@ -204,7 +183,7 @@ class Delivery:
                     raise
 
     async def _cut(self, block: Block, start: int, stop: int, error: Refused | TooBig) -> None:
-        """Replace the range by its halves, or bury the one record that is left."""
+        """Replace the range by its halves, or bury the one record that remains."""
         if stop - start == 1:
             reason = "refused" if isinstance(error, Refused) else "too_large"
             await self._bury(block, [(start, stop)], reason, str(error))
@@ -214,7 +193,7 @@ class Delivery:
         block.todo = [*(block.todo or []), (middle, stop), (start, middle)]
 
     async def _send(self, batch: Batch, prepared: Any) -> None:
-        async with self._limit:
+        async with self._context.limit:
             self.inflight += 1
             began = self._clock.monotonic()
             try:
@@ -229,36 +208,27 @@ class Delivery:
     async def _bury(
         self, block: Block, ranges: list[tuple[int, int]], reason: str, detail: str
     ) -> None:
-        """Put records into the dead letters, durably; they count as dead when the block is settled."""
-        loop = asyncio.get_running_loop()
-        batch = Batch("", block.body, block.records, block.encoding, block.compression)
-        records = await loop.run_in_executor(self._pool, batch.split)
-        now = self._clock.wall()
+        """Put records into the dead letters, durably; they count when the block is completed."""
+        records = await self._context.in_pool(_batch_of("", block).split)
         letters = [
             DeadLetter(
-                block.sequence,
-                index,
-                reason,
-                detail,
-                block.attempts + 1,
-                block.enqueued / 1e6,
-                now,
-                records[index],
+                sequence=block.sequence,
+                index=index,
+                reason=reason,
+                detail=detail,
+                attempts=block.attempts + 1,
+                enqueued=block.enqueued / 1e6,
+                died=self._clock.wall(),
+                record=records[index],
             )
             for start, stop in ranges
             for index in range(start, stop)
         ]
-        await loop.run_in_executor(self._pool, self._dead_letters.add, letters)
+        await self._context.in_pool(self._dead_letters.add, letters)
         block.dead += len(letters)
-        if len(letters) == 1:
-            log.warning(
-                "route %s: a record of batch %d is dead: %s", self._route, block.sequence, detail
-            )
-        else:
-            log.warning(
-                "route %s: %d records of batch %d are dead: %s",
-                self._route,
-                len(letters),
-                block.sequence,
-                detail,
-            )
+        text = "route %s: %d records of batch %d are dead letters: %s"
+        log.warning(text, self._route, len(letters), block.sequence, detail)
+
+
+def _batch_of(key: str, block: Block) -> Batch:
+    return Batch(key, block.body, block.records, block.encoding, block.compression)

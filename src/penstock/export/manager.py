@@ -7,7 +7,6 @@ tried again until it can; it does not keep the others, or the broker, from runni
 """
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -26,9 +25,10 @@ from penstock.errors import (
 )
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
-from penstock.export.inspect import examine, first_records, waiting_records
 from penstock.export.queuesadapter import QueuesAdapter
-from penstock.export.routes import STATE, Route
+from penstock.export.routes import Route
+from penstock.export.routestate import read_state
+from penstock.export.sendqueue.inspect import examine, first_records, waiting_records
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.telemetry import ExportMetrics
 from penstock.log.fs import DISK, Fs
@@ -39,7 +39,7 @@ from penstock.topics.store import TopicStore
 log = logging.getLogger("penstock.export")
 T = TypeVar("T")
 SENDS_PER_CORE = 8
-START_AGAIN = 10.0  # seconds until routes that could not start are tried again
+START_RETRY_SECONDS = 10.0  # until routes that could not start are tried again
 
 
 class Exports:
@@ -75,7 +75,7 @@ class Exports:
         self._configured = parse_routes(config)
         self._changing = asyncio.Lock()
         self._inspecting = asyncio.Lock()
-        self._starter: asyncio.Task[None] | None = None
+        self._retrier: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         if not self._settings.enabled:
@@ -83,20 +83,20 @@ class Exports:
             return
         for name, definition in (await self._definitions()).items():
             await self._start(name, definition)
-        self._starter = asyncio.create_task(self._start_again())
+        self._retrier = asyncio.create_task(self._retry_failed())
 
     async def stop(self) -> None:
         """All routes at once, within one deadline."""
-        if self._starter is not None:
-            self._starter.cancel()
-            await asyncio.gather(self._starter, return_exceptions=True)
+        if self._retrier is not None:
+            self._retrier.cancel()
+            await asyncio.gather(self._retrier, return_exceptions=True)
         deadline = self._context.clock.monotonic() + self._shutdown
         await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
         self._routes.clear()
 
     async def _definitions(self) -> dict[str, dict[str, Any] | None]:
         """All routes there should be; None for those of the configuration."""
-        return {**dict.fromkeys(self._configured), **await self._in_pool(self._stored)}
+        return {**dict.fromkeys(self._configured), **await self._context.in_pool(self._stored)}
 
     def _make(self, name: str, definition: dict[str, Any] | None, *, stored: bool = True) -> Route:
         if definition is None:
@@ -126,12 +126,12 @@ class Exports:
             "route %s runs, to %s, with %d batches queued",
             name,
             route.destination.describe(),
-            route.queue.fast.count,
+            route.queue.count,
         )
 
-    async def _start_again(self) -> None:
+    async def _retry_failed(self) -> None:
         while True:
-            await self._context.clock.sleep(START_AGAIN)
+            await self._context.clock.sleep(START_RETRY_SECONDS)
             async with self._changing:
                 for name, definition in (await self._definitions()).items() if self.failed else ():
                     if name in self.failed:
@@ -139,19 +139,11 @@ class Exports:
 
     def _stored(self) -> dict[str, dict[str, Any]]:
         """Definitions of the routes made over the API."""
-        fs, found = self._context.fs, {}
-        for name in fs.list_dir(self.directory):
-            path = self.directory / name / STATE
-            if name in self._configured or not fs.exists(path):
-                continue
-            try:
-                definition = json.loads(fs.read(path)).get("definition")
-            except (ValueError, AttributeError) as error:
-                log.error("%s is damaged: %s", path, error)
-                continue
-            if definition:
-                found[name] = definition
-        return found
+        names = set(self._context.fs.list_dir(self.directory)).difference(self._configured)
+        states = {name: read_state(self._context, self.directory / name) for name in sorted(names)}
+        return {
+            name: state["definition"] for name, state in states.items() if state.get("definition")
+        }
 
     # What people do with them
 
@@ -171,17 +163,17 @@ class Exports:
         await asyncio.gather(*(route.refresh() for route in self._routes.values()))
 
     def status(self) -> list[dict[str, Any]]:
-        found = [self._routes[name].status() for name in sorted(self._routes)]
-        return found + [
+        running = [self._routes[name].status() for name in sorted(self._routes)]
+        return running + [
             {"name": name, "state": "failed", "lastError": why}
             for name, why in sorted(self.failed.items())
         ]
 
     async def inspect(self, name: str) -> dict[str, Any]:
         """Every block of a route's files read and checked; also of a route that could not start."""
-        found: dict[str, Any] = await self._look_into(name, examine)
-        del found["directory"]  # of no use elsewhere, and nobody's business
-        return found
+        report: dict[str, Any] = await self._look_into(name, examine)
+        del report["directory"]  # of no use elsewhere, and nobody's business
+        return report
 
     async def waiting_records(
         self, name: str, limit: int, size: int
@@ -198,11 +190,11 @@ class Exports:
         end = None
         if name not in self.failed:
             queue = self.get(name).queue
-            if queue.fast.store is None:
+            if queue.in_memory:
                 raise Conflict(
                     f"route {name} keeps its queue in memory: there are no files to look into"
                 )
-            end = await queue.fast.write_out()
+            end = await queue.write_out()
         async with self._inspecting:
             return await asyncio.to_thread(look, self.directory / name, self._context.fs, end)
 
@@ -221,9 +213,7 @@ class Exports:
             except OSError as error:
                 raise StorageFailed(f"route {name} cannot be made: {error}") from error
             try:
-                await (
-                    route.save()
-                )  # or it would be gone after a restart, and what was pushed to it with it
+                await route.save()  # or it, and what was pushed to it, is gone after a restart
             except PenstockError:
                 await route.stop()
                 raise
@@ -238,10 +228,9 @@ class Exports:
             if name in self._configured:
                 raise Conflict(f"route {name} is part of the configuration: remove it there")
             if name in self.failed and force:
-                with DirectoryLock(
-                    self.directory / name, "send queue"
-                ):  # not from under another process
-                    await self._in_pool(self._context.fs.remove_tree, self.directory / name)
+                # Not from under another process.
+                with DirectoryLock(self.directory / name, "send queue"):
+                    await self._context.in_pool(self._context.fs.remove_tree, self.directory / name)
                 del self.failed[name]
                 return
             route = self.get(name)
@@ -249,20 +238,15 @@ class Exports:
                 _refuse_loss(route)
             del self._routes[name]
             await route.stop()
-            await self._in_pool(self._context.fs.remove_tree, self.directory / name)
+            await self._context.in_pool(self._context.fs.remove_tree, self.directory / name)
             self._metrics.forget(name)
-
-    async def _in_pool(self, call: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._context.pool, call, *arguments
-        )
 
 
 def _refuse_loss(route: Route) -> None:
-    fast, dead = route.queue.fast, route.dead_letters.count
-    if fast.state.queued:
-        sending = f", {fast.leased} batches of them are being sent" if fast.leased else ""
-        held = f"route {route.name} still holds {fast.state.queued} records{sending}"
+    leased, dead = route.queue.leased, route.dead_letters.count
+    if records := route.queue.books.queued:
+        sending = f", {leased} batches of them are being sent" if leased else ""
+        held = f"route {route.name} still holds {records} records{sending}"
         raise Conflict(f"{held}: drain or purge it, or delete with force")
     if dead:
         raise Conflict(

@@ -1,13 +1,9 @@
 """A route: source, send queue, workers and destination of one name, put together and kept running.
 
-Its directory holds the queue, the dead letters, and `route.json`: whether it is paused, by whom and
-why, whether it drains, the incarnations of the topic it reads, the life of its queue (a number made
-with the queue, part of the keys of batches), the number under which it takes leases on a queue, and
-its definition when it was made over the API rather than by the configuration.
+Its directory holds the queue, the dead letters, and what the route remembers (`routestate`).
 """
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -21,17 +17,17 @@ from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
 from penstock.export.destinations import Destination
-from penstock.export.gate import Gate
-from penstock.export.sendqueue import Pushed, SendQueue
+from penstock.export.pause import Pause
+from penstock.export.routestate import RouteState
+from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
 from penstock.export.workers import Workers
 
 log = logging.getLogger("penstock.export")
-STATE = "route.json"
-PURGE_TIMEOUT = 5.0  # seconds that a batch in flight has to end before a purge is answered
-SAVE_AGAIN = 5.0  # seconds until state that could not be saved is tried again
+PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
+READ_RETRY_SECONDS = 5.0  # until a source whose reader failed is read again
 
 
 class Route:
@@ -45,101 +41,73 @@ class Route:
         definition: Mapping[str, Any] | None = None,
         destination: Destination | None = None,
     ) -> None:
-        self.name, self.spec, self.directory = spec.name, spec, directory
-        self.definition = definition  # kept in route.json when it came over the API
-        self.draining = False  # on somebody's order: takes nothing new
-        self._unsaved = False  # route.json is behind
-        self._stopping = False
-        self._context, self._metrics = context, metrics
-        settings = spec.queue
+        self.name = spec.name
+        self.spec = spec
+        self.directory = directory
+        self._context = context
+        settings, clock = spec.queue, context.clock
         self.destination = destination or make_destination(spec, context)
         self.queue = SendQueue(
             spec.name,
             settings,
-            context.fs,
             directory,
-            context.pool,
+            context,
             metrics,
-            context.clock,
             source="topic" if spec.source.topic else "queue" if spec.source.queue else None,
         )
-        self.dead_letters = DeadLetters(
-            context.fs, None if settings.type == "memory" else directory
-        )
+        self.dead_letters = DeadLetters(context.fs, None if self.queue.in_memory else directory)
         self.breaker = Breaker(
             spec.name,
             settings.circuit_breaker,
-            context.clock,
-            lambda: metrics.add("circuit_breaker_open_total"),
-            lambda: metrics.add("circuit_breaker_rejected_total"),
+            clock,
+            on_open=lambda: metrics.add("circuit_breaker_open_total"),
+            on_reject=lambda: metrics.add("circuit_breaker_rejected_total"),
         )
-        self.gate = Gate(
-            context.clock,
+        self._pause = Pause(
+            clock,
             first=settings.circuit_breaker.reset_timeout or 30.0,
             longest=settings.max_retry_delay,
+            on_resume=self._resumed,
         )
-        self.gate.on_open = self._went_on
+        self._state = RouteState(spec.name, directory, context, self._pause, definition)
         self.backoff = Backoff(
             enabled=settings.backoff.enabled,
             base=settings.retry_interval,
             multiplier=settings.backoff.multiplier,
             longest=settings.max_retry_delay,
             random=random.random,
-            clock=context.clock,
+            clock=clock,
         )
         self.delivery = Delivery(
-            spec.name,
             self.queue,
             self.destination,
             self.dead_letters,
             self.backoff,
-            settings,
-            context.limit,
-            context.pool,
-            context.clock,
+            self._state,
+            context,
             metrics,
-            self._denied,
+            on_denied=self._denied,
         )
         self.workers = Workers(
-            settings,
-            self.queue,
-            self.delivery,
-            self.gate,
-            self.breaker,
-            self.backoff,
-            context.clock,
+            self.queue, self.delivery, self._pause, self.breaker, self.backoff, clock
         )
         self._source: Source | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._incarnations: list[str] = []
-        self._life = 0
-        self._holder = (
-            0  # marks our leases on a queue, so that the next process finds those of this one
-        )
-        self._watcher: asyncio.Task[None] | None = None
-        self._saving = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None  # of the source's lag
+        self._stopping = False
         self._replaying = asyncio.Lock()
-        self._later: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         await self.queue.start()
         try:
-            self._take_up(await self._in_pool(self._load))
-            await self._in_pool(self.dead_letters.open)
+            await self._state.start(new_life=self.queue.in_memory)
+            await self._context.in_pool(self.dead_letters.open)
             await self.destination.start()
-            made = not self._life or not self._holder
-            self._life = self._life or random.getrandbits(32)
-            self._holder = self._holder or random.getrandbits(48)
-            if made:
-                await self._remember()
-            if self.spec.queue.type == "memory":  # it numbers its batches from 1 at every start
-                self._life = random.getrandbits(32)
             self._source = self._make_source()
         except BaseException:
-            self.gate.stop()
+            self._pause.stop_probing()
             await self.queue.stop()
             raise
-        self.delivery.life = self._life
         self.workers.start()
         if self._source is not None:
             self._watcher = asyncio.create_task(self._source.watch())
@@ -147,37 +115,11 @@ class Route:
             self._read()
 
     def _make_source(self) -> Source | None:
-        source, context = self.spec.source, self._context
-        if source.topic:
-            if context.topics is None:
-                raise Unavailable(f"route {self.name}: this process has no topics")
-            return TopicSource(
-                self.name,
-                context.topics,
-                source.topic,
-                source.start,
-                self.spec.batch,
-                self.destination.encoding,
-                self.queue,
-                context.pool,
-                context.clock,
-                self,
-            )
-        if source.queue:
-            if context.queues is None:
-                raise Unavailable(f"route {self.name}: this process has no queues")
-            return QueueSource(
-                self.name,
-                context.queues,
-                source.queue,
-                source.group or self.name,
-                self._holder,
-                self.spec.batch,
-                self.destination.encoding,
-                self.queue,
-                context.pool,
-                context.clock,
-            )
+        encoding = self.destination.encoding
+        if self.spec.source.topic:
+            return TopicSource(self.spec, self._context, self.queue, encoding, self._state)
+        if self.spec.source.queue:
+            return QueueSource(self.spec, self._context, self.queue, encoding, self._state)
         return None
 
     def _read(self) -> None:
@@ -188,9 +130,9 @@ class Route:
     def _reader_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("route %s: reading the source ended unexpectedly", self.name, exc_info=error)
-            self._context.clock.call_later(5.0, self._read_again)
+            self._context.clock.call_later(READ_RETRY_SECONDS, self._restart_reader)
 
-    def _read_again(self) -> None:
+    def _restart_reader(self) -> None:
         if not (self.draining or self._stopping):
             self._read()
 
@@ -203,17 +145,16 @@ class Route:
     async def stop(self, deadline: float | None = None) -> None:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
-        self.gate.stop()
+        self._state.stop_saving()
+        self._pause.stop_probing()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         await self._stop_reading()
         await self.workers.stop(self._context.clock.monotonic() if deadline is None else deadline)
         await self.destination.stop()
-        await asyncio.gather(*self._later)
-        if self._unsaved:
-            await self._remember()
-        await self._in_pool(self.dead_letters.close)
+        await self._state.stop()
+        await self._context.in_pool(self.dead_letters.close)
         try:
             await self.queue.stop()
         except (StorageFull, StorageFailed) as error:
@@ -223,10 +164,11 @@ class Route:
 
     async def push(self, records: list[bytes]) -> Pushed:
         self._refuse_when_closed()
-        blocks = await self._in_pool(
-            make_blocks, records, self.destination.encoding, self.spec.batch
-        )
-        return await self.queue.push(blocks)
+        return await self.queue.push(await self._make_blocks(records))
+
+    async def _make_blocks(self, records: list[bytes]) -> list[Block]:
+        encoding = self.destination.encoding
+        return await self._context.in_pool(make_blocks, records, encoding, self.spec.batch)
 
     def _refuse_when_closed(self) -> None:
         if self.draining or self._stopping:
@@ -236,143 +178,73 @@ class Route:
     @property
     def paused(self) -> str | None:
         """Why, while it is."""
-        return self.gate.reason
+        return self._pause.reason
+
+    @property
+    def draining(self) -> bool:
+        """By order of a person: it takes nothing new."""
+        return self._state.draining
 
     async def pause(self, reason: str = "by hand") -> None:
-        self.gate.close(reason, refused=False)
+        self._pause.begin(reason, denied=False)
         log.warning("route %s is paused: %s", self.name, reason)
-        await self._remember()
+        await self._state.save_or_retry()
 
     def _denied(self, reason: str) -> None:
         if self.paused is None:
             reason = f"{self.destination.describe()} {reason}"
-            self.gate.close(reason, refused=True)
-            log.warning("route %s is paused, and tries again now and then: %s", self.name, reason)
-            self._remember_soon()
+            self._pause.begin(reason, denied=True)
+            log.warning("route %s is paused, and probes now and then: %s", self.name, reason)
+            self._state.save_soon()
 
-    def _went_on(self) -> None:
-        log.warning("route %s goes on: the destination refuses no more", self.name)
-        self._remember_soon()
+    def _resumed(self) -> None:
+        log.warning("route %s resumes: the destination does not deny it any more", self.name)
+        self._state.save_soon()
 
     async def resume(self) -> None:
-        """Go on, at once: also ends a drain, and a backoff."""
-        self.draining = False
+        """Send, at once: also ends a drain, and a backoff."""
+        self._state.draining = False
         self.backoff.reset()
-        self.gate.open()
+        self._pause.end()
         self._read()
-        await self._remember()
+        await self._state.save_or_retry()
 
     async def drain(self) -> None:
         """Take nothing new and deliver what there is; `resume` ends it."""
-        self.draining = True
+        self._state.draining = True
         await self._stop_reading()
         self.backoff.reset()
-        self.gate.open()
-        await self._remember()
+        self._pause.end()
+        await self._state.save_or_retry()
+
+    async def save(self) -> None:
+        """Have its state, the definition too, on disk."""
+        await self._state.save()
 
     async def letters(self) -> list[DeadLetter]:
-        letters: list[DeadLetter] = await self._in_pool(self.dead_letters.letters)
-        return letters
+        return await self._context.in_pool(self.dead_letters.letters)
 
     async def letters_page(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
-        page: Sequence[DeadLetter | None] = await self._in_pool(
-            self.dead_letters.page, offset, limit
-        )
-        return page
+        return await self._context.in_pool(self.dead_letters.page, offset, limit)
 
     async def purge(self) -> int:
         """Drop what is queued, what waits for its next attempt too; how many records."""
-        return await self.queue.purge(self.workers.waiting(), PURGE_TIMEOUT)
+        return await self.queue.purge(self.workers.waiting(), PURGE_TIMEOUT_SECONDS)
 
     async def replay(self) -> int:
         """Push the dead letters again, as new records; how many."""
         self._refuse_when_closed()
         async with self._replaying:
-            letters: list[DeadLetter] = await self._in_pool(self.dead_letters.begin_replay)
-            records = [letter.record for letter in letters]
-            blocks = await self._in_pool(
-                make_blocks, records, self.destination.encoding, self.spec.batch
-            )
-            for block in blocks:
+            letters = await self._context.in_pool(self.dead_letters.begin_replay)
+            for block in await self._make_blocks([letter.record for letter in letters]):
                 pushed = await self.queue.push([block])
                 if pushed.dropped:
                     raise Conflict(
-                        f"the send queue of route {self.name} is full; the dead letters stay where they are"
+                        f"the send queue of route {self.name} is full; "
+                        "the dead letters stay where they are"
                     )
-            await self._in_pool(self.dead_letters.end_replay)
+            await self._context.in_pool(self.dead_letters.end_replay)
             return len(letters)
-
-    # What it remembers
-
-    async def generation_of(self, incarnation: str) -> int:
-        if incarnation not in self._incarnations:
-            self._incarnations.append(incarnation)
-            try:
-                await self.save()
-            except (StorageFull, StorageFailed):
-                self._incarnations.remove(incarnation)
-                raise
-        return self._incarnations.index(incarnation)
-
-    def _load(self) -> dict[str, Any]:
-        path = self.directory / STATE
-        if not self._context.fs.exists(path):
-            return {}
-        try:
-            found = json.loads(self._context.fs.read(path))
-            if isinstance(found, dict):
-                return found
-            error: Exception = ValueError("not an object")
-        except ValueError as wrong:
-            error = wrong
-        log.error("route %s: %s is damaged and ignored: %s", self.name, path, error)
-        return {}
-
-    def _take_up(self, found: dict[str, Any]) -> None:
-        """Go on as it was saved; what is not as we wrote it counts as not there."""
-        self.draining = found.get("draining") is True
-        if isinstance(paused := found.get("paused"), str):
-            self.gate.close(paused, refused=found.get("refused") is True)
-        if isinstance(incarnations := found.get("incarnations"), list):
-            self._incarnations = [each for each in incarnations if isinstance(each, str)]
-        if isinstance(life := found.get("life"), int):
-            self._life = life & 0xFFFFFFFF
-        if isinstance(holder := found.get("holder"), int):
-            self._holder = holder
-
-    async def save(self) -> None:
-        """Have the state on disk. One at a time: the last one saved is the last one that was."""
-        async with self._saving:
-            state = {
-                "paused": self.paused,
-                "refused": self.gate.refused,
-                "draining": self.draining,
-                "incarnations": self._incarnations,
-                "life": self._life,
-                "holder": self._holder,
-                "definition": self.definition,
-            }
-            data = json.dumps(state, indent=2).encode()
-            self._unsaved = True
-            await self._in_pool(self._context.fs.make_dir, self.directory)
-            await self._in_pool(self._context.fs.replace, self.directory / STATE, data)
-            self._unsaved = False
-
-    async def _remember(self) -> None:
-        """Save, and go on trying while the disk refuses: what was asked for holds meanwhile."""
-        try:
-            await self.save()
-        except (StorageFull, StorageFailed) as error:
-            log.error("route %s: its state cannot be saved, trying again: %s", self.name, error)
-            if not self._stopping:
-                self._context.clock.call_later(SAVE_AGAIN, self._remember_soon)
-
-    def _remember_soon(self) -> None:
-        if self._stopping:
-            return
-        task = asyncio.create_task(self._remember())
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
 
     # What it shows
 
@@ -381,7 +253,7 @@ class Route:
         if self.paused:
             return "paused"
         if self.draining:
-            return "draining" if self.queue.fast.count else "drained"
+            return "draining" if self.queue.count else "drained"
         return "running"
 
     async def refresh(self) -> None:
@@ -400,7 +272,7 @@ class Route:
             "name": self.name,
             "state": self.state,
             "paused": self.paused,
-            "triesAgainSeconds": self._tries_again(),
+            "triesAgainSeconds": self._seconds_to_probe(),
             "source": shown if source.topic or source.queue else "push",
             "lag": self._source.lag() if self._source is not None else None,
             "sourceError": self._source.problem if self._source is not None else None,
@@ -420,9 +292,9 @@ class Route:
             "lastError": self.delivery.last_error,
         }
 
-    def _tries_again(self) -> float | None:
-        """Until a route that the destination refused knocks again."""
-        at = self.gate.next_knock
+    def _seconds_to_probe(self) -> float | None:
+        """Until a route that was denied tries again."""
+        at = self._pause.next_probe
         return None if at is None else round(max(0.0, at - self._context.clock.monotonic()), 3)
 
     def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
@@ -444,8 +316,3 @@ class Route:
                 state: float(state == self.breaker.state) for state in BREAKER_STATES
             },
         }
-
-    async def _in_pool(self, call: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._context.pool, call, *arguments
-        )

@@ -2,7 +2,7 @@
 
 A topic is read by offset. How far is written into each block itself (`position`), so what is in the
 queue and how far the source was read can never disagree: after a kill the reader goes on exactly
-behind the last block on disk. A topic that was deleted and made anew starts again at 0: the upper
+behind the last block on disk. A topic that was deleted and recreated starts again at 0: the upper
 16 bits of a position count incarnations. A topic that is not there is waited for, and not made:
 somebody who deletes a topic means it.
 
@@ -25,7 +25,6 @@ Apart from that a reader never drops: when the send queue is full, or the disk i
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from penstock.errors import (
@@ -38,28 +37,28 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.journal import DAMAGED, NEWEST, SOURCE_GAP
-from penstock.export.memory import records_of
+from penstock.export.context import RouteContext
 from penstock.export.payload import RAW, join
-from penstock.export.queuesadapter import PoppedMessages, QueuesAdapter
-from penstock.export.sendqueue import SendQueue
-from penstock.export.spec import Batching
-from penstock.topics.store import TopicStore
+from penstock.export.queuesadapter import PoppedMessages
+from penstock.export.routestate import RouteState
+from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
+from penstock.export.spec import Batching, RouteSpec
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
-AHEAD = 8  # batches read and pushed together when the source is far ahead
+MAX_READ_BATCHES = 8  # read and pushed together when the source is far ahead
 POLL_SECONDS = 30.0
 # after which a pop of a process that was killed has ended in the database, one way or the other
 LINGER_SECONDS = 5.0
-RELEASES = 2  # pops before which dead leases are released: at once, and when such a pop has ended
-RELEASE_TIMEOUT = 2.0
-RENEW_AFTER = 1.0  # seconds that a push may take before its lease is renewed, and then every
-RENEW_EVERY = 20.0
-RENEW_SECONDS = 60
+RELEASE_POPS = 2  # before which dead leases are released: at once, and when such a pop has ended
+RELEASE_TIMEOUT_SECONDS = 2.0
+RENEW_AFTER_SECONDS = (
+    1.0  # seconds that a push may take before its lease is renewed, and then every
+)
+RENEW_EVERY_SECONDS = 20.0
+LEASE_SECONDS = 60  # that a renewed lease lives
 LAG_SECONDS = 15.0  # between two looks at a queue's lag
 GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
@@ -73,13 +72,13 @@ class Source(Protocol):
     damage: str | None  # the last damaged place that was passed over
 
     def lag(self) -> int | None:
-        """Records not read yet, if that is known."""
+        """Records not read yet; None when nobody can say."""
 
     async def refresh(self) -> None:
         """Look at the lag now, where that takes a question."""
 
     async def watch(self) -> None:
-        """Keep the lag known until cancelled."""
+        """Refresh the lag now and then until cancelled."""
 
 
 def make_blocks(
@@ -119,29 +118,26 @@ def _block(
     return block
 
 
-class Generations(Protocol):
-    """Remembers which incarnation of a topic was which generation (kept with the route)."""
-
-    async def generation_of(self, incarnation: str) -> int: ...
-
-
 class TopicSource:
     def __init__(
         self,
-        route: str,
-        topics: TopicStore,
-        topic: str,
-        start: str,
-        batch: Batching,
-        encoding: int,
+        spec: RouteSpec,
+        context: RouteContext,
         queue: SendQueue,
-        pool: Executor,
-        clock: Clock,
-        generations: Generations,
+        encoding: int,
+        state: RouteState,
     ) -> None:
-        self._route, self._topics, self._name, self._start = route, topics, topic, start
-        self._batch, self._encoding, self._queue = batch, encoding, queue
-        self._pool, self._clock, self._generations = pool, clock, generations
+        if context.topics is None:
+            raise Unavailable(f"route {spec.name}: this process has no topics")
+        self._route = spec.name
+        self._name = spec.source.topic
+        self._start = spec.source.start
+        self._batch = spec.batch
+        self._topics = context.topics
+        self._context = context
+        self._queue = queue
+        self._encoding = encoding
+        self._state = state
         self._read: int | None = None  # the next offset to read
         self._start_was_seen = True  # whether the topic was there when the route began to look
         self._damaged_at: int | None = None  # the offset whose read has failed once
@@ -151,7 +147,7 @@ class TopicSource:
     def lag(self) -> int | None:
         topic = self._topics.get(self._name)
         read = self._read
-        if read is None and (position := self._queue.fast.state.position) >= 0:
+        if read is None and (position := self._queue.position) >= 0:
             read = position & OFFSET_MASK  # nobody reads yet: where the queue ends
         return None if topic is None or read is None else max(0, topic.next_offset - read)
 
@@ -170,18 +166,14 @@ class TopicSource:
                 await self._read_topic(topic)
             except (NotFound, Unavailable, StorageFull, StorageFailed, Damaged) as error:
                 if self.problem != str(error):
-                    log.warning(
-                        "route %s: topic %s cannot be read, trying again: %s",
-                        self._route,
-                        self._name,
-                        error,
-                    )
+                    text = "route %s: topic %s cannot be read, trying again: %s"
+                    log.warning(text, self._route, self._name, error)
                 self.problem = str(error)
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._context.clock.sleep(RETRY_SECONDS)
 
     async def _read_topic(self, topic: Topic) -> None:
-        generation = await self._generations.generation_of(topic.incarnation)
-        position = self._queue.fast.state.position
+        generation = await self._state.generation_of(topic.incarnation)
+        position = self._queue.position
         if position >= 0 and position >> GENERATION_BITS == generation:
             offset = position & OFFSET_MASK
         else:
@@ -193,7 +185,7 @@ class TopicSource:
                     raise NotFound(f"topic {self._name} was deleted")
                 continue
             if self._batch.linger and topic.next_offset - offset < self._batch.records:
-                await self._clock.sleep(self._batch.linger)
+                await self._context.clock.sleep(self._batch.linger)
             if offset < topic.first_offset:
                 why = "aged out before they were exported"
                 offset = await self._pass_over(
@@ -209,10 +201,8 @@ class TopicSource:
                 why = f"are damaged and were not exported: {error}"
                 offset = await self._pass_over(generation, offset, stop, DAMAGED, why)
             else:
-                blocks = await asyncio.get_running_loop().run_in_executor(
-                    self._pool, self._make, batches, generation
-                )
-                await push_patiently(self._route, self._queue, blocks, self._clock)
+                blocks = await self._context.in_pool(self._make, batches, generation)
+                await push_patiently(self._queue, blocks, self._context.clock)
                 offset = batches[-1].next_offset if batches else offset
             self._read = offset
 
@@ -221,7 +211,7 @@ class TopicSource:
         one.
         """
         batches: list[Any] = []
-        while len(batches) < AHEAD:
+        while len(batches) < MAX_READ_BATCHES:
             try:
                 batch = topic.read(offset, self._batch.records, self._batch.bytes)
             except Damaged:
@@ -266,7 +256,7 @@ class TopicSource:
 
 def _end_of_damage(topic: Topic, offset: int) -> int:
     """Where a topic that is damaged at `offset` can be read again; `offset` itself when nobody
-    knows.
+    can say.
     """
     while offset < topic.next_offset:
         try:
@@ -280,7 +270,7 @@ def _end_of_damage(topic: Topic, offset: int) -> int:
     return offset
 
 
-async def push_patiently(route: str, queue: SendQueue, blocks: list[Block], clock: Clock) -> None:
+async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) -> None:
     """Push all blocks, however long the queue or the disk is full."""
     while blocks:
         most = max(1, queue.settings.max_size // 4)
@@ -294,14 +284,11 @@ async def push_patiently(route: str, queue: SendQueue, blocks: list[Block], cloc
         try:
             await queue.push(part, wait=queue.settings.full_behavior == "block")
         except (StorageFull, StorageFailed, Full) as error:
-            log.warning("route %s: cannot queue, trying again: %s", route, error)
+            log.warning("route %s: cannot queue, trying again: %s", queue.name, error)
             await clock.sleep(RETRY_SECONDS)
         except TooLarge as error:
-            log.error(
-                "route %s: a batch is larger than the whole send queue and is dropped: %s",
-                route,
-                error,
-            )
+            text = "route %s: a batch is larger than the whole send queue and is dropped: %s"
+            log.error(text, queue.name, error)
             queue.refuse(records_of(part), NEWEST)
             blocks = blocks[len(part) :]
         else:
@@ -311,31 +298,23 @@ async def push_patiently(route: str, queue: SendQueue, blocks: list[Block], cloc
 class QueueSource:
     def __init__(
         self,
-        route: str,
-        queues: QueuesAdapter,
-        name: str,
-        group: str,
-        holder: int,
-        batch: Batching,
-        encoding: int,
+        spec: RouteSpec,
+        context: RouteContext,
         queue: SendQueue,
-        pool: Executor,
-        clock: Clock,
+        encoding: int,
+        state: RouteState,
     ) -> None:
-        self._route, self._queues, self._name, self._group, self._holder = (
-            route,
-            queues,
-            name,
-            group,
-            holder,
-        )
-        self._batch, self._encoding, self._queue, self._pool, self._clock = (
-            batch,
-            encoding,
-            queue,
-            pool,
-            clock,
-        )
+        if context.queues is None:
+            raise Unavailable(f"route {spec.name}: this process has no queues")
+        self._route = spec.name
+        self._name = spec.source.queue
+        self._group = spec.source.group or spec.name
+        self._batch = spec.batch
+        self._queues = context.queues
+        self._context = context
+        self._queue = queue
+        self._encoding = encoding
+        self._holder = state.holder
         self._lag: int | None = None
         self.problem: str | None = None
         self.damage: str | None = None
@@ -352,21 +331,20 @@ class QueueSource:
     async def watch(self) -> None:
         while True:
             await self.refresh()
-            await self._clock.sleep(LAG_SECONDS)
+            await self._context.clock.sleep(LAG_SECONDS)
 
     async def run(self) -> None:
-        releases = RELEASES
+        releases = RELEASE_POPS
         while True:
             try:
                 if releases:
                     await self._release()
-                if (
-                    self._queue.settings.full_behavior == "block"
-                ):  # a lease must not run out while a push waits
+                # A lease must not run out while a push waits.
+                if self._queue.settings.full_behavior == "block":
                     await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
-                patience = LINGER_SECONDS if releases else POLL_SECONDS
+                timeout = LINGER_SECONDS if releases else POLL_SECONDS
                 popped = await self._queues.pop(
-                    self._name, self._group, self._batch.records, patience, self._holder
+                    self._name, self._group, self._batch.records, timeout, self._holder
                 )
                 releases = max(0, releases - 1)
                 self.problem = None
@@ -374,74 +352,57 @@ class QueueSource:
                     await self._move(popped)
             except PenstockError as error:
                 self._report(error)
-                releases = RELEASES
-                await self._clock.sleep(RETRY_SECONDS)
+                releases = RELEASE_POPS
+                await self._context.clock.sleep(RETRY_SECONDS)
 
     async def _release(self) -> None:
         released = await self._queues.release(self._name, self._group, self._holder)
         if released:
-            log.warning(
-                "route %s: %d unused leases on queue %s are released",
-                self._route,
-                released,
-                self._name,
-            )
+            text = "route %s: %d unused leases on queue %s are released"
+            log.warning(text, self._route, released, self._name)
 
     async def _move(self, popped: PoppedMessages) -> None:
         """Into the send queue, then acknowledged."""
-        loop = asyncio.get_running_loop()
         try:
-            blocks = await loop.run_in_executor(
-                self._pool, make_blocks, popped.payloads, self._encoding, self._batch
+            blocks = await self._context.in_pool(
+                make_blocks, popped.payloads, self._encoding, self._batch
             )
             renewing = asyncio.create_task(self._renew(popped))
             try:
-                await push_patiently(self._route, self._queue, blocks, self._clock)
+                await push_patiently(self._queue, blocks, self._context.clock)
             finally:
                 renewing.cancel()
-        except (
-            asyncio.CancelledError
-        ):  # drained, stopped or deleted: other consumers of the group need not wait
+        except asyncio.CancelledError:  # other consumers of the group need not wait
             try:
-                async with asyncio.timeout(RELEASE_TIMEOUT):
+                async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
                     await self._release()
             except (PenstockError, TimeoutError) as error:
-                log.warning(
-                    "route %s: a lease on queue %s stays until it expires: %s",
-                    self._route,
-                    self._name,
-                    error,
-                )
+                text = "route %s: a lease on queue %s stays until it expires: %s"
+                log.warning(text, self._route, self._name, error)
             raise
         while True:
             try:
                 await self._queues.ack(popped)
-            except (
-                Unavailable
-            ) as error:  # they are in the send queue: without the ack they would be sent twice
+            except Unavailable as error:  # without the ack they would be sent twice
                 self._report(error)
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._context.clock.sleep(RETRY_SECONDS)
             else:
                 self.problem = None
                 return
 
     async def _renew(self, popped: PoppedMessages) -> None:
-        pause = RENEW_AFTER
+        delay = RENEW_AFTER_SECONDS
         while True:
-            await self._clock.sleep(pause)
+            await self._context.clock.sleep(delay)
             try:
-                await self._queues.renew(popped, RENEW_SECONDS)
-                pause = RENEW_EVERY
+                await self._queues.renew(popped, LEASE_SECONDS)
+                delay = RENEW_EVERY_SECONDS
             except PenstockError as error:
                 self._report(error)
-                pause = RETRY_SECONDS
+                delay = RETRY_SECONDS
 
     def _report(self, error: PenstockError) -> None:
         if self.problem != str(error):
-            log.warning(
-                "route %s: queue %s cannot be read, trying again: %s",
-                self._route,
-                self._name,
-                error,
-            )
+            text = "route %s: queue %s cannot be read, trying again: %s"
+            log.warning(text, self._route, self._name, error)
         self.problem = str(error)

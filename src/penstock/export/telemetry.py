@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from penstock.export.journal import REASONS
 from penstock.metrics import Metrics
 
 
@@ -28,12 +27,12 @@ GAUGES = {
     "queue_bytes": "Real bytes of the send queue: files, and blocks that are in memory only",
     "queue_max_size": "Most batches the send queue takes",
     "queue_max_bytes": "Most bytes the send queue takes",
-    "queue_utilization_ratio": "How full the send queue is, 0 to 1, by batches or bytes, whichever is fuller",
+    "queue_utilization_ratio": "How full the send queue is, by batches or bytes, 0 to 1",
     "queue_effective_max_size": "Blocks the memory layer holds at most, after adaptive sizing",
     "queue_disk_available_bytes": "Free space on the send queue's disk",
     "queue_oldest_age_seconds": "Age of the oldest batch in the send queue",
-    "queue_time_to_full_seconds": "Time until the send queue is full at the present rates; -1 = not filling",
-    "queue_drain_eta_seconds": "Time until the send queue is empty at the present rates; -1 = not draining",
+    "queue_time_to_full_seconds": "Time until the send queue is full; -1 = not filling",
+    "queue_drain_eta_seconds": "Time until the send queue is empty; -1 = not draining",
     "queue_records": "Records in the send queue",
     "fastqueue_inmemory_blocks": "Blocks in the memory layer",
     "fastqueue_disk_bytes": "Bytes of chunks and journal on disk",
@@ -44,7 +43,7 @@ GAUGES = {
     "queue_sends_inflight": "Sends under way",
     "queue_export_latency_ewma_seconds": "Moving average of the time a send takes",
     "queue_backoff_seconds": "Backoff in force; 0 = none",
-    "route_paused": "1 while the route is paused, by hand, by a refusal (401, 403) or a wrong address",
+    "route_paused": "1 while the route is paused, by hand or because it was denied",
     "route_source_lag": "Records of its topic or queue that the route has not read yet",
     "dead_letters": "Records in the dead-letter file",
     "storage_failing": "1 while the disk takes no more",
@@ -60,8 +59,8 @@ COUNTERS = {
     "fastqueue_meta_sync_total": "Times fastqueue.meta was written",
     "fastqueue_chunk_rotations": "Chunks begun",
     "fastqueue_inmemory_flushes": "Times the memory layer was written out",
-    "fastqueue_fsync_failed_total": "Failed fsyncs; the data was written anew",
-    "fastqueue_quarantined_total": "Damaged places found and set aside",
+    "fastqueue_fsync_failed_total": "Failed fsyncs; the data was written again",
+    "fastqueue_quarantined_total": "Damaged places set aside",
     "fastqueue_lost_blocks_total": "Blocks lost to a kill or to damage",
     "fastqueue_torn_bytes_total": "Bytes cut off as a torn tail",
     "circuit_breaker_open_total": "Times the circuit breaker opened",
@@ -83,7 +82,7 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
-LOOK = 0.01  # seconds for which a look at the routes is good
+GAUGES_SECONDS = 0.01  # for which what the routes showed is good
 BREAKER_STATES = ("closed", "open", "half_open")
 
 
@@ -92,8 +91,8 @@ class ExportMetrics:
 
     def __init__(self, metrics: Metrics, routes: Callable[[], Iterable[Observed]]) -> None:
         self._routes = routes
-        self._looked: dict[str, Mapping[str, float | Mapping[str, float]]] = {}
-        self._looked_at = -LOOK
+        self._shown: dict[str, Mapping[str, float | Mapping[str, float]]] = {}
+        self._shown_at = -GAUGES_SECONDS
         self._counters = {
             name: metrics.counter(f"penstock_export_{name}", text, "route")
             for name, text in COUNTERS.items()
@@ -112,34 +111,32 @@ class ExportMetrics:
             read=self._read_breakers,
         )
 
-    def _look(self) -> dict[str, Mapping[str, float | Mapping[str, float]]]:
-        """What the routes show: a scrape reads two dozen gauges and looks once."""
+    def _show(self) -> dict[str, Mapping[str, float | Mapping[str, float]]]:
+        """What the routes show: a scrape reads two dozen gauges and asks the routes once."""
         now = time.monotonic()
-        if now - self._looked_at > LOOK:
-            self._looked, self._looked_at = (
-                {route.name: route.gauges() for route in self._routes()},
-                now,
-            )
-        return self._looked
+        if now - self._shown_at > GAUGES_SECONDS:
+            self._shown = {route.name: route.gauges() for route in self._routes()}
+            self._shown_at = now
+        return self._shown
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
         def read() -> dict[tuple[str, ...], float]:
-            found: dict[tuple[str, ...], float] = {}
-            for route, shown in self._look().items():
-                value = shown.get(name)
-                if isinstance(value, int | float):
-                    found[(route,)] = float(value)
-            return found
+            shown = {(route,): gauges.get(name) for route, gauges in self._show().items()}
+            return {
+                route: float(value)
+                for route, value in shown.items()
+                if isinstance(value, int | float)
+            }
 
         return read
 
     def _read_breakers(self) -> dict[tuple[str, ...], float]:
-        found: dict[tuple[str, ...], float] = {}
-        for route, shown in self._look().items():
-            current = shown.get("circuit_breaker_state")
+        states: dict[tuple[str, ...], float] = {}
+        for route, gauges in self._show().items():
+            current = gauges.get("circuit_breaker_state")
             if isinstance(current, Mapping):
-                found |= {(route, state): float(value) for state, value in current.items()}
-        return found
+                states |= {(route, state): float(value) for state, value in current.items()}
+        return states
 
     def of(self, route: str) -> "RouteMetrics":
         return RouteMetrics(self, route)
@@ -159,11 +156,7 @@ class RouteMetrics:
     def __init__(self, metrics: ExportMetrics, route: str) -> None:
         self._metrics, self._route = metrics, route
         for name in COUNTERS:
-            metrics.add(
-                name, 0, route
-            )  # visible before the first event, so that rates can be taken
-        for reason in filter(None, REASONS):
-            metrics.add("queue_dropped_total", 0, route, reason)
+            metrics.add(name, 0, route)  # there before the first event, so that rates can be taken
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
         self._metrics.add(name, amount, self._route, *labels)

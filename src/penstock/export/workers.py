@@ -2,7 +2,7 @@
 
 Unified: each worker takes a block, prepares and sends it. Split: preparers take blocks and do the
 CPU work, senders wait on the network, and between them is a bounded channel of prepared batches.
-Everybody waits first: the gate is open (the route is not paused), the backoff is over, the breaker
+Everybody waits first: the route is not paused, the backoff is over, the breaker
 admits. Only then is anything taken, so while a destination is down the workers wait on a timer or
 an event, nothing is leased, and nothing spins.
 
@@ -18,18 +18,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from penstock.config.schema import SendQueue as Settings
 from penstock.export.backoff import Backoff
-from penstock.export.block import Block
 from penstock.export.breaker import Breaker, Permit
 from penstock.export.clock import Clock
 from penstock.export.delivery import Delivery, Prepared
-from penstock.export.gate import Gate
-from penstock.export.sendqueue import SendQueue
+from penstock.export.pause import Pause
+from penstock.export.sendqueue import Block, SendQueue
 
 log = logging.getLogger("penstock.export")
-ADAPT_EVERY = 1.0
-DRAIN_WITHIN = 10.0
+ADAPT_SECONDS = 1.0
+DRAIN_SECONDS = 10.0
 CORES = os.cpu_count() or 1
 
 
@@ -47,7 +45,7 @@ def next_workers(
     if throttled:
         wanted = now // 2
     else:
-        needed = math.ceil((arrivals + backlog / DRAIN_WITHIN) * latency)
+        needed = math.ceil((arrivals + backlog / DRAIN_SECONDS) * latency)
         wanted = min(max(needed, 1), now * 2) if needed > now else max(needed, now - 1)
     return max(least, min(most, wanted))
 
@@ -55,32 +53,28 @@ def next_workers(
 class Workers:
     def __init__(
         self,
-        settings: Settings,
         queue: SendQueue,
         delivery: Delivery,
-        gate: Gate,
+        pause: Pause,
         breaker: Breaker,
         backoff: Backoff,
         clock: Clock,
     ) -> None:
-        self._queue, self._delivery, self._breaker, self._backoff = (
-            queue,
-            delivery,
-            breaker,
-            backoff,
-        )
-        self._gate, self._clock = gate, clock
+        settings = queue.settings
+        self._queue = queue
+        self._delivery = delivery
+        self._pause = pause
+        self._breaker = breaker
+        self._backoff = backoff
+        self._clock = clock
         self._split = settings.pipeline_split
         self._adaptive = settings.adaptive_workers
-        # Prepared batches; the last word says that it is the one to try with while the gate is
-        # closed.
+        # Prepared batches; the last word says that it is the probe of a paused route.
         self._channel: asyncio.Queue[tuple[Block, Prepared | None, bool]] = asyncio.Queue(
             self._split.channel_size or 1
         )
         self._holding = 0  # senders with a batch in hand that wait to send it
-        self._prepared: dict[
-            int, Block
-        ] = {}  # leased and prepared (split), and nobody is sending them
+        self._prepared: dict[int, Block] = {}  # leased (split), and nobody is sending them
         self.preparers = (self._split.preparer_count or CORES) if self._split.enabled else 0
         if self._split.enabled:
             self.target = (self._split.sender_count or 2 * CORES) * max(
@@ -115,18 +109,16 @@ class Workers:
             self._helpers.append(asyncio.create_task(self._prepare()))
         if self._adaptive.enabled:
             self._helpers.append(asyncio.create_task(self._adapt()))
-        self._fill()
+        self._grow()
 
-    def _fill(self) -> None:
+    def _grow(self) -> None:
         """Have a worker for every number below the target."""
         for number in range(self.target):
             if number not in self._tasks:
                 self._tasks[number] = asyncio.create_task(self._run(number))
 
-    def _dismiss(self) -> None:
-        """Send those home who are above the target and have nothing in hand; the others leave when
-        they are done.
-        """
+    def _shrink(self) -> None:
+        """End those above the target that send nothing; the others end when they are done."""
         for number, task in list(self._tasks.items()):
             if number >= self.target and task not in self._sending:
                 task.cancel()
@@ -147,9 +139,9 @@ class Workers:
         for task in tasks:
             if task not in self._sending:
                 task.cancel()
-        left = deadline - self._clock.monotonic()
-        if self._sending and left > 0:
-            await asyncio.wait(self._sending, timeout=left)
+        remaining = deadline - self._clock.monotonic()
+        if self._sending and remaining > 0:
+            await asyncio.wait(self._sending, timeout=remaining)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._helpers, return_exceptions=True)
@@ -158,15 +150,15 @@ class Workers:
             self._prepared.pop(block.sequence, None)
             self._queue.give_back(block, attempted=False)
 
-    async def _may_send(self, after_you: Callable[[], bool] = lambda: False) -> bool:
+    async def _may_send(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the route is not paused and not backing off; True when it is paused and this
-        is a try.
+        is the probe.
         """
-        trying = await self._gate.wait(after_you)
+        probing = await self._pause.wait(leave_probe)
         while self._backoff.remaining > 0:
             await self._backoff.over()
-            trying = trying or await self._gate.wait(after_you)
-        return trying
+            probing = probing or await self._pause.wait(leave_probe)
+        return probing
 
     async def _run(self, number: int) -> None:
         work = self._send_prepared if self._split.enabled else self._take_and_send
@@ -179,20 +171,20 @@ class Workers:
     async def _take_and_send(self) -> None:
         if not await self._queue.available():
             return
-        trying = await self._may_send()
+        probing = await self._may_send()
         with await self._breaker.admit() as permit:
-            if not trying and (self._gate.closed or self._backoff.remaining > 0):
-                return  # closed while we waited for the breaker
+            if not probing and (self._pause.active or self._backoff.remaining > 0):
+                return  # paused while we waited for the breaker
             block = await self._queue.take()
             if block is None:
                 return
-            await self._deliver(block, permit, trying)
+            await self._deliver(block, permit, probing)
 
     async def _prepare(self) -> None:
         while not self._stopping:
             if not await self._queue.available():
                 return
-            trying = await self._may_send(after_you=lambda: self._holding > 0)
+            probing = await self._may_send(leave_probe=lambda: self._holding > 0)
             await self._breaker.not_open()
             block = await self._queue.take()
             if block is None:
@@ -202,7 +194,7 @@ class Workers:
                 # A block that was cut already, or cannot be prepared, is left to whoever sends it.
                 prepared = await self._delivery.try_prepare(block) if block.todo is None else None
                 self._prepared[block.sequence] = block
-                await self._channel.put((block, prepared, trying))
+                await self._channel.put((block, prepared, probing))
             except BaseException:
                 self._prepared.pop(block.sequence, None)
                 self._queue.give_back(block, attempted=False)
@@ -211,10 +203,10 @@ class Workers:
                 self.preparing -= 1
 
     async def _send_prepared(self) -> None:
-        block, prepared, trying = await self._channel.get()
+        block, prepared, probing = await self._channel.get()
         self._holding += 1
         try:
-            trying = trying or await self._may_send()
+            probing = probing or await self._may_send()
             permit = await self._breaker.admit()
         except BaseException:
             self._queue.give_back(block, attempted=False)
@@ -223,34 +215,35 @@ class Workers:
             self._holding -= 1
             self._prepared.pop(block.sequence, None)
         with permit:
-            if self._queue.fast.is_leased(block):  # and was not purged while it waited
-                await self._deliver(block, permit, trying, prepared)
+            if self._queue.is_leased(block):  # and was not purged while it waited
+                await self._deliver(block, permit, probing, prepared)
 
     async def _deliver(
-        self, block: Block, permit: Permit, trying: bool, prepared: Prepared | None = None
+        self, block: Block, permit: Permit, probing: bool, prepared: Prepared | None = None
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)
         try:
-            if await self._delivery.deliver(block, permit, prepared) and trying:
-                self._gate.answered()
+            if await self._delivery.deliver(block, permit, prepared) and probing:
+                self._pause.probe_succeeded()
         finally:
             self._sending.discard(task)
 
     async def _adapt(self) -> None:
-        seen = self._delivery.throttled
+        throttled_before = self._delivery.throttled
         while True:
-            await self._clock.sleep(ADAPT_EVERY)
-            throttled, seen = self._delivery.throttled > seen, self._delivery.throttled
+            await self._clock.sleep(ADAPT_SECONDS)
+            throttled = self._delivery.throttled > throttled_before
+            throttled_before = self._delivery.throttled
             self.target = next_workers(
                 self.target,
                 self._least,
                 self._most,
-                backlog=self._queue.fast.waiting,
+                backlog=self._queue.waiting,
                 arrivals=self._queue.arrivals,
                 latency=self._delivery.latency,
                 throttled=throttled,
             )
-            self._fill()
-            self._dismiss()
+            self._grow()
+            self._shrink()

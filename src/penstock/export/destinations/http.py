@@ -160,7 +160,8 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
         raise Denied(text)
     if status in ADDRESS_STATUSES:
         raise Denied(
-            f"{text} ({ADDRESS_STATUSES[status]}: correct it, then resume the route; nothing was dropped)",
+            f"{text} ({ADDRESS_STATUSES[status]}: correct it, then resume the route; "
+            "nothing was dropped)",
             "address",
         )
     if 300 <= status < 400:

@@ -8,39 +8,86 @@ spill to end, and the next one begins at once.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
 from penstock.errors import Unavailable
-from penstock.export.backlog import Backlog
-from penstock.export.block import NO_POSITION, Block
 from penstock.export.clock import Clock
-from penstock.export.journal import STORAGE_ERRORS
-from penstock.export.memory import MemoryLayer, bytes_of
-from penstock.export.payload import NONE
-from penstock.export.state import State
-from penstock.export.store import Store
+from penstock.export.sendqueue.backlog import Backlog
+from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
+from penstock.export.sendqueue.journal import STORAGE_ERRORS, Books
+from penstock.export.sendqueue.store import Options, Store
 
-COALESCE = 32 << 20  # most bytes that one job takes
-SPILL = 4096  # most blocks that one spill job takes
+MAX_WRITE_BYTES = 32 << 20  # that one job takes
+MAX_SPILL_BLOCKS = 4096  # that one job of a spill takes
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Of a send queue's two layers."""
+class MemoryLayer:
+    """The newest blocks, ready to be taken without a read.
 
-    fsync: str = "always"  # always | interval | never
-    write_through: bool = True
-    inmemory_blocks: int = 2048
-    inmemory_bytes: int = 64 << 20
-    chunk_size: int = 512 << 20
-    write_buffer_size: int = 256 << 10
-    compression: int = NONE
-    stale_flush: float = 30.0
-    drain_order: str = "fifo"  # fifo | newest_first | mixed
-    fresh_share: float = 0.5  # of `mixed`
+    A block in it is on disk too (then memory is a cache, and forgetting it costs a read) or in
+    memory only ("unwritten"). Unwritten blocks stay listed here while somebody holds a lease on
+    them, because a spill writes those too.
+    """
+
+    def __init__(self, max_blocks: int, max_bytes: int) -> None:
+        self.limit = max_blocks  # adaptive sizing lowers it
+        self._max_bytes = max_bytes
+        self._blocks: deque[Block] = deque()  # oldest first
+        self.bytes = 0
+        self.unwritten: dict[int, Block] = {}  # open blocks that are only here, oldest first
+        self.unwritten_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def full(self) -> bool:
+        return len(self._blocks) > self.limit or self.bytes > self._max_bytes
+
+    @property
+    def oldest(self) -> Block | None:
+        return self._blocks[0] if self._blocks else None
+
+    def add(self, blocks: list[Block], *, written: bool) -> None:
+        """Numbered blocks, younger than all that are here."""
+        size = bytes_of(blocks)
+        self._blocks.extend(blocks)
+        self.bytes += size
+        if not written:
+            self.unwritten.update(
+                zip(range(blocks[0].sequence, blocks[-1].sequence + 1), blocks, strict=True)
+            )
+            self.unwritten_bytes += size
+
+    def take(self, *, newest: bool) -> Block:
+        block = self._blocks.pop() if newest else self._blocks.popleft()
+        self.bytes -= block.size
+        return block
+
+    def completed(self, block: Block) -> None:
+        if self.unwritten.pop(block.sequence, None) is not None:
+            self.unwritten_bytes -= block.size
+
+    def evict(self) -> Iterable[Block]:
+        """Forget the oldest blocks, which are on disk, until there is room."""
+        while self._blocks and self.full:
+            yield self.take(newest=False)
+
+    def written(self, blocks: list[Block], copies: list[Block]) -> list[Block]:
+        """`blocks` are on disk, as `copies`; those of them that nobody took leave memory and are
+        returned.
+        """
+        for block, stored in zip(blocks, copies, strict=True):
+            block.offset = stored.offset
+            self.completed(block)
+        gone = []
+        while self._blocks and self._blocks[0].offset >= 0:  # the oldest are written first
+            gone.append(self._blocks.popleft())
+        self.bytes -= bytes_of(gone)
+        return gone
 
 
 class Writer:
@@ -49,29 +96,28 @@ class Writer:
     def __init__(
         self,
         options: Options,
+        books: Books,
         memory: MemoryLayer,
         backlog: Backlog,
         store: Store | None,
         clock: Clock,
-        state: Callable[[], State],
-        on_accepted: Callable[[int], None],
         on_event: Callable[[str, int], None],
     ) -> None:
-        self._options, self._memory, self._backlog, self._store = options, memory, backlog, store
-        self._clock, self._state, self._on_accepted, self._on_event = (
-            clock,
-            state,
-            on_accepted,
-            on_event,
-        )
-        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._options = options
+        self._books = books
+        self._memory = memory
+        self._backlog = backlog
+        self._store = store
+        self._clock = clock
+        self._on_event = on_event
+        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # in line to be written
+        self._task: asyncio.Task[None] | None = None  # the one job there is
         self._spill_wanted = False
         self._spilled = asyncio.Event()  # set, and replaced, when a spill has ended
         self.closed = False
 
     async def put(self, blocks: list[Block]) -> None:
-        """Take the blocks in, as durable as the policy says, or raise and have taken none of them."""
+        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
         if self._store is None or not self._options.write_through:
             self._put_in_memory(blocks)
             if (
@@ -79,19 +125,15 @@ class Writer:
                 and self._task is not None
                 and not self._task.done()
             ):
-                self._spill_wanted = (
-                    True  # the disk is slower than the pushes: it goes on at once, they wait for it
-                )
+                self._spill_wanted = True  # the disk is slower than the pushes: they wait for it
                 await self._spilled.wait()
             return
-        await self._store.compress(
-            blocks
-        )  # not the writer's work: pushes compress side by side while it writes
+        await self._store.compress(blocks)  # pushes do this side by side while the writer writes
         if self.closed:
             raise Unavailable("the send queue is closed")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((blocks, waiter))
-        self._kick()
+        self._start()
         await waiter
 
     def _put_in_memory(self, blocks: list[Block]) -> None:
@@ -99,7 +141,7 @@ class Writer:
             raise Unavailable("the send queue is closed")
         self._number(blocks)
         self._memory.add(blocks, written=False)
-        self._accepted(blocks)
+        self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
         if self._store is not None:
             # what a kill loses is counted, and its numbers are not used again
             self._store.accepted()
@@ -107,29 +149,23 @@ class Writer:
                 self.spill_soon()
 
     def _number(self, blocks: list[Block]) -> None:
-        now, state = int(self._clock.steady() * 1e6), self._state()
-        before, position = state.numbered, state.position
-        for sequence, block in enumerate(blocks, state.next_sequence):
+        now, books = int(self._clock.steady() * 1e6), self._books
+        before, position = books.numbered, books.position
+        for sequence, block in enumerate(blocks, books.next_sequence):
             block.sequence, block.before, block.enqueued = sequence, before, now
             before += block.records
             if block.position != NO_POSITION:
                 position = block.position
             elif position >= 0:
-                block.position = (
-                    position  # the last block on disk always tells how far the source was read
-                )
+                block.position = position  # the last block says how far the source was read
 
-    def _accepted(self, blocks: list[Block]) -> None:
-        self._on_accepted(len(blocks))
-        self._state().advance(blocks[-1].sequence + 1, blocks[-1].through)
-
-    def _kick(self) -> None:
+    def _start(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._write())
 
     def spill_soon(self) -> None:
         self._spill_wanted = True
-        self._kick()
+        self._start()
 
     async def idle(self) -> None:
         """Wait until there is nothing to write, or the disk takes nothing."""
@@ -157,7 +193,7 @@ class Writer:
         for blocks, _ in self._pending:
             taken += 1
             size += bytes_of(blocks)
-            if size > COALESCE:
+            if size > MAX_WRITE_BYTES:
                 break
         jobs, self._pending = self._pending[:taken], self._pending[taken:]
         blocks = [block for batch, _ in jobs for block in batch]
@@ -175,7 +211,7 @@ class Writer:
             raise
         store.appended(blocks[-1])
         self._memory.add(blocks, written=True)
-        self._accepted(blocks)
+        self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
         if self._memory.full:
             self._evict()
         for _, waiter in jobs:
@@ -211,17 +247,16 @@ class Writer:
         if not self._memory.unwritten:
             return True
         blocks = list(self._memory.unwritten.values())
-        at = 0
+        start = 0
         try:
-            while at < len(blocks):
-                until, size = at, 0
-                while until < len(blocks) and until - at < SPILL and size < COALESCE:
-                    size += blocks[until].size
-                    until += 1
-                part = [
-                    block for block in blocks[at:until] if block.sequence in self._memory.unwritten
-                ]
-                at = until
+            while start < len(blocks):
+                stop, size = start, 0
+                while stop < min(len(blocks), start + MAX_SPILL_BLOCKS) and size < MAX_WRITE_BYTES:
+                    size += blocks[stop].size
+                    stop += 1
+                unwritten = self._memory.unwritten
+                part = [block for block in blocks[start:stop] if block.sequence in unwritten]
+                start = stop
                 if part:
                     copies = [replace(block) for block in part]
                     await store.compress(copies)

@@ -1,8 +1,8 @@
 """The disk half of a send queue: an endless byte stream of blocks, cut into chunk files.
 
 A chunk is named by the place of its first byte in the stream, in 16 hex digits. The writer appends
-to the last chunk through its own handle; readers have theirs (see `chunkfile`). A chunk goes when
-all its blocks are settled.
+to the last chunk through its own handle; readers have theirs (see `blocks`). A chunk goes when
+all its blocks are completed.
 
 A start reads little, however long the queue is. After a clean stop the metadata hold a table of the
 chunks: if it fits the files, nothing is read at all. Otherwise the first block of each chunk tells
@@ -25,21 +25,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.export.block import HEADER_SIZE, NO_POSITION, Block, decode_block, encode_header
-from penstock.export.chunkfile import WINDOW, Chunk, ChunkReader, is_chunk_name
+from penstock.export.sendqueue.blocks import (
+    HEADER_SIZE,
+    NO_POSITION,
+    READ_BYTES,
+    Block,
+    Chunk,
+    ChunkReader,
+    decode_block,
+    encode_header,
+    is_chunk_name,
+)
 from penstock.log.fs import Bytes, File, Fs
 
 log = logging.getLogger("penstock.export")
-QUARANTINE = 64 << 20
+MAX_QUARANTINE_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a read found: blocks in order, and the byte ranges that are no blocks."""
+    """What a read gave: blocks in order, and the byte ranges that are no blocks."""
 
     blocks: list[Block]
     bad: list[tuple[int, int]]
-    next_sequence: int  # everything below it, from where the read began, was found or is gone
+    next_sequence: int  # everything below it, from where the read began, is here or is gone
 
 
 class Chunks:
@@ -117,11 +126,8 @@ class Chunks:
         chunk = self.chunks[-1] if self.chunks else None
         for block in blocks:
             size = HEADER_SIZE + len(block.body)
-            if (
-                chunk is None
-                or self._broken
-                or (chunk.size and chunk.size + size > self._chunk_size)
-            ):
+            full = chunk is not None and chunk.size and chunk.size + size > self._chunk_size
+            if chunk is None or self._broken or full:
                 self._write(parts)
                 parts, waiting = [], 0
                 chunk = self._rotate(block.sequence, at_least)
@@ -198,16 +204,15 @@ class Chunks:
                 return
             except (StorageFull, StorageFailed) as error:
                 self._on_event("fsync_failed")
+                name = self.chunks[-1].path.name
                 log.error(
-                    "chunk %s could not be synced, its tail is written anew: %s",
-                    self.chunks[-1].path.name,
-                    error,
+                    "chunk %s could not be synced, its tail is written again: %s", name, error
                 )
                 self._broken = True
         if self._keep_unsynced and self._unsynced:
-            self._write_anew()
+            self._rewrite_tail()
 
-    def _write_anew(self) -> None:
+    def _rewrite_tail(self) -> None:
         """Put the unsynced tail of the last chunk into a chunk of its own, at the same places of
         the stream.
         """
@@ -253,33 +258,33 @@ class Chunks:
     # Reading
 
     def read(
-        self, sequence: int, stop: int, max_bytes: int = WINDOW, max_blocks: int = 256
+        self, sequence: int, stop: int, max_bytes: int = READ_BYTES, max_blocks: int = 256
     ) -> Reading:
         """Whole blocks from `sequence` (or the first one there is after it) to below `stop`, from
         one chunk.
 
-        `next_sequence` tells how far the reading got: what is missing below it is not on disk.
+        `next_sequence` is how far the reading got: what is missing below it is not on disk.
         """
         chunk = self._chunk_of(sequence)
         if chunk is None or chunk.base >= stop:
             return Reading([], [], stop)
         place = self._place(chunk, sequence)
-        found = Reading([], [], min(stop, chunk.stop))
+        reading = Reading([], [], min(stop, chunk.stop))
         taken = 0
-        for block in self._reader.walk(chunk, place, found.bad):
+        for block in self._reader.walk(chunk, place, reading.bad):
             if block.sequence >= stop:
                 break
             if block.sequence < sequence:
                 continue
-            found.blocks.append(block)
+            reading.blocks.append(block)
             taken += block.size
-            if taken >= max_bytes or len(found.blocks) >= max_blocks:
-                found.next_sequence = block.sequence + 1
+            if taken >= max_bytes or len(reading.blocks) >= max_blocks:
+                reading.next_sequence = block.sequence + 1
                 break
-        if found.blocks:
-            last = found.blocks[-1]
+        if reading.blocks:
+            last = reading.blocks[-1]
             self._cursor = (last.sequence + 1, last.offset + last.size)
-        return found
+        return reading
 
     def peek(self, sequence: int) -> Block | None:
         """The block `sequence`, without moving to behind it: the next read starts here and need not
@@ -322,23 +327,18 @@ class Chunks:
         return self._reader.seek(chunk, sequence)
 
     def quarantine(self, start: int, end: int) -> None:
-        """Keep a copy of damaged bytes (at most QUARANTINE of them) where a person can look at
+        """Keep a copy of damaged bytes (MAX_QUARANTINE_BYTES at most) where a person can look at
         them.
         """
         chunk = next(chunk for chunk in self.chunks if chunk.start <= start < chunk.end)
-        data = self._reader.read_at(chunk, start, min(end - start, QUARANTINE))
+        data = self._reader.read_at(chunk, start, min(end - start, MAX_QUARANTINE_BYTES))
         directory = self._directory / "quarantine"
         try:
             self._fs.make_dir(directory)
             self._fs.replace(directory / f"{start:016x}-{end - start}", data, sync=False)
         except (StorageFull, StorageFailed) as error:
-            log.warning(
-                "no copy of the damaged bytes %d to %d of %s: %s",
-                start,
-                end,
-                chunk.path.name,
-                error,
-            )
+            place = f"{start} to {end} of {chunk.path.name}"
+            log.warning("no copy of the damaged bytes %s: %s", place, error)
 
     # Opening and removing
 
@@ -395,9 +395,7 @@ class Chunks:
             cut += torn
             if self.chunks[-1].size:
                 break
-            self._remove_quietly(
-                self.chunks.pop()
-            )  # no whole block in it: the one before it was the last
+            self._remove_quietly(self.chunks.pop())  # no whole block: the one before was the last
         upper = next_sequence
         for chunk in reversed(self.chunks):
             chunk.stop = upper if chunk.stop == 0 else chunk.stop
@@ -424,9 +422,7 @@ class Chunks:
             next_sequence, through = block.sequence + 1, block.through
             end = block.offset + block.size
         if trusted and end == place and bad:
-            return self._open_last(
-                0, next_sequence, through
-            )  # the hint points into the middle of a block
+            return self._open_last(0, next_sequence, through)  # the hint is inside a block
         if end < chunk.end:
             cut = chunk.end - end
             log.warning("chunk %s: a torn tail of %d bytes is cut off", chunk.path.name, cut)
@@ -446,17 +442,13 @@ class Chunks:
         if not self.chunks:
             return -1
         chunk = self.chunks[-1]
-        found = self.read(max(chunk.base, chunk.stop - 1), chunk.stop)
-        return (
-            found.blocks[-1].position
-            if found.blocks and found.blocks[-1].position != NO_POSITION
-            else -1
-        )
+        for block in self.read(max(chunk.base, chunk.stop - 1), chunk.stop).blocks[-1:]:
+            if block.position != NO_POSITION:
+                return block.position
+        return -1
 
     def remove(self, chunk: Chunk) -> None:
-        """Delete the chunk; the caller knows that all its blocks are settled, durably. The last one
-        only alone.
-        """
+        """Delete a chunk whose blocks are all completed, durably. The last one only alone."""
         self._reader.close_if(chunk)
         if len(self.chunks) == 1:
             self._close_writer()

@@ -7,9 +7,9 @@ and after a clean stop `clean`, `chunks` (start, size, first and next sequence n
 before it is believed, and the file may be missing, old or garbage: then the chunks are read. Data
 is always written before metadata that speaks of it.
 
-Blocks are numbered without gaps. A number that is neither settled nor found on disk was lost (a
+Blocks are numbered without gaps. A number that is neither completed nor on disk was lost (a
 kill before memory was written out, damage): it is booked as dropped, with its exact number of
-records, because every block and every settled range knows how many records came before it.
+records, because every block and every completed range says how many records came before it.
 """
 
 import asyncio
@@ -18,31 +18,55 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import crc32c
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.export.block import NO_POSITION, Block
-from penstock.export.chunkfile import Chunk
-from penstock.export.chunks import Chunks, Reading
-from penstock.export.journal import CRASH, DAMAGED, REASONS, STORAGE_ERRORS, Entry, Journal, Kind
-from penstock.export.memory import bytes_of
 from penstock.export.payload import NONE, compress
-from penstock.export.state import State, replay
+from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
+from penstock.export.sendqueue.chunks import Chunks, Reading
+from penstock.export.sendqueue.journal import (
+    CRASH,
+    DAMAGED,
+    REASONS,
+    STORAGE_ERRORS,
+    Books,
+    Entry,
+    Journal,
+    Kind,
+)
 from penstock.log.fs import Fs
 from penstock.log.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
-JOURNAL_LIMIT = 1 << 20
 META = "fastqueue.meta"
 LOG = "fastqueue.log"
-UNSYNCED = 32 << 20  # most bytes kept in memory because they are not synced yet
-WORTH_A_TRIP = 64 << 10  # bytes worth compressing outside the writer
-PARALLEL = 1 << 20  # bytes worth compressing in more than one thread
+MAX_JOURNAL_BYTES = 1 << 20  # then it is restarted
+MAX_UNSYNCED_BYTES = 32 << 20  # kept in memory because they are not synced yet
+MIN_POOL_BYTES = 64 << 10  # worth compressing outside the writer
+MIN_PARALLEL_BYTES = 1 << 20  # worth compressing in more than one thread
 COMPRESSORS = os.cpu_count() or 1
-EMPTY_CHUNK = 1 << 20  # a fully settled last chunk smaller than this is kept and appended to
+MIN_LAST_CHUNK_BYTES = 1 << 20  # a smaller last chunk that is completed stays and is appended to
+HINTS = ("reader_offset", "writer_offset", "next_sequence", "records", "entry_count", "total_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a send queue's two layers."""
+
+    fsync: str = "always"  # always | interval | never
+    write_through: bool = True
+    inmemory_blocks: int = 2048
+    inmemory_bytes: int = 64 << 20
+    chunk_size: int = 512 << 20
+    write_buffer_size: int = 256 << 10
+    compression: int = NONE
+    stale_flush: float = 30.0
+    drain_order: str = "fifo"  # fifo | newest_first | mixed
+    fresh_share: float = 0.5  # of `mixed`
 
 
 class Store:
@@ -55,35 +79,33 @@ class Store:
         fs: Fs,
         directory: Path,
         pool: Executor,
-        *,
-        chunk_size: int,
-        write_buffer: int,
-        sync: bool,
-        compression: int,
+        options: Options,
+        books: Books,
         on_event: Callable[[str, int], None],
     ) -> None:
-        self.state = State()
+        self.books = books
         self.directory = directory
         self.failing: str | None = None  # why the disk takes no more, while it does not
-        self.writing, self.reading = asyncio.Lock(), asyncio.Lock()
+        self.writing = asyncio.Lock()
+        self.reading = asyncio.Lock()
         self.on_event = on_event
-        self._fs, self._pool = fs, pool
-        self._sync_wanted, self._compression = sync, compression
+        self._fs = fs
+        self._pool = pool
+        self._sync_wanted = options.fsync != "never"
+        self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
         self._journal = Journal(fs, directory / LOG)
         self.chunks = Chunks(
             fs,
             directory,
-            chunk_size=chunk_size,
-            write_buffer=write_buffer,
-            keep_unsynced=sync,
+            chunk_size=options.chunk_size,
+            write_buffer=options.write_buffer_size,
+            keep_unsynced=self._sync_wanted,
             on_event=lambda name: on_event(name, 1),
         )
         self._stream_end = 0  # where the stream goes on, also when all chunks are gone
-        self._stop, self._through = (
-            1,
-            0,
-        )  # the next sequence number on disk, and the records before it
+        self._stop = 1  # the next sequence number on disk,
+        self._through = 0  # and the records before it
         self._flush_scheduled = False
         self._dirty = False  # the metadata is behind
 
@@ -104,14 +126,11 @@ class Store:
             raise
 
     def _recover(self) -> None:
-        self.state, damaged = replay(self._journal.load())
-        state = self.state
+        books = self.books
+        damaged = books.replay(self._journal.load())
         if damaged:
-            log.warning(
-                "%s: %d damaged journal entries; their blocks are delivered again",
-                self.directory,
-                damaged,
-            )
+            text = "%s: %d damaged journal entries; their blocks are delivered again"
+            log.warning(text, self.directory, damaged)
             self.on_event("quarantined", damaged)
         meta = self._load_meta()
         stop, through, position, cut = self.chunks.open(
@@ -122,84 +141,68 @@ class Store:
         )
         if cut:
             self.on_event("torn_bytes", cut)
-        state.advance(meta["next_sequence"], meta["records"])
-        state.advance(stop, through)
+        books.advance(meta["next_sequence"], meta["records"])
+        books.advance(stop, through)
         if position < 0 and not meta["clean"]:
             position = self.chunks.last_position()
-        state.position = max(state.position, position, meta["position"])
+        books.position = max(books.position, position, meta["position"])
         self._stream_end = max(self.chunks.end, meta["writer_offset"])
         chunks = self.chunks.chunks
-        first = chunks[0].base if chunks else state.next_sequence
-        last = chunks[-1].stop if chunks else state.next_sequence
-        for start, end in state.settled.gaps(1, first) + state.settled.gaps(
-            last, state.next_sequence
-        ):
+        first = chunks[0].base if chunks else books.next_sequence
+        last = chunks[-1].stop if chunks else books.next_sequence
+        gaps = books.completed.gaps
+        for start, end in gaps(1, first) + gaps(last, books.next_sequence):
             self._lose(start, end, self.records_before(start), self.records_in_front_of(end), CRASH)
-        self._stop, self._through = state.next_sequence, state.numbered
+        self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta["reader_offset"])
         self._dirty = True
 
-    def unsettled(self) -> list[tuple[int, int]]:
+    def open_ranges(self) -> list[tuple[int, int]]:
         """After opening: the ranges of blocks on disk that are still to be delivered."""
         chunks = self.chunks.chunks
-        return self.state.settled.gaps(chunks[0].base, chunks[-1].stop) if chunks else []
+        return self.books.completed.gaps(chunks[0].base, chunks[-1].stop) if chunks else []
 
     def _load_meta(self) -> dict[str, Any]:
         """The hints; all zero when the file is missing, damaged or of another version."""
-        names = (
-            "reader_offset",
-            "writer_offset",
-            "next_sequence",
-            "records",
-            "entry_count",
-            "total_bytes",
-        )
-        known: dict[str, Any] = dict.fromkeys(names, 0) | {
-            "clean": False,
-            "position": -1,
-            "chunks": [],
-        }
+        hints: dict[str, Any] = dict.fromkeys(HINTS, 0)
+        hints |= {"clean": False, "position": -1, "chunks": []}
         try:
-            found = json.loads(self._fs.read(self.directory / META))
-            if isinstance(found, dict) and found.get("version") == 2:
-                known |= {
-                    name: found[name]
-                    for name in known
-                    if type(found.get(name)) is type(known[name])
+            meta = json.loads(self._fs.read(self.directory / META))
+            if isinstance(meta, dict) and meta.get("version") == 2:
+                hints |= {
+                    name: meta[name] for name in hints if type(meta.get(name)) is type(hints[name])
                 }
-                known["clean"] = known["clean"] and found.pop("checksum", None) == checksum(found)
+                hints["clean"] = hints["clean"] and meta.pop("checksum", None) == checksum(meta)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            log.warning(
-                "%s: %s is not usable, the chunks are scanned: %s", self.directory, META, error
-            )
-        return known
+            text = "%s: %s is not usable, the chunks are scanned: %s"
+            log.warning(text, self.directory, META, error)
+        return hints
 
     def records_before(self, sequence: int) -> int:
-        """Records accepted through the block in front of `sequence`, which is settled, on disk or
+        """Records accepted through the block in front of `sequence`, which is completed, on disk or
         the beginning.
         """
         if sequence <= 1:
             return 0
-        edge = self.state.settled.edge_before(sequence)
+        edge = self.books.completed.edge_before(sequence)
         if edge is not None:
             return edge
-        found = self.chunks.read(sequence - 1, self.state.next_sequence, max_blocks=1)
-        if not found.blocks:
-            return self.state.numbered
-        block = found.blocks[0]
-        return block.through if block.sequence < sequence else block.before
+        for block in self.chunks.read(sequence - 1, self.books.next_sequence, max_blocks=1).blocks:
+            return block.through if block.sequence < sequence else block.before
+        return self.books.numbered
 
     def records_in_front_of(self, sequence: int) -> int:
-        """Records accepted before the block `sequence`, which is settled, on disk or not there yet."""
-        if sequence >= self.state.next_sequence:
-            return self.state.numbered
-        edge = self.state.settled.edge_after(sequence)
+        """Records accepted before a block, which is completed, on disk or not there yet."""
+        if sequence >= self.books.next_sequence:
+            return self.books.numbered
+        edge = self.books.completed.edge_after(sequence)
         if edge is not None:
             return edge
-        found = self.chunks.read(sequence, self.state.next_sequence, max_blocks=1)
-        return found.blocks[0].before if found.blocks else self.state.numbered
+        for block in self.chunks.read(sequence, self.books.next_sequence, max_blocks=1).blocks:
+            return block.before
+        return self.books.numbered
 
     # Data
 
@@ -207,7 +210,7 @@ class Store:
         """In the pool: compress, write, perhaps sync."""
         compress_blocks(blocks, self._compression)
         self.chunks.append(blocks, self._stream_end)
-        if sync or (self._sync_wanted and self.chunks.unsynced_bytes > UNSYNCED):
+        if sync or (self._sync_wanted and self.chunks.unsynced_bytes > MAX_UNSYNCED_BYTES):
             self.chunks.sync()
 
     async def compress(self, blocks: list[Block]) -> None:
@@ -217,9 +220,9 @@ class Store:
             return
         blocks = [block for block in blocks if not block.raw_length]
         size = bytes_of(blocks)
-        if size < WORTH_A_TRIP:
+        if size < MIN_POOL_BYTES:
             return
-        threads = COMPRESSORS if size > PARALLEL else 1
+        threads = COMPRESSORS if size > MIN_PARALLEL_BYTES else 1
         shares = [blocks[at::threads] for at in range(threads)]
         await asyncio.gather(
             *(self.in_pool(compress_blocks, share, self._compression) for share in shares if share)
@@ -230,16 +233,17 @@ class Store:
         self._stream_end = self.chunks.end
         self._stop, self._through = last.sequence + 1, last.through
         if last.position != NO_POSITION:
-            self.state.position = max(self.state.position, last.position)
+            self.books.position = max(self.books.position, last.position)
         self._dirty = True
         self.failing = None
 
-    def check(self, reading: Reading, start: int) -> int:
-        """Book what a read from `start` should have found and did not; how many blocks that were."""
+    def check(self, reading: Reading, start: int) -> None:
+        """Book what a read from `start` should have given and did not as lost."""
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
             self.on_event("quarantined", 1)
-        expected, lost = start, 0
+        completed_before = self.books.completed.total
+        expected = start
         before = (
             self.records_before(start)
             if not reading.blocks or reading.blocks[0].sequence != start
@@ -247,27 +251,21 @@ class Store:
         )
         for block in reading.blocks:
             if expected < block.sequence:
-                lost += self._lose(expected, block.sequence, before, block.before, DAMAGED)
+                self._lose(expected, block.sequence, before, block.before, DAMAGED)
             expected, before = block.sequence + 1, block.through
         if expected < reading.next_sequence:
             following = self.records_in_front_of(reading.next_sequence)
-            lost += self._lose(expected, reading.next_sequence, before, following, DAMAGED)
-        return lost
+            self._lose(expected, reading.next_sequence, before, following, DAMAGED)
+        if self.books.completed.total != completed_before:
+            self.flush_soon()
 
-    def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> int:
+    def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> None:
         records, why = max(0, through - before), REASONS[reason]
-        log.error(
-            "%s: blocks %d to %d (%d records) are lost: %s",
-            self.directory,
-            start,
-            stop - 1,
-            records,
-            why,
-        )
+        blocks = f"blocks {start} to {stop - 1} ({records} records)"
+        log.error("%s: %s are lost: %s", self.directory, blocks, why)
         self.book(Entry(Kind.DROPPED, reason, start, through, records, stop - start))
         self.on_event("lost_blocks", stop - start)
         self.on_event(f"dropped_{why}", records)
-        return stop - start
 
     def failed(self, error: StorageFull | StorageFailed) -> None:
         if self.failing is None:
@@ -278,7 +276,7 @@ class Store:
     # Books
 
     def book(self, entry: Entry) -> bool:
-        if not self.state.apply(entry):
+        if not self.books.apply(entry):
             return False
         self._journal.add(entry)
         self._dirty = True
@@ -287,7 +285,7 @@ class Store:
     def accepted(self) -> None:
         """Write down how many were accepted, for blocks that are in memory only."""
         self._journal.add(
-            Entry(Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered)
+            Entry(Kind.ACCEPTED, sequence=self.books.next_sequence, value=self.books.numbered)
         )
         self._dirty = True
         self.flush_soon()
@@ -308,14 +306,14 @@ class Store:
                 self.failed(error)  # the entries stay pending; the next tick writes them
 
     async def tick(self, *, reader_offset: int, count: int, size: int) -> None:
-        """Sync, shorten the journal, remove settled chunks, write metadata. Raises storage errors."""
+        """Sync, shorten the journal, remove completed chunks, write metadata; or raise."""
         async with self.writing:
-            if self._journal.broken or self._journal.size > JOURNAL_LIMIT:
+            if self._journal.broken or self._journal.size > MAX_JOURNAL_BYTES:
                 await self._restart_journal()
             self._journal.flush()
             if self._sync_wanted:
                 await self.in_pool(self._sync)
-        removed = await self.remove_settled_chunks()
+        removed = await self.remove_completed_chunks()
         if self._dirty or removed:
             await self._write_meta(reader_offset, count, size, clean=False)
 
@@ -333,7 +331,7 @@ class Store:
     async def _restart_journal(self) -> None:
         self._journal.begin_restart()
         try:
-            await self.in_pool(self._journal.prepare_restart, self.state.snapshot())
+            await self.in_pool(self._journal.prepare_restart, self.books.snapshot())
             self._journal.commit_restart()
             await self.in_pool(self._fs.sync_dir, self.directory)
         except BaseException:
@@ -351,7 +349,7 @@ class Store:
             "total_bytes": size,
             "next_sequence": self._stop,
             "records": self._through,
-            "position": self.state.position,
+            "position": self.books.position,
             "clean": clean,
         }
         if clean:
@@ -361,8 +359,8 @@ class Store:
         await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=clean))
         self.on_event("meta_sync", 1)
 
-    async def remove_settled_chunks(self, *, whole: bool = False) -> int:
-        """Delete chunks whose blocks are all settled, oldest first; `whole`: the last one too,
+    async def remove_completed_chunks(self, *, whole: bool = False) -> int:
+        """Delete chunks whose blocks are all completed, oldest first; `whole`: the last one too,
         however small. One that still holds a block keeps only itself: a batch that is sent for
         minutes must not hold on to all that follow."""
         removed = 0
@@ -371,15 +369,14 @@ class Store:
                 chunk = self._removable(whole)
                 if chunk is None:
                     break  # something was appended while we waited
-                if (
-                    self._sync_wanted
-                ):  # or power loss might keep what is said here and forget the blocks it speaks of
+                # Or power loss might keep what is said here and forget the blocks it speaks of.
+                if self._sync_wanted:
                     await self.in_pool(self.chunks.sync)
-                if self.state.position >= 0:
-                    self._journal.add(Entry(Kind.POSITION, value=self.state.position))
+                if self.books.position >= 0:
+                    self._journal.add(Entry(Kind.POSITION, value=self.books.position))
                 self._journal.add(
                     Entry(
-                        Kind.ACCEPTED, sequence=self.state.next_sequence, value=self.state.numbered
+                        Kind.ACCEPTED, sequence=self.books.next_sequence, value=self.books.numbered
                     )
                 )
                 self._journal.flush()
@@ -393,17 +390,14 @@ class Store:
         """
         chunks = self.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
-            if self.state.settled.covers(chunk.base, chunk.stop):
-                return (
-                    chunk
-                    if len(chunks) > 1 or chunk.size >= (1 if whole else EMPTY_CHUNK)
-                    else None
-                )
+            if self.books.completed.covers(chunk.base, chunk.stop):
+                least = 0 if len(chunks) > 1 else 1 if whole else MIN_LAST_CHUNK_BYTES
+                return chunk if chunk.size >= least else None
         return None
 
     def _remove(self, chunk: Chunk) -> None:
         if self._sync_wanted:
-            self._journal.sync()  # a chunk whose settlement is not durable would come back as lost
+            self._journal.sync()  # a chunk whose completion is not durable would come back as lost
         self.chunks.remove(chunk)
 
     async def close(self, *, reader_offset: int, count: int, size: int) -> None:

@@ -7,8 +7,8 @@ ones: a killed process loses nothing and hands out the same sequence numbers aga
 (fsync `never`) memory is written out when it is full, when its oldest block is `stale_flush` old,
 and at a stop; a kill loses what is in memory.
 
-Leases. `take` leases a block; `ack` settles it; `give_back` returns it to its place in front of
-everything younger, its attempt counted. Leases are this process's: if it dies, its unsettled blocks
+Leases. `take` leases a block; `ack` completes it; `give_back` returns it to its place in front of
+everything younger, its attempt counted. Leases are this process's: if it dies, its open blocks
 are simply still there at the next start.
 
 Invariants, by sequence number: backlog (on disk) < blocks in memory. A leased or returned block is
@@ -25,14 +25,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.errors import StorageFailed
-from penstock.export.backlog import Backlog
-from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.journal import STORAGE_ERRORS, Entry, Kind
-from penstock.export.memory import MemoryLayer
-from penstock.export.state import State
-from penstock.export.store import Store
-from penstock.export.writer import Options, Writer
+from penstock.export.sendqueue.backlog import Backlog
+from penstock.export.sendqueue.blocks import Block, records_of
+from penstock.export.sendqueue.journal import STORAGE_ERRORS, Books, Entry, Kind
+from penstock.export.sendqueue.store import Options, Store
+from penstock.export.sendqueue.writer import MemoryLayer, Writer
 from penstock.log.fs import Fs
 
 
@@ -53,58 +51,36 @@ class FastQueue:
         on_event: Callable[[str, int], None] = ignore_event,
     ) -> None:
         self.options = options
+        self.books = Books()
+        self.memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._clock = clock or Clock()
-        self._memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._returned: list[tuple[int, Block]] = []  # a heap by sequence number
         self._leased: dict[int, Block] = {}
-        self._count = 0  # blocks not settled
         self._fresh_credit = 0.0
-        self._memory_state = State()
         self.store: Store | None = None
         if directory is not None:
-            self.store = Store(
-                fs,
-                directory,
-                pool,
-                chunk_size=options.chunk_size,
-                write_buffer=options.write_buffer_size,
-                sync=options.fsync != "never",
-                compression=options.compression,
-                on_event=on_event,
-            )
+            self.store = Store(fs, directory, pool, options, self.books, on_event)
         self._backlog = Backlog(self.store)
         self._writer = Writer(
-            options,
-            self._memory,
-            self._backlog,
-            self.store,
-            self._clock,
-            lambda: self.state,
-            self._accepted,
-            on_event,
+            options, self.books, self.memory, self._backlog, self.store, self._clock, on_event
         )
 
     async def open(self) -> None:
-        if self.store is None:
-            return
-        await self.store.open()
-        self._count = await self._backlog.open()
+        if self.store is not None:
+            await self.store.open()
+            await self._backlog.open()
 
     # What there is
 
     @property
-    def state(self) -> State:
-        return self.store.state if self.store is not None else self._memory_state
-
-    @property
     def count(self) -> int:
-        """Blocks not settled, leased ones included."""
-        return self._count
+        """Blocks not completed, leased ones included."""
+        return self.books.open_blocks
 
     @property
     def waiting(self) -> int:
         """Blocks nobody holds a lease on."""
-        return self._count - len(self._leased)
+        return self.count - len(self._leased)
 
     @property
     def leased(self) -> int:
@@ -123,24 +99,7 @@ class FastQueue:
     @property
     def bytes(self) -> int:
         """Real bytes: files on disk, and blocks that are in memory only."""
-        return self.disk_bytes + self._memory.unwritten_bytes
-
-    @property
-    def memory_blocks(self) -> int:
-        return len(self._memory)
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._memory.bytes
-
-    @property
-    def memory_limit(self) -> int:
-        return self._memory.limit
-
-    @property
-    def unwritten(self) -> tuple[int, int]:
-        """Blocks that are in memory only, and their bytes."""
-        return len(self._memory.unwritten), self._memory.unwritten_bytes
+        return self.disk_bytes + self.memory.unwritten_bytes
 
     @property
     def backlog(self) -> bool:
@@ -148,30 +107,27 @@ class FastQueue:
         return self._backlog.has_old and not self._returned
 
     def oldest_age(self) -> float:
-        """Seconds since about the oldest unsettled block was accepted; 0 when there is none."""
+        """Seconds since about the oldest open block was accepted; 0 when there is none."""
         held = [block.enqueued for block in self._leased.values()]
         held += [self._returned[0][1].enqueued] if self._returned else []
         if (waiting := self._backlog.oldest_enqueued) is not None:
             held.append(waiting)
-        elif self._memory.oldest is not None:
-            held.append(self._memory.oldest.enqueued)
+        elif self.memory.oldest is not None:
+            held.append(self.memory.oldest.enqueued)
         return max(0.0, self._clock.steady() - min(held) / 1e6) if held else 0.0
 
     async def put(self, blocks: list[Block]) -> None:
-        """Take the blocks in, as durable as the policy says, or raise and have taken none of them."""
+        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
         if blocks:
             await self._writer.put(blocks)
-
-    def _accepted(self, blocks: int) -> None:
-        self._count += blocks
 
     # Taking
 
     async def take(self) -> Block | None:
         """Lease the next block in drain order; None when there is none to be had.
 
-        What was settled before is in the page cache first: a kill then repeats what was leased, and
-        nothing else.
+        What was completed before is in the page cache first: a kill then repeats what was leased,
+        and nothing else.
         """
         if self.store is not None:
             self.store.flush()
@@ -185,10 +141,9 @@ class FastQueue:
             return heapq.heappop(self._returned)[1]
         newest = self._wants_newest()
         block = None
-        if self._backlog and not (newest and self._memory):
-            block, lost = await self._backlog.take(newest=newest)
-            self._count -= lost
-        return self._memory.take(newest=newest) if block is None and self._memory else block
+        if self._backlog and not (newest and self.memory):
+            block = await self._backlog.take(newest=newest)
+        return self.memory.take(newest=newest) if block is None and self.memory else block
 
     def _wants_newest(self) -> bool:
         order = self.options.drain_order
@@ -202,25 +157,22 @@ class FastQueue:
             return True
         return False
 
-    # Settling
+    # Completing
 
     def ack(self, block: Block, dead: int = 0) -> None:
-        """The leased block is done: delivered, but for `dead` records that are in the dead letters."""
-        self._settle(
-            block,
-            Entry(Kind.DELIVERED, 0, block.sequence, block.through, block.records - dead, dead),
-        )
+        """The leased block is done: delivered, but for `dead` records in the dead letters."""
+        delivered = block.records - dead
+        entry = Entry(Kind.DELIVERED, 0, block.sequence, block.through, delivered, dead)
+        self._complete(block, entry)
 
     def drop(self, block: Block, reason: int) -> None:
-        self._settle(
-            block, Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
-        )
+        entry = Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
+        self._complete(block, entry)
 
-    def _settle(self, block: Block, entry: Entry) -> None:
+    def _complete(self, block: Block, entry: Entry) -> None:
         self._leased.pop(block.sequence, None)
-        if self._book(entry):
-            self._count -= 1
-        self._memory.settled(block)
+        self._book(entry)
+        self.memory.completed(block)
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
         """Return a leased block to its place; `attempted` counts the attempt, durably."""
@@ -240,31 +192,29 @@ class FastQueue:
         `position`.
         """
         if self.store is not None:
-            await (
-                self.store.sync()
-            )  # or power loss might keep the position and forget blocks in front of it
+            # Or power loss might keep the position and forget blocks in front of it.
+            await self.store.sync()
         self.refuse(records, reason)
         self._book(Entry(Kind.POSITION, value=position))
 
-    def _book(self, entry: Entry) -> bool:
+    def _book(self, entry: Entry) -> None:
         if self.store is None:
-            return self._memory_state.apply(entry)
-        booked = self.store.book(entry)
-        self.store.flush_soon()
-        return booked
+            self.books.apply(entry)
+        else:
+            self.store.book(entry)
+            self.store.flush_soon()
 
     # Making room
 
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop up to `blocks` of the oldest blocks nobody holds; how many blocks and records went."""
+        """Drop up to `blocks` of the oldest that nobody holds; how many blocks and records."""
         gone, records = 0, 0
-        while gone < blocks and (self._returned or self._backlog or self._memory):
+        while gone < blocks and (self._returned or self._backlog or self.memory):
             block = self._oldest_returned() or self._backlog.pop_read()
             if block is None and self._backlog:
                 more_blocks, more_records = await self._backlog.drop(blocks - gone, reason)
-                self._count -= more_blocks
             else:
-                block = block or self._memory.take(newest=False)
+                block = block or self.memory.take(newest=False)
                 self.drop(block, reason)
                 more_blocks, more_records = 1, block.records
             gone += more_blocks
@@ -276,8 +226,8 @@ class FastQueue:
         if not self._returned:
             return None
         first = self._backlog.first_sequence
-        if first is None and self._memory.oldest is not None:
-            first = self._memory.oldest.sequence
+        if first is None and self.memory.oldest is not None:
+            first = self.memory.oldest.sequence
         if first is not None and first < self._returned[0][0]:
             return None
         return heapq.heappop(self._returned)[1]
@@ -291,26 +241,20 @@ class FastQueue:
         chunks = self.store.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
             if not any(chunk.base <= sequence < chunk.stop for sequence in self._leased):
-                unsettled = sum(
-                    stop - start for start, stop in self.state.settled.gaps(1, chunk.stop)
-                )
-                return unsettled - sum(sequence < chunk.stop for sequence in self._leased)
+                gaps = self.books.completed.gaps(1, chunk.stop)
+                leased = sum(sequence < chunk.stop for sequence in self._leased)
+                return sum(stop - start for start, stop in gaps) - leased
         return 0
 
     def limit_memory(self, blocks: int) -> None:
         """Shrink or grow the memory layer (adaptive sizing)."""
-        self._memory.limit = max(1, min(blocks, self.options.inmemory_blocks))
+        self.memory.limit = max(1, min(blocks, self.options.inmemory_blocks))
         self._writer.make_room()
 
-    async def scrub(self) -> int:
-        """Read every block there is, right after opening, and book what is damaged; how many blocks
-        that were.
-        """
-        if self.store is None:
-            return 0
-        lost = await self._backlog.scrub()
-        self._count -= lost
-        return lost
+    async def scrub(self) -> None:
+        """Read every block there is, right after opening, and book what is damaged."""
+        if self.store is not None:
+            await self._backlog.scrub()
 
     # Upkeep
 
@@ -321,28 +265,28 @@ class FastQueue:
         if store is None or self._writer.closed:
             return
         try:
-            oldest = next(iter(self._memory.unwritten.values()), None)
+            oldest = next(iter(self.memory.unwritten.values()), None)
             if oldest is not None and (
                 store.failing is not None
-                or self._memory.full
+                or self.memory.full
                 or self._clock.steady() - oldest.enqueued / 1e6 >= self.options.stale_flush
             ):
                 self._writer.spill_soon()
                 await self._writer.idle()
             await store.tick(
-                reader_offset=self._reader_offset(store), count=self._count, size=self.bytes
+                reader_offset=self._reader_offset(store), count=self.count, size=self.bytes
             )
-            if not self._memory.unwritten:
+            if not self.memory.unwritten:
                 store.failing = None
         except STORAGE_ERRORS as error:
             store.failed(error)
 
     def _reader_offset(self, store: Store) -> int:
-        """Where the lowest unsettled block begins, if that is known without looking; else 0."""
-        low = self.state.first_unsettled()
+        """Where the lowest open block begins, if that can be said without looking; else 0."""
+        low = self.books.first_open()
         candidates = [self._leased.get(low)]
         candidates += [self._returned[0][1]] if self._returned else []
-        candidates += [self._backlog.first, self._memory.oldest]
+        candidates += [self._backlog.first, self.memory.oldest]
         for block in candidates:
             if block is not None and block.sequence == low:
                 return max(0, block.offset)
@@ -370,15 +314,13 @@ class FastQueue:
         if store is None:
             return
         if not await self._writer.spill():
-            count = sum(block.records for block in self._memory.unwritten.values())
-            why, store_failing = (
-                f"{count} records in memory could not be written out",
-                store.failing,
-            )
+            count = records_of(list(self.memory.unwritten.values()))
             store.abandon()
-            raise StorageFailed(f"{why}: {store_failing}")
+            raise StorageFailed(
+                f"{count} records in memory could not be written out: {store.failing}"
+            )
         await store.close(
-            reader_offset=self._reader_offset(store), count=self._count, size=self.bytes
+            reader_offset=self._reader_offset(store), count=self.count, size=self.bytes
         )
 
     def abandon(self) -> None:

@@ -17,54 +17,48 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import Conflict
-from penstock.export.block import Block
-from penstock.export.chunkfile import Chunk, ChunkReader, is_chunk_name
 from penstock.export.deadletters import NAME as DEAD_LETTERS
 from penstock.export.deadletters import read_letters
-from penstock.export.fastqueue import FastQueue
-from penstock.export.journal import REASONS, Journal
 from penstock.export.payload import decompress, split
-from penstock.export.state import State, replay
-from penstock.export.store import LOG, META
-from penstock.export.writer import Options
+from penstock.export.sendqueue.blocks import Block, Chunk, ChunkReader, is_chunk_name
+from penstock.export.sendqueue.fastqueue import FastQueue
+from penstock.export.sendqueue.journal import Books, Journal
+from penstock.export.sendqueue.store import LOG, META, Options
 from penstock.log.fs import DISK, Fs
 
-ATTEMPTS = 5  # at a queue that changes while it is read
+MAX_ATTEMPTS = 5  # at a queue that changes while it is read
 
 
 def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> dict[str, Any]:
     """Every chunk read whole and checked, the journal, the books, the dead letters, and what is
     wrong with them.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         try:
             return _examine(directory, fs, end)
         except FileNotFoundError:
-            continue  # what was in that chunk is settled meanwhile
+            continue  # what was in that chunk is completed meanwhile
     raise Conflict("the queue changes faster than it can be read; pause the route, or try again")
 
 
 def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
     problems: list[str] = []
     entries = Journal(fs, directory / LOG).load()
-    state, damaged_entries = replay(entries)
+    books = Books()
+    damaged_entries = books.replay(entries)
     if damaged_entries:
         problems.append(f"{LOG}: {damaged_entries} damaged entries")
     chunks, waiting, records = [], 0, 0
     for chunk, reader in _chunks(directory, fs, end):
         bad: list[tuple[int, int]] = []
-        shown: dict[str, Any] = {
-            "name": chunk.path.name,
-            "bytes": chunk.size,
-            "blocks": 0,
-            "waiting": 0,
-        }
+        shown: dict[str, Any] = {"name": chunk.path.name, "bytes": chunk.size}
+        shown |= {"blocks": 0, "waiting": 0}
         for block in reader.walk(chunk, chunk.start, bad, with_body=False):
             shown.setdefault("first", block.sequence)
             shown["last"] = block.sequence
             shown["blocks"] += 1
-            state.advance(block.sequence + 1, block.through)
-            if block.sequence not in state.settled:
+            books.advance(block.sequence + 1, block.through)
+            if block.sequence not in books.completed:
                 shown["waiting"] += 1
                 records += block.records
         waiting += shown["waiting"]
@@ -78,7 +72,7 @@ def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
     letters = list(read_letters(_read(fs, directory / DEAD_LETTERS)))
     if None in letters:
         problems.append(f"{DEAD_LETTERS}: {letters.count(None)} damaged lines")
-    missing = state.queued - records
+    missing = books.queued - records
     if missing:
         problems.append(f"{missing} records are queued by the books but not on disk")
     return {
@@ -87,8 +81,8 @@ def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
         "waitingBatches": waiting,
         "waitingRecords": records,
         "journalEntries": len(entries),
-        "accounting": _books(state),
-        "position": state.position,
+        "accounting": books.shown(),
+        "position": books.position,
         "deadLetters": len(letters),
         "meta": _meta(fs, directory, problems),
         "problems": problems,
@@ -99,29 +93,30 @@ def waiting_records(
     directory: Path, fs: Fs = DISK, end: int | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
     """(sequence, index, record) of what waits to be delivered, oldest first."""
-    state, _ = replay(Journal(fs, directory / LOG).load())
+    books = Books()
+    books.replay(Journal(fs, directory / LOG).load())
     for chunk, reader in _chunks(directory, fs, end):
         with closing(reader):
             for block in reader.walk(chunk, chunk.start, []):
-                if block.sequence not in state.settled:
-                    for index, record in enumerate(records_of(block)):
+                if block.sequence not in books.completed:
+                    for index, record in enumerate(_records_of(block)):
                         yield block.sequence, index, record
 
 
 def first_records(
     records: Iterable[tuple[int, int, bytes]], limit: int, size: int
 ) -> list[tuple[int, int, bytes]]:
-    """Of waiting records the first `limit`, or as many as have `size` bytes together; at least one."""
-    found: list[tuple[int, int, bytes]] = []
+    """The first `limit`, or as many as have `size` bytes together; at least one."""
+    first: list[tuple[int, int, bytes]] = []
     try:
         for one in islice(records, limit):
-            found.append(one)
+            first.append(one)
             size -= len(one[2])
             if size <= 0:
                 break
     except FileNotFoundError:
         pass  # of a live queue: what follows was delivered meanwhile
-    return found
+    return first
 
 
 def dead_letters(directory: Path, fs: Fs = DISK) -> Iterator[bytes]:
@@ -130,7 +125,7 @@ def dead_letters(directory: Path, fs: Fs = DISK) -> Iterator[bytes]:
         yield line.partition(b" ")[2]
 
 
-def records_of(block: Block) -> list[bytes]:
+def _records_of(block: Block) -> list[bytes]:
     return split(decompress(block.body, block.compression), block.encoding)
 
 
@@ -146,17 +141,7 @@ async def repair(directory: Path, fs: Fs = DISK) -> dict[str, Any]:
         await queue.open()
         await queue.scrub()
         await queue.close()
-    return {"accounting": _books(queue.state), "waitingBatches": queue.count, "events": events}
-
-
-def _books(state: State) -> dict[str, Any]:
-    return {
-        "accepted": state.accepted,
-        "delivered": state.delivered,
-        "deadLettered": state.dead,
-        "dropped": {REASONS[number]: n for number, n in enumerate(state.dropped) if n},
-        "queued": state.queued,
-    }
+    return {"accounting": queue.books.shown(), "waitingBatches": queue.count, "events": events}
 
 
 def _chunks(directory: Path, fs: Fs, end: int | None = None) -> Iterator[tuple[Chunk, ChunkReader]]:

@@ -1,16 +1,16 @@
 """The send queue of one route: limits, what happens at them, and waiting, around a FastQueue.
 
-Capacity is real: batches that are not settled, and bytes that are in files or in memory only,
+Capacity is real: batches that are not completed, and bytes that are in files or in memory only,
 headers, journal and consumed parts of chunks included. Before the disk itself is full there is a
-reserve, so that settlements can still be written down. At a limit the policy decides:
+reserve, so that completions can still be written down. At a limit the policy decides:
 
-    drop_oldest  the oldest batches nobody holds are dropped and counted; with bytes short, a whole chunk at a time,
-                 because only a whole chunk frees any
-    drop_newest  the push is dropped, counted, and the caller told
+    drop_oldest  the oldest batches nobody holds are dropped and counted; with bytes short, a whole
+                 chunk at a time, because only a whole chunk frees any
+    drop_newest  the push is dropped and counted, and the answer says so
     block        the push waits up to block_timeout for room, then raises Full; nothing is accepted
 
 A disk that refuses (ENOSPC, EIO) raises StorageFull or StorageFailed to the caller of a
-write-through queue; a queue with fsync `never` goes on in memory up to the failover limits, then
+write-through queue; a queue with fsync `never` continues in memory up to the failover limits, then
 raises too. Nothing accepted is lost by it, and the next tick tries the disk again.
 """
 
@@ -19,27 +19,28 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageFailed, StorageFull, TooLarge, Unavailable
-from penstock.export.block import Block
 from penstock.export.clock import Clock
-from penstock.export.fastqueue import FastQueue
-from penstock.export.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
-from penstock.export.memory import bytes_of, records_of
+from penstock.export.context import RouteContext
 from penstock.export.payload import COMPRESSIONS
-from penstock.export.sizing import Sizes, adapt, memory_limit, memory_used, sizes
+from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
+from penstock.export.sendqueue.fastqueue import FastQueue
+from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS, Books
+from penstock.export.sendqueue.limits import Sizes, adapt, memory_limit, memory_used, sizes
+from penstock.export.sendqueue.store import Options
 from penstock.export.telemetry import RouteMetrics
-from penstock.export.writer import Options
-from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.export")
-READ_AGAIN = 1.0  # seconds until a disk that could not be read is tried again
-RATE_MEMORY = 30.0  # seconds over which rates are averaged
+READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
+ROOM_POLL_SECONDS = 1.0  # between two looks at the disk of those who wait for room
+PUSH_POLL_SECONDS = 5.0
+RATE_SECONDS = 30.0  # over which rates are averaged
+NO_RESERVE = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +55,39 @@ class Rate:
     """A moving average of events per second, fed with a running total."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._at, self._total, self.value = clock, clock.monotonic(), 0.0, 0.0
+        self.value = 0.0
+        self._clock = clock
+        self._at = clock.monotonic()
+        self._total = 0.0
 
     def update(self, total: float) -> None:
         now = self._clock.monotonic()
         passed = now - self._at
         if passed > 0:
-            weight = 1 - math.exp(-passed / RATE_MEMORY)
+            weight = 1 - math.exp(-passed / RATE_SECONDS)
             self.value += weight * ((total - self._total) / passed - self.value)
             self._at, self._total = now, total
 
 
 class SendQueue:
+    """`source`: "topic" or "queue" when the route reads one."""
+
     def __init__(
         self,
         name: str,
         settings: Settings,
-        fs: Fs,
         directory: Path,
-        pool: Executor,
+        context: RouteContext,
         metrics: RouteMetrics,
-        clock: Clock,
         *,
         source: str | None = None,
         limit: int | None = None,
     ) -> None:
-        self.name, self.settings = name, settings
-        self._fs, self._clock, self._metrics = fs, clock, metrics
+        self.name = name
+        self.settings = settings
+        self._fs = context.fs
+        self._clock = context.clock
+        self._metrics = metrics
         self._directory = directory
         self._memory_bytes_limit = memory_limit() if limit is None else limit
         self.sizes: Sizes = sizes(settings, self._memory_bytes_limit)
@@ -88,8 +95,8 @@ class SendQueue:
         fsync = settings.fsync
         if source == "topic" and fsync == "always":
             fsync = "interval"  # the topic still has it: nobody waits for our fsync
-        self.fast = FastQueue(
-            fs,
+        self._fast = FastQueue(
+            context.fs,
             None if in_memory else directory,
             Options(
                 fsync=fsync,
@@ -103,27 +110,31 @@ class SendQueue:
                 drain_order=settings.drain_order,
                 fresh_share=min(1.0, max(0.0, settings.fresh_share)),
             ),
-            pool,
-            clock,
+            context.pool,
+            context.clock,
             metrics.event,
         )
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
-        self._arriving, self._arriving_bytes = 0, 0  # pushed, not yet in the queue
+        self._arriving = 0  # blocks that are pushed and not yet in the queue,
+        self._arriving_bytes = 0  # and their bytes
         self._free_bytes = 0
         self._stopping = False
         self._ticker: asyncio.Task[None] | None = None
         self._next_backlog_take = 0.0
-        self._in, self._out = Rate(clock), Rate(clock)
+        self._in = Rate(context.clock)
+        self._out = Rate(context.clock)
         self._pushed = 0
         self._purged_before = 0  # blocks with a lower number are dropped when they come back
         self._purged = 0  # records of such blocks
+        for reason in filter(None, REASONS):
+            metrics.add("queue_dropped_total", 0, reason)  # there before the first one is dropped
 
     async def start(self) -> None:
-        await self.fast.open()
-        self._look_at_disk()
+        await self._fast.open()
+        self._update_free_bytes()
         self._in.update(0)
-        self._out.update(self._settled())
+        self._out.update(self.books.completed.total)
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
@@ -132,7 +143,7 @@ class SendQueue:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        await self.fast.close()
+        await self._fast.close()
 
     def stop_taking(self) -> None:
         """Takers get None from now on."""
@@ -149,15 +160,15 @@ class SendQueue:
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.sizes.max_bytes or count > self.settings.max_size:
             raise TooLarge(
-                f"{count} batches of {size} bytes do not fit into the send queue of route {self.name} "
-                f"({self.settings.max_size} batches, {self.sizes.max_bytes} bytes)"
+                f"{count} batches of {size} bytes do not fit into the send queue of route "
+                f"{self.name} ({self.settings.max_size} batches, {self.sizes.max_bytes} bytes)"
             )
-        if not await self._find_room(count, size, records, wait):
+        if not await self._make_room(count, size, records, wait):
             return Pushed(0, records)
         self._arriving += count
         self._arriving_bytes += size
         try:
-            await self.fast.put(blocks)
+            await self._fast.put(blocks)
         finally:
             self._arriving -= count
             self._arriving_bytes -= size
@@ -167,7 +178,7 @@ class SendQueue:
         self._wake(count)
         return Pushed(records, 0)
 
-    async def _find_room(self, count: int, size: int, records: int, wait: bool) -> bool:
+    async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
         """True when the blocks fit; False when they were dropped instead."""
         settings = self.settings
         deadline = self._clock.monotonic() + settings.block_timeout
@@ -181,12 +192,12 @@ class SendQueue:
                 if await self._drop_for(count, size, OLDEST):
                     continue
             elif settings.full_behavior == "block" or wait:
-                left = deadline - self._clock.monotonic()
+                remaining = deadline - self._clock.monotonic()
                 self._room.clear()
                 if wait:
-                    await self._clock.wait(self._room, 5.0)
+                    await self._clock.wait(self._room, PUSH_POLL_SECONDS)
                     continue
-                if left > 0 and await self._clock.wait(self._room, left):
+                if remaining > 0 and await self._clock.wait(self._room, remaining):
                     continue
                 raise Full(f"the send queue of route {self.name} is full")
             self.refuse(records, NEWEST)
@@ -200,33 +211,35 @@ class SendQueue:
             self._fits(1, size) and self._free_bytes - size >= self._reserve
         ):
             self._room.clear()
-            await self._clock.wait(self._room, 1.0)
-            self._look_at_disk()
+            await self._clock.wait(self._room, ROOM_POLL_SECONDS)
+            self._update_free_bytes()
 
     @property
     def _reserve(self) -> int:
-        return self.settings.free_space_reserve if self.fast.store is not None else -(1 << 62)
+        return self.settings.free_space_reserve if self._fast.store is not None else NO_RESERVE
 
     def _fits(self, count: int, size: int) -> bool:
         return (
-            self.fast.count + self._arriving + count <= self.settings.max_size
-            and self.fast.bytes + self._arriving_bytes + size <= self.sizes.max_bytes
+            self._fast.count + self._arriving + count <= self.settings.max_size
+            and self._fast.bytes + self._arriving_bytes + size <= self.sizes.max_bytes
         )
 
     async def _drop_for(self, count: int, size: int, reason: int) -> bool:
         """Drop old blocks until the new ones fit, or nothing more can be dropped (False: nothing
         was).
         """
-        over = self.fast.count + self._arriving + count - self.settings.max_size
-        dropped, records = await self.fast.drop_oldest(over, reason) if over > 0 else (0, 0)
+        over = self._fast.count + self._arriving + count - self.settings.max_size
+        dropped, records = await self._fast.drop_oldest(over, reason) if over > 0 else (0, 0)
         freed = 0
-        if self.fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
-            on_disk = self.fast.oldest_chunk_blocks()
-            one = 1 if self.fast.unwritten[0] else 0  # in memory a single block frees its bytes
-            more = await self.fast.drop_oldest(on_disk or one, reason)
+        if self._fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
+            on_disk = self._fast.oldest_chunk_blocks()
+            one = (
+                1 if self._fast.memory.unwritten else 0
+            )  # in memory a single block frees its bytes
+            more = await self._fast.drop_oldest(on_disk or one, reason)
             dropped, records = dropped + more[0], records + more[1]
-            if self.fast.store is not None:
-                freed = await self.fast.store.remove_settled_chunks(whole=True)
+            if self._fast.store is not None:
+                freed = await self._fast.store.remove_completed_chunks(whole=True)
         if records:
             self._metrics.add("queue_dropped_total", records, REASONS[reason])
         return bool(dropped or freed)
@@ -235,27 +248,28 @@ class SendQueue:
         """Refuse before the disk is full: the reserve is for writing down what happens to what we
         have.
         """
-        store = self.fast.store
+        store = self._fast.store
         if store is None:
             return
         self._free_bytes -= size
         if self._free_bytes < self.settings.free_space_reserve:
-            self._look_at_disk()
+            self._update_free_bytes()
             if self._free_bytes - size < self.settings.free_space_reserve:
                 self._metrics.add("queue_disk_full_total")
                 raise StorageFull(
-                    f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes free, "
-                    f"{self.settings.free_space_reserve} are kept in reserve"
+                    f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
+                    f"free, {self.settings.free_space_reserve} are kept in reserve"
                 )
-        blocks, in_memory = self.fast.unwritten
+        memory = self._fast.memory
+        most = self.settings.inmemory_blocks + self.settings.failover_max_size
+        most_bytes = self.sizes.inmemory_bytes + self.settings.failover_max_bytes
         if store.failing is not None and (
-            blocks > self.settings.inmemory_blocks + self.settings.failover_max_size
-            or in_memory > self.sizes.inmemory_bytes + self.settings.failover_max_bytes
+            len(memory.unwritten) > most or memory.unwritten_bytes > most_bytes
         ):
             raise StorageFull(f"route {self.name} takes nothing more: {store.failing}")
 
-    def _look_at_disk(self) -> None:
-        if self.fast.store is not None:
+    def _update_free_bytes(self) -> None:
+        if self._fast.store is not None:
             self._free_bytes = self._fs.free_bytes(self._directory)
 
     # Taking
@@ -263,11 +277,11 @@ class SendQueue:
     async def available(self) -> bool:
         """Wait until there is a block to take, or the queue is stopping (False). Takes nothing."""
         while not self._stopping:
-            if self.fast.waiting:
+            if self._fast.waiting:
                 now = self._clock.monotonic()
                 if (
                     self.settings.catchup_rate <= 0
-                    or not self.fast.backlog
+                    or not self._fast.backlog
                     or now >= self._next_backlog_take
                 ):
                     return True
@@ -289,19 +303,19 @@ class SendQueue:
         """
         if self._stopping:
             return None
-        if self.settings.catchup_rate > 0 and self.fast.backlog:
+        if self.settings.catchup_rate > 0 and self._fast.backlog:
             now = self._clock.monotonic()
             if now < self._next_backlog_take:
                 return None
             self._next_backlog_take = now + 1 / self.settings.catchup_rate
         try:
-            block = await self.fast.take()
+            block = await self._fast.take()
         except (StorageFull, StorageFailed, OSError) as error:
             log.error("route %s: the send queue cannot be read, trying again: %s", self.name, error)
-            await self._clock.sleep(READ_AGAIN)
+            await self._clock.sleep(READ_RETRY_SECONDS)
             return None
         if block is not None and self._stopping:
-            self.fast.give_back(block, attempted=False)
+            self._fast.give_back(block, attempted=False)
             return None
         return block
 
@@ -316,29 +330,29 @@ class SendQueue:
                 count -= 1
 
     def ack(self, block: Block, dead: int = 0) -> None:
-        self.fast.ack(block, dead)
+        self._fast.ack(block, dead)
         self._metrics.add("queue_delivered_records_total", block.records - dead)
         if dead:
             self._metrics.add("queue_dead_lettered_records_total", dead)
         self._room.set()
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
-        if block.sequence < self._purged_before and self.fast.is_leased(block):
+        if block.sequence < self._purged_before and self._fast.is_leased(block):
             self._drop_purged(block)
             return
-        self.fast.give_back(block, attempted=attempted)
+        self._fast.give_back(block, attempted=attempted)
         self._wake(1)
 
     def refuse(self, records: int, reason: int) -> None:
         """Book records that never get into the queue as dropped."""
-        self.fast.refuse(records, reason)
+        self._fast.refuse(records, reason)
         self._count_refused(records, reason)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source that cannot be had as dropped, and that it was read up to
         `position`.
         """
-        await self.fast.pass_over(records, reason, position)
+        await self._fast.pass_over(records, reason, position)
         self._count_refused(records, reason)
 
     def _count_refused(self, records: int, reason: int) -> None:
@@ -352,23 +366,23 @@ class SendQueue:
         to end: delivered it counts as delivered, otherwise it is dropped, also when it ends later
         than that.
         """
-        self._purged_before = self.fast.state.next_sequence
+        self._purged_before = self.books.next_sequence
         before = self._purged
-        _, records = await self.fast.drop_oldest(1 << 62, PURGED)
+        _, records = await self._fast.drop_oldest(1 << 62, PURGED)
         self._metrics.add("queue_dropped_total", records, "purged")
         for block in waiting:
-            if self.fast.is_leased(block):
+            if self._fast.is_leased(block):
                 self._drop_purged(block)
         deadline = self._clock.monotonic() + timeout
         while (
-            self.fast.leased_before(self._purged_before)
-            and (left := deadline - self._clock.monotonic()) > 0
+            self._fast.leased_before(self._purged_before)
+            and (remaining := deadline - self._clock.monotonic()) > 0
         ):
             self._room.clear()
-            await self._clock.wait(self._room, left)
+            await self._clock.wait(self._room, remaining)
         self._room.set()
-        if self.fast.store is not None:
-            await self.fast.store.remove_settled_chunks(whole=True)
+        if self._fast.store is not None:
+            await self._fast.store.remove_completed_chunks(whole=True)
         return records + self._purged - before
 
     def _drop_purged(self, block: Block) -> None:
@@ -376,7 +390,7 @@ class SendQueue:
         sent.
         """
         self._purged += block.records
-        self.fast.drop(block, PURGED)
+        self._fast.drop(block, PURGED)
         self._metrics.add("queue_dropped_total", block.records, "purged")
         self._room.set()
 
@@ -388,9 +402,9 @@ class SendQueue:
             await self.tick()
 
     async def tick(self) -> None:
-        settings, fast = self.settings, self.fast
+        settings, fast = self.settings, self._fast
         await fast.tick()
-        self._look_at_disk()
+        self._update_free_bytes()
         if (
             settings.full_behavior == "drop_oldest"
             and fast.store is not None
@@ -400,11 +414,11 @@ class SendQueue:
             if blocks and len(fast.store.chunks.chunks) > 1:
                 _, records = await fast.drop_oldest(blocks, DISK_FULL)
                 self._metrics.add("queue_dropped_total", records, "disk_full")
-                await fast.store.remove_settled_chunks()
+                await fast.store.remove_completed_chunks()
         if settings.adaptive_enabled and fast.store is not None:
             fast.limit_memory(
                 adapt(
-                    fast.memory_limit,
+                    fast.memory.limit,
                     settings.inmemory_blocks,
                     memory_used(),
                     self._memory_bytes_limit,
@@ -412,59 +426,92 @@ class SendQueue:
                 )
             )
         self._in.update(self._pushed)
-        self._out.update(self._settled())
+        self._out.update(self.books.completed.total)
         if self._fits(1, 0):
             self._room.set()
+
+    # What there is
+
+    @property
+    def books(self) -> Books:
+        """What was accepted and what became of it."""
+        return self._fast.books
+
+    @property
+    def count(self) -> int:
+        """Batches not completed, leased ones included."""
+        return self._fast.count
+
+    @property
+    def waiting(self) -> int:
+        """Batches that nobody holds a lease on."""
+        return self._fast.waiting
+
+    @property
+    def leased(self) -> int:
+        return self._fast.leased
+
+    def is_leased(self, block: Block) -> bool:
+        return self._fast.is_leased(block)
+
+    @property
+    def position(self) -> int:
+        """How far the source was read; -1 when nobody did."""
+        return self.books.position
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it has no files."""
+        return self._fast.store is None
+
+    async def write_out(self) -> int:
+        """Have everything that is in memory in the files; where their stream ends."""
+        return await self._fast.write_out()
+
+    @property
+    def _failing(self) -> str | None:
+        return self._fast.store.failing if self._fast.store is not None else None
 
     @property
     def arrivals(self) -> float:
         """Batches that come in per second."""
         return self._in.value
 
-    def _settled(self) -> int:
-        return self.fast.state.next_sequence - 1 - self.fast.count
-
     def status(self) -> dict[str, Any]:
         """Depth, sizes, ages, rates and the books."""
-        state, fast = self.fast.state, self.fast
+        fast = self._fast
         return {
             "batches": fast.count,
             "leased": fast.leased,
-            "records": state.queued,
+            "records": self.books.queued,
             "bytes": fast.bytes,
             "diskBytes": fast.disk_bytes,
-            "memoryBlocks": fast.memory_blocks,
+            "memoryBlocks": len(fast.memory),
             "oldestAgeSeconds": round(fast.oldest_age(), 3),
             "batchesInPerSecond": round(self._in.value, 3),
             "batchesOutPerSecond": round(self._out.value, 3),
             "timeToFullSeconds": self.time_to_full(),
             "drainEtaSeconds": self.drain_eta(),
-            "storageFailing": fast.store.failing if fast.store is not None else None,
-            "accounting": {
-                "accepted": state.accepted,
-                "delivered": state.delivered,
-                "deadLettered": state.dead,
-                "dropped": {REASONS[number]: n for number, n in enumerate(state.dropped) if n},
-                "queued": state.queued,
-            },
+            "storageFailing": self._failing,
+            "accounting": self.books.shown(),
         }
 
     def time_to_full(self) -> float:
         growth = self._in.value - self._out.value
         if growth <= 1e-6:
             return -1.0
-        used, fast = max(1, self.fast.count), self.fast
+        used, fast = max(1, self._fast.count), self._fast
         by_bytes = (self.sizes.max_bytes - fast.bytes) / max(1.0, fast.bytes / used)
         return round(max(0.0, min(self.settings.max_size - fast.count, by_bytes) / growth), 1)
 
     def drain_eta(self) -> float:
-        if not self.fast.count:
+        if not self._fast.count:
             return 0.0
         shrinking = self._out.value - self._in.value
-        return round(self.fast.count / shrinking, 1) if shrinking > 1e-6 else -1.0
+        return round(self._fast.count / shrinking, 1) if shrinking > 1e-6 else -1.0
 
     def gauges(self) -> dict[str, float]:
-        fast, settings = self.fast, self.settings
+        fast, settings = self._fast, self.settings
         return {
             "queue_size": fast.count,
             "queue_bytes": fast.bytes,
@@ -473,13 +520,13 @@ class SendQueue:
             "queue_utilization_ratio": max(
                 fast.count / max(1, settings.max_size), fast.bytes / max(1, self.sizes.max_bytes)
             ),
-            "queue_effective_max_size": fast.memory_limit,
+            "queue_effective_max_size": fast.memory.limit,
             "queue_disk_available_bytes": self._free_bytes,
             "queue_oldest_age_seconds": fast.oldest_age(),
             "queue_time_to_full_seconds": self.time_to_full(),
             "queue_drain_eta_seconds": self.drain_eta(),
-            "queue_records": fast.state.queued,
-            "fastqueue_inmemory_blocks": fast.memory_blocks,
+            "queue_records": self.books.queued,
+            "fastqueue_inmemory_blocks": len(fast.memory),
             "fastqueue_disk_bytes": fast.disk_bytes,
             "storage_failing": float(fast.store is not None and fast.store.failing is not None),
         }

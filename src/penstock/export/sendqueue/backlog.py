@@ -1,19 +1,19 @@
 """The backlog of a send queue: the blocks on disk that nobody took yet, and what was read ahead of
 them.
 
-It knows ranges of sequence numbers, not blocks, so a backlog of millions costs nothing in memory.
+It holds ranges of sequence numbers, not blocks, so a backlog of millions costs nothing in memory.
 Blocks are read ahead from its old end (`fifo`), from its new end (`newest_first`), or both
 (`mixed`). Invariant, by sequence number: front < ranges < back.
 """
 
 from collections import deque
 
-from penstock.export.block import Block
-from penstock.export.journal import Entry, Kind
-from penstock.export.store import Store
+from penstock.export.sendqueue.blocks import Block
+from penstock.export.sendqueue.journal import Entry, Kind
+from penstock.export.sendqueue.store import Store
 
-READ_BACK = 64  # blocks read at once from the new end
-PREFETCH = 1 << 20
+READ_BACK_BLOCKS = 64  # read at once from the new end
+READ_AHEAD_BYTES = 1 << 20
 
 
 class Backlog:
@@ -26,14 +26,13 @@ class Backlog:
         self._back: deque[Block] = deque()  # read ahead from the new end, newest last
         self._oldest_hint = 0  # enqueue time of about the oldest block in the ranges
 
-    async def open(self) -> int:
-        """After the store: how many blocks there are."""
+    async def open(self) -> None:
+        """After the store."""
         store = self._need_store()
-        self._ranges = deque([start, stop] for start, stop in store.unsettled())
+        self._ranges = deque([start, stop] for start, stop in store.open_ranges())
         if self._ranges:
             first = await store.in_pool(store.chunks.peek, self._ranges[0][0])
             self._oldest_hint = first.enqueued if first is not None else 0
-        return sum(stop - start for start, stop in self._ranges)
 
     def _need_store(self) -> Store:
         assert self._store is not None
@@ -84,40 +83,35 @@ class Backlog:
             self.add(block)
         self._back.clear()
 
-    async def take(self, *, newest: bool) -> tuple[Block | None, int]:
-        """The oldest or newest block, and how many were found to be lost on the way to it."""
-        lost = 0
-        while True:
-            ahead = self._back if newest else self._front
-            if ahead:
-                return (ahead.pop() if newest else ahead.popleft()), lost
-            if self._ranges:
-                lost += await self._read_ahead(newest=newest)
-            elif newest:
-                return (self._front.pop() if self._front else None), lost
-            else:
-                return (self._back.popleft() if self._back else None), lost
+    async def take(self, *, newest: bool) -> Block | None:
+        """The oldest or newest block; what is lost on the way to it is booked."""
+        ahead = self._back if newest else self._front
+        while not ahead and self._ranges:
+            await self._read_ahead(newest=newest)
+        if newest:
+            ahead = self._back or self._front
+            return ahead.pop() if ahead else None
+        ahead = self._front or self._back
+        return ahead.popleft() if ahead else None
 
-    async def _read_ahead(self, *, newest: bool) -> int:
-        """Read from disk, off the event loop; how many blocks were lost."""
+    async def _read_ahead(self, *, newest: bool) -> None:
+        """Read from disk, off the event loop."""
         store = self._need_store()
         async with store.reading:
             if (self._back if newest else self._front) or not self._ranges:
-                return 0  # another worker did it while we waited
+                return  # another worker did it while we waited
             span = self._ranges[-1 if newest else 0]
             start, stop = span[0], span[1]
             if newest:
-                start = max(start, stop - READ_BACK)
-            reading = await store.in_pool(store.chunks.read, start, stop, PREFETCH)
+                start = max(start, stop - READ_BACK_BLOCKS)
+            reading = await store.in_pool(store.chunks.read, start, stop, READ_AHEAD_BYTES)
             while newest and reading.next_sequence < stop:  # the newest must be among them
                 start = stop - max(1, (stop - start) // 4)
-                reading = await store.in_pool(store.chunks.read, start, stop, PREFETCH)
+                reading = await store.in_pool(store.chunks.read, start, stop, READ_AHEAD_BYTES)
             if newest and (self._ranges[-1] is not span or span[1] != stop):
-                return 0  # younger ones joined while we read: begin with them
-            lost = store.check(reading, start)
-            if lost:
-                store.flush_soon()
-            attempts = store.state.attempts
+                return  # younger ones joined while we read: begin with them
+            store.check(reading, start)
+            attempts = store.books.attempts
             for block in reading.blocks:
                 block.attempts = max(block.attempts, attempts.get(block.sequence, 0))
             if newest:
@@ -130,7 +124,6 @@ class Backlog:
                     self._oldest_hint = reading.blocks[-1].enqueued
             if span[0] >= span[1]:
                 self._ranges.remove(span)
-            return lost
 
     def pop_read(self) -> Block | None:
         """The oldest block if no disk has to be asked for it; else None."""
@@ -139,8 +132,8 @@ class Backlog:
         return self._back.popleft() if self._back and not self._ranges else None
 
     async def drop(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop from the oldest range without reading more than its two ends; how many blocks and
-        records went.
+        """Drop from the oldest range without reading more than its two ends; how many blocks
+        and records went.
         """
         store = self._need_store()
         async with store.reading:
@@ -160,16 +153,13 @@ class Backlog:
                 self._ranges.popleft()
             return stop - start, max(0, through - before)
 
-    async def scrub(self) -> int:
-        """Read every block there is, right after opening, and book what is damaged; how many blocks
-        that were.
-        """
-        store, lost = self._need_store(), 0
+    async def scrub(self) -> None:
+        """Read every block there is, right after opening, and book what is damaged."""
+        store = self._need_store()
         async with store.reading:
             for start, stop in list(self._ranges):
                 while start < stop:
                     reading = await store.in_pool(store.chunks.read, start, stop)
-                    lost += store.check(reading, start)
+                    store.check(reading, start)
                     start = reading.next_sequence
-            self._ranges = deque([start, stop] for start, stop in store.unsettled())
-        return lost
+            self._ranges = deque([start, stop] for start, stop in store.open_ranges())

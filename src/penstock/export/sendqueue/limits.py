@@ -1,15 +1,15 @@
-"""How much memory there is, and how large a send queue may be.
+"""How large a send queue may be, and how much memory there is.
 
-The limit that matters is the smallest one that applies: the cgroup's (version 2 or 1, our own group
-or one above it), or the machine's memory. A container sized by the host's memory would be killed
-long before it is full.
+The limit of memory that matters is the smallest one that applies: the cgroup's (version 2 or 1, our
+own group or one above it), or the machine's memory. A container sized by the host's memory would be
+killed long before it is full.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.schema import SendQueue
+from penstock.config.schema import SendQueue as Settings
 
 DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
@@ -40,7 +40,7 @@ def _machine_memory(root: Path) -> int:
 
 def _cgroups(root: Path) -> list[tuple[int, int]]:
     """(limit, usage) of our memory cgroup and of every one above it that we can see."""
-    found = []
+    groups = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -50,10 +50,8 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
         if controllers == "":
             top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            top, names = (
-                root / "sys/fs/cgroup/memory",
-                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            )
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
         here = top / path.lstrip("/")
@@ -62,8 +60,8 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
                 break
             limit = _number(directory / names[0])
             if limit is not None:
-                found.append((limit, _number(directory / names[1]) or 0))
-    return found
+                groups.append((limit, _number(directory / names[1]) or 0))
+    return groups
 
 
 def _number(path: Path) -> int | None:
@@ -81,7 +79,7 @@ class Sizes:
     chunk_size: int
 
 
-def sizes(config: SendQueue, limit: int) -> Sizes:
+def sizes(config: Settings, limit: int) -> Sizes:
     """The sizes a queue works with. `memory_percent` makes max_bytes a share of the memory that
     counts as ours.
     """

@@ -1,0 +1,142 @@
+"""What a route remembers over a restart, in `route.json` of its directory.
+
+paused, refused   why it is paused, and whether its destination denied it; null, false
+draining          whether it takes nothing new
+incarnations      of the topic it reads: the n-th is the n-th generation of positions
+life              of its queue: 32 bits made with the queue, part of the keys of batches
+holder            48 bits that mark its leases on a queue, so that the next process finds them
+definition        when it was made over the API rather than by the configuration
+"""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StorageFailed, StorageFull
+from penstock.export.context import RouteContext
+from penstock.export.pause import Pause
+
+log = logging.getLogger("penstock.export")
+STATE = "route.json"
+SAVE_RETRY_SECONDS = 5.0
+
+
+def read_state(context: RouteContext, directory: Path) -> dict[str, Any]:
+    """What was saved; nothing when the file is missing or damaged, which is logged."""
+    path = directory / STATE
+    if not context.fs.exists(path):
+        return {}
+    try:
+        saved = json.loads(context.fs.read(path))
+        if isinstance(saved, dict):
+            return saved
+        error: Exception = ValueError("not an object")
+    except ValueError as wrong:
+        error = wrong
+    log.error("%s is damaged and ignored: %s", path, error)
+    return {}
+
+
+class RouteState:
+    """Saved one at a time: the last one saved is the last one that was."""
+
+    def __init__(
+        self,
+        route: str,
+        directory: Path,
+        context: RouteContext,
+        pause: Pause,
+        definition: Mapping[str, Any] | None,
+    ) -> None:
+        self._route = route
+        self._directory = directory
+        self._context = context
+        self._pause = pause
+        self._definition = definition
+        self.draining = False  # by order of a person
+        self.life = 0
+        self.holder = 0
+        self._incarnations: list[str] = []
+        self._unsaved = False  # the file is behind
+        self._stopping = False
+        self._saving = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, *, new_life: bool) -> None:
+        """Be as it was saved. `new_life`: the queue numbers its batches from 1 at every start."""
+        self._load(await self._context.in_pool(read_state, self._context, self._directory))
+        if not self.life or not self.holder:
+            self.life = self.life or random.getrandbits(32)
+            self.holder = self.holder or random.getrandbits(48)
+            await self.save_or_retry()
+        if new_life:
+            self.life = random.getrandbits(32)
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        """What is not as we wrote it counts as not there."""
+        self.draining = saved.get("draining") is True
+        if isinstance(paused := saved.get("paused"), str):
+            self._pause.begin(paused, denied=saved.get("refused") is True)
+        if isinstance(incarnations := saved.get("incarnations"), list):
+            self._incarnations = [each for each in incarnations if isinstance(each, str)]
+        if isinstance(life := saved.get("life"), int):
+            self.life = life & 0xFFFFFFFF
+        if isinstance(holder := saved.get("holder"), int):
+            self.holder = holder
+
+    async def generation_of(self, incarnation: str) -> int:
+        """Which of the incarnations of its topic this is, from 0; a new one is saved first."""
+        if incarnation not in self._incarnations:
+            self._incarnations.append(incarnation)
+            try:
+                await self.save()
+            except (StorageFull, StorageFailed):
+                self._incarnations.remove(incarnation)
+                raise
+        return self._incarnations.index(incarnation)
+
+    async def save(self) -> None:
+        async with self._saving:
+            state = {
+                "paused": self._pause.reason,
+                "refused": self._pause.denied,
+                "draining": self.draining,
+                "incarnations": self._incarnations,
+                "life": self.life,
+                "holder": self.holder,
+                "definition": self._definition,
+            }
+            data = json.dumps(state, indent=2).encode()
+            self._unsaved = True
+            await self._context.in_pool(self._context.fs.make_dir, self._directory)
+            await self._context.in_pool(self._context.fs.replace, self._directory / STATE, data)
+            self._unsaved = False
+
+    async def save_or_retry(self) -> None:
+        """Save, again and again while the disk refuses: what was asked for holds meanwhile."""
+        try:
+            await self.save()
+        except (StorageFull, StorageFailed) as error:
+            log.error("route %s: its state cannot be saved, trying again: %s", self._route, error)
+            if not self._stopping:
+                self._context.clock.call_later(SAVE_RETRY_SECONDS, self.save_soon)
+
+    def save_soon(self) -> None:
+        if not self._stopping:
+            task = asyncio.create_task(self.save_or_retry())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def stop_saving(self) -> None:
+        """From now on only `stop` saves."""
+        self._stopping = True
+
+    async def stop(self) -> None:
+        """Have the file up to date, if the disk lets us."""
+        await asyncio.gather(*self._tasks)
+        if self._unsaved:
+            await self.save_or_retry()

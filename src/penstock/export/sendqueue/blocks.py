@@ -1,0 +1,334 @@
+"""A block: one batch of records as it lies in a send queue, in memory and in a chunk file.
+
+On disk a block is framed as in the seed (an 8-byte head: length, bit 63 = snappy), and what the
+seed lacks stands inside it, in front of the body. All numbers are little-endian.
+
+    offset size
+    0      8    bits 0-61: length of everything after this field; bit 63: the body is snappy
+    8      4    magic "PSB1": lets a reader find the next block behind a damaged one
+    12     4    CRC32C of bytes 16 to the end of the block, begun with the block's place in the
+                stream modulo 2^32
+    16     1    encoding of the body (see `payload`): 0 frames, 1 ndjson, 2 json, 3 raw
+    17     1    compression of the body: 0 none, 1 snappy (raw format), 2 zstd, 3 gzip
+    18     2    0
+    20     8    sequence number, from 1, never used twice in a queue
+    28     8    enqueue time, microseconds since 1970
+    36     8    records accepted by this queue before this block
+    44     8    position in the source after this block; 2^64-1 = none
+    52     4    records in the body
+    56     4    attempts made before it was written (later ones are in the journal)
+    60     4    length of the body when decompressed
+    64          body
+
+`before` is what keeps the accounting exact when blocks between two good ones are destroyed: their
+records can be counted although nobody can read them any more. The place in the checksum makes a
+block valid where it was written and nowhere else: a record that is itself a piece of a chunk file
+is never taken for one of our blocks.
+
+A `ChunkReader` opens its own handles and names every position, so it never shares one with the
+writer, and it never looks behind `readable`, where the writer may be at work. It reads blocks whole
+(`walk`), one by its place (`block_at`), or passes over them without making them (`pass_over`),
+which is how a start finds its way through millions of blocks. What is no block is stepped over,
+byte by byte if need be, and reported to whoever asked.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+import crc32c
+import msgspec
+
+from penstock.errors import Damaged
+from penstock.log.fs import File, Fs
+
+HEAD = struct.Struct("<Q4sI")
+FIELDS = struct.Struct("<BBHQQQQIII")
+HEADER_SIZE = HEAD.size + FIELDS.size  # 64
+MAGIC = b"PSB1"
+_SCAN = struct.Struct("<Q4sI4xQ")  # the head, and the sequence number behind it
+_PLACE = (1 << 32) - 1
+NO_POSITION = (1 << 64) - 1
+NO_SEQUENCE = 1 << 64
+LENGTH_MASK = (1 << 62) - 1
+SNAPPY_BIT = 1 << 63
+SNAPPY = 1
+READ_BYTES = 1 << 20  # read at a time
+INDEX_STEP_BYTES = 256 << 10  # between two entries of a chunk's index, at least
+_body, _records = attrgetter("body"), attrgetter("records")
+
+
+class Block(msgspec.Struct, gc=False):
+    """`offset` is the place in the queue's endless byte stream; -1 while the block is in memory
+    only.
+
+    A struct made in C, and none the garbage collector looks at: a queue holds many, and they refer
+    to nothing but bytes and numbers.
+    """
+
+    body: bytes
+    records: int
+    encoding: int = 3
+    compression: int = 0
+    raw_length: int = 0
+    position: int = NO_POSITION
+    sequence: int = 0
+    enqueued: int = 0
+    before: int = 0
+    attempts: int = 0
+    offset: int = -1
+    # Ranges of records still to be sent, last one first; None = all as one.
+    todo: list[tuple[int, int]] | None = None
+    dead: int = 0  # records of this block already in the dead letters
+
+    @property
+    def size(self) -> int:
+        return HEADER_SIZE + len(self.body)
+
+    @property
+    def through(self) -> int:
+        return self.before + self.records
+
+
+def bytes_of(blocks: Sequence[Block]) -> int:
+    """What the blocks take up, headers included."""
+    return HEADER_SIZE * len(blocks) + sum(map(len, map(_body, blocks)))
+
+
+def records_of(blocks: Sequence[Block]) -> int:
+    return sum(map(_records, blocks))
+
+
+def encode_header(block: Block) -> bytes:
+    """The 64 bytes in front of the body of a block that stands at its `offset`."""
+    fields = FIELDS.pack(
+        block.encoding,
+        block.compression,
+        0,
+        block.sequence,
+        block.enqueued,
+        block.before,
+        block.position,
+        block.records,
+        block.attempts,
+        block.raw_length,
+    )
+    length = HEADER_SIZE - 8 + len(block.body)
+    if block.compression == SNAPPY:
+        length |= SNAPPY_BIT
+    return HEAD.pack(length, MAGIC, _checksum(block, fields)) + fields
+
+
+def _checksum(block: Block, fields: bytes) -> int:
+    return crc32c.crc32c(block.body, crc32c.crc32c(fields, block.offset & _PLACE))
+
+
+def block_length(data: bytes | memoryview, at: int) -> int:
+    """The whole length of the block whose header is at `at`; raises when it cannot be one."""
+    length, magic, _ = HEAD.unpack_from(data, at)
+    length &= LENGTH_MASK
+    if magic != MAGIC or length < HEADER_SIZE - 8:
+        raise Damaged("no block header")
+    return int(length) + 8
+
+
+def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -> Block:
+    """The block at `at` in `data`, which is `offset` in the stream; its checksum is verified."""
+    length = block_length(data, at)
+    _, _, checksum = HEAD.unpack_from(data, at)
+    view = memoryview(data)
+    if (
+        len(data) - at < length
+        or crc32c.crc32c(view[at + HEAD.size : at + length], offset & _PLACE) != checksum
+    ):
+        raise Damaged("the checksum does not match")
+    encoding, compression, _, sequence, enqueued, before, position, records, attempts, raw = (
+        FIELDS.unpack_from(data, at + HEAD.size)
+    )
+    body = data[at + HEADER_SIZE : at + length] if with_body else b""
+    source = encoding, compression, raw, position
+    return Block(body, records, *source, sequence, enqueued, before, attempts, offset)
+
+
+def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
+    """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not
+    made.
+
+    `at` in `data` is `place` in the stream. Returns where it ended, and sequence number and start
+    of the last block it passed (-1, -1 when there was none).
+    """
+    view, size, shift = memoryview(data), len(data), place - at
+    checksum_of, unpack = crc32c.crc32c, _SCAN.unpack_from
+    last, last_at = -1, -1
+    while at + HEADER_SIZE <= size:
+        length, magic, checksum, sequence = unpack(data, at)
+        stop = at + (length & LENGTH_MASK) + 8
+        if (
+            magic != MAGIC
+            or not at + HEADER_SIZE <= stop <= size
+            or sequence >= below
+            or checksum_of(view[at + 16 : stop], at + shift & _PLACE) != checksum
+        ):
+            break
+        last, last_at, at = sequence, at, stop
+    return at, last, last_at
+
+
+@dataclass(slots=True)
+class Chunk:
+    start: int  # place of the first byte in the stream
+    path: Path
+    size: int  # bytes that count; a chunk whose fsync failed may hold more
+    base: int  # lowest sequence number in it
+    stop: int  # sequence number after its last block
+    index: list[tuple[int, int]] = field(default_factory=list)  # some (sequence, place), in order
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def append_mark(self, sequence: int, place: int) -> None:
+        """The writer's: a place behind all the others. A reader may be marking at the same time."""
+        if not self.index or place - self.index[-1][1] >= INDEX_STEP_BYTES:
+            self.index.append((sequence, place))
+
+    def mark(self, sequence: int, place: int) -> None:
+        """The reader's: add where the block is, unless a place close by is there."""
+        at = bisect_right(self.index, (sequence, place))
+        if at == 0 or place - self.index[at - 1][1] >= INDEX_STEP_BYTES:
+            self.index.insert(at, (sequence, place))
+
+    def near(self, sequence: int) -> int:
+        """The place of a block at or in front of `sequence`."""
+        at = bisect_right(self.index, sequence, key=lambda entry: entry[0]) - 1
+        return self.index[at][1] if at >= 0 else self.start
+
+
+def is_chunk_name(name: str) -> bool:
+    return len(name) == 16 and all(letter in "0123456789abcdef" for letter in name)
+
+
+class ChunkReader:
+    """One at a time may use it."""
+
+    def __init__(self, fs: Fs) -> None:
+        self._fs = fs
+        self._open: tuple[Chunk, File] | None = None
+        self.readable = 1 << 62  # the stream up to here is written
+
+    def read_at(self, chunk: Chunk, place: int, length: int) -> bytes:
+        """Bytes of the stream, from one chunk."""
+        if self._open is None or self._open[0] is not chunk:
+            self.close()
+            self._open = (chunk, self._fs.open(chunk.path, write=False))
+        return self._open[1].read_at(place - chunk.start, length)
+
+    def _end(self, chunk: Chunk) -> int:
+        return min(chunk.end, self.readable)
+
+    def walk(
+        self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True
+    ) -> Iterator[Block]:
+        """Blocks from `place` to the chunk's end; `bad` collects the byte ranges that hold none."""
+        end = self._end(chunk)
+        data, data_at = b"", place  # `data` is the stream from `data_at`
+        while place < end:
+            at = place - data_at
+            if len(data) - at < HEADER_SIZE:
+                data, data_at, at = (
+                    self.read_at(chunk, place, min(READ_BYTES, end - place)),
+                    place,
+                    0,
+                )
+            try:
+                length = block_length(data, at) if len(data) - at >= HEADER_SIZE else 0
+                if not HEADER_SIZE <= length <= end - place:
+                    raise Damaged("the length leads out of the chunk")
+                if len(data) - at < length:
+                    size = max(length, min(READ_BYTES, end - place))
+                    data, data_at, at = self.read_at(chunk, place, size), place, 0
+                block = decode_block(data, at, place, with_body=with_body)
+            except Damaged:
+                following = self.find_block(chunk, place + 1)
+                bad.append((place, following))
+                place = following
+                continue
+            yield block
+            place += length
+
+    def block_at(self, chunk: Chunk, place: int) -> Block | None:
+        """The block that begins at `place`, if one does. Reads no more than it."""
+        end = self._end(chunk)
+        if not chunk.start <= place <= end - HEADER_SIZE:
+            return None
+        try:
+            length = block_length(self.read_at(chunk, place, HEADER_SIZE), 0)
+            if length > end - place:
+                return None
+            return decode_block(self.read_at(chunk, place, length), 0, place)
+        except Damaged:
+            return None
+
+    def pass_over(self, chunk: Chunk, place: int, below: int = NO_SEQUENCE) -> tuple[int, int]:
+        """Pass whole blocks from `place` on, up to the first that is damaged or not below the
+        sequence number `below`.
+
+        Returns where it stopped and where the last block it passed begins (-1: it passed none).
+        Marks places on its way in the chunk's index.
+        """
+        end, last = self._end(chunk), -1
+        while place < end:
+            data = self.read_at(chunk, place, min(READ_BYTES, end - place))
+            passed, sequence, last_at = pass_blocks(data, 0, place, below)
+            if not passed:
+                try:  # perhaps a block longer than the window
+                    length = block_length(data, 0) if len(data) >= HEADER_SIZE else 0
+                except Damaged:
+                    break
+                if not len(data) < length <= end - place:
+                    break
+                data = self.read_at(chunk, place, length)
+                passed, sequence, last_at = pass_blocks(data, 0, place, below)
+                if not passed:
+                    break
+            last = place + last_at
+            chunk.mark(sequence, last)
+            place += passed
+        return place, last
+
+    def seek(self, chunk: Chunk, sequence: int) -> int:
+        """Where the first block not below `sequence` begins, or the chunk's end; passes over
+        damage.
+        """
+        end = self._end(chunk)
+        place, _ = self.pass_over(chunk, chunk.near(sequence), sequence)
+        while place < end and self.block_at(chunk, place) is None:
+            place, _ = self.pass_over(chunk, self.find_block(chunk, place + 1), sequence)
+        return place
+
+    def find_block(self, chunk: Chunk, place: int) -> int:
+        """Where the next whole block begins, or the chunk's end."""
+        end = self._end(chunk)
+        while place < end:
+            data = self.read_at(chunk, place, min(READ_BYTES, end - place))
+            at = data.find(MAGIC)
+            while at >= 0:
+                candidate = place + at - 8
+                if candidate >= place - 8 and self.block_at(chunk, candidate) is not None:
+                    return candidate
+                at = data.find(MAGIC, at + 1)
+            place += max(1, len(data) - len(MAGIC) + 1)
+        return end
+
+    def close_if(self, chunk: Chunk) -> None:
+        """Let go of the file if it is this chunk's."""
+        if self._open is not None and self._open[0] is chunk:
+            self.close()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None

@@ -1,0 +1,412 @@
+"""What became of the blocks of a send queue: entries, the books they add up to, and their file.
+
+A block is completed when it was delivered, dead-lettered or dropped. Each of these is an `Entry`;
+the `Books` are changed by entries only, live and at recovery alike, so a restart arrives at the
+same numbers; the `Journal` is the append-only file `fastqueue.log` that holds them.
+
+    accepted = delivered + dead-lettered + dropped{reason} + queued
+
+holds by construction, in records: `queued` is the difference. An entry may be applied twice without
+harm. The file is fixed-size entries, so damage to one costs that one entry; it begins with a
+snapshot of everything before it, so it can be cut short at any time by a new snapshot (`restart`).
+An entry is in the page cache before the completion counts (SIGKILL loses none), and synced before
+the chunk it speaks of is deleted. What a power failure takes from it is delivered once more, never
+lost.
+
+    offset size (little-endian)
+    0      4    CRC32C of bytes 4 to 31
+    4      1    kind, see `Kind`
+    5      1    reason: of a drop (`REASONS`), or which counter
+    6      2    0
+    8      8    sequence number
+    16     8    value
+    24     4    a
+    28     4    b
+
+    kind         sequence        value             a                   b
+    DELIVERED    block           records through   records delivered   records dead-lettered
+    DROPPED      first block     records through   records dropped     number of blocks
+    ATTEMPT      block                             attempts so far
+    REFUSED                                        records dropped before they got a sequence number
+    COUNTER                      value             (reason: the counter's number)
+    SPAN_START   first completed records before    (snapshot: a completed range begins)
+    SPAN_END     after the last  records through   (snapshot: ... and ends)
+    POSITION                     source position
+    ACCEPTED     next block      records accepted
+"""
+
+import enum
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import crc32c
+
+from penstock.errors import StorageFailed, StorageFull
+from penstock.log.fs import File, Fs
+
+ENTRY = struct.Struct("<BBHQQII")
+SIZE = ENTRY.size + 4  # 32
+REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
+STORAGE_ERRORS = (StorageFull, StorageFailed)
+OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
+# Numbers of the counters in a snapshot; a drop's is 16 + reason.
+_DELIVERED, _DEAD, _REFUSED, _DROPPED = 0, 1, 2, 16
+
+
+class Kind(enum.IntEnum):
+    DELIVERED = 1
+    DROPPED = 2
+    ATTEMPT = 3
+    REFUSED = 4
+    COUNTER = 5
+    SPAN_START = 6
+    SPAN_END = 7
+    POSITION = 8
+    ACCEPTED = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    kind: int
+    reason: int = 0
+    sequence: int = 0
+    value: int = 0
+    a: int = 0
+    b: int = 0
+
+    def encode(self) -> bytes:
+        fields = ENTRY.pack(self.kind, self.reason, 0, self.sequence, self.value, self.a, self.b)
+        return crc32c.crc32c(fields).to_bytes(4, "little") + fields
+
+
+def decode(data: bytes) -> Iterator[Entry | None]:
+    """Every entry in `data`; None for a damaged one. A torn last entry is left out."""
+    for at in range(0, len(data) - SIZE + 1, SIZE):
+        if int.from_bytes(data[at : at + 4], "little") != crc32c.crc32c(data[at + 4 : at + SIZE]):
+            yield None
+            continue
+        kind, reason, _, sequence, value, a, b = ENTRY.unpack_from(data, at + 4)
+        yield Entry(kind, reason, sequence, value, a, b)
+
+
+class Completed:
+    """The sequence numbers of completed blocks: disjoint ranges [start, end), in order.
+
+    Workers complete blocks out of order, and newest-first draining the far end first, so a single
+    "acknowledged up to" is not enough. Ranges that touch are one. Each has, beside its first and
+    last sequence number, how many records were accepted before its first and through its last
+    block: from two neighbours one can tell how many records lie between them, even when the blocks
+    themselves are gone.
+    """
+
+    __slots__ = ("_before", "_ends", "_starts", "_through", "total")
+
+    def __init__(self) -> None:
+        self.total = 0  # sequence numbers in all ranges
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._before: list[int] = []  # records accepted before the range's first block
+        self._through: list[int] = []  # records accepted through its last block
+
+    def add(self, start: int, end: int, before: int, through: int) -> bool:
+        """Put [start, end) in; False if it was there already. Ranges never overlap in part."""
+        starts, ends = self._starts, self._ends
+        at = bisect_right(starts, start) - 1
+        if at >= 0 and ends[at] >= end:
+            return False
+        self.total += end - start
+        joins_left = at >= 0 and ends[at] == start
+        joins_right = at + 1 < len(starts) and starts[at + 1] == end
+        if joins_left and joins_right:
+            ends[at] = ends.pop(at + 1)
+            self._through[at] = self._through.pop(at + 1)
+            del starts[at + 1], self._before[at + 1]
+        elif joins_left:
+            ends[at], self._through[at] = end, through
+        elif joins_right:
+            starts[at + 1], self._before[at + 1] = start, before
+        else:
+            starts.insert(at + 1, start)
+            ends.insert(at + 1, end)
+            self._before.insert(at + 1, before)
+            self._through.insert(at + 1, through)
+        return True
+
+    def __contains__(self, sequence: int) -> bool:
+        at = bisect_right(self._starts, sequence) - 1
+        return at >= 0 and sequence < self._ends[at]
+
+    def __len__(self) -> int:
+        """The number of ranges."""
+        return len(self._starts)
+
+    def covers(self, start: int, end: int) -> bool:
+        at = bisect_right(self._starts, start) - 1
+        return at >= 0 and end <= self._ends[at]
+
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
+        return zip(self._starts, self._ends, self._before, self._through, strict=True)
+
+    def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What of [start, end) is not completed."""
+        gaps = []
+        at = max(0, bisect_right(self._starts, start) - 1)
+        while start < end and at < len(self._starts):
+            if self._starts[at] >= end:
+                break
+            if self._starts[at] > start:
+                gaps.append((start, self._starts[at]))
+            start = max(start, self._ends[at])
+            at += 1
+        if start < end:
+            gaps.append((start, end))
+        return gaps
+
+    def edge_before(self, sequence: int) -> int | None:
+        """Records accepted through the block just in front of `sequence`, if a range ends there."""
+        at = bisect_right(self._starts, sequence - 1) - 1
+        return self._through[at] if at >= 0 and self._ends[at] == sequence else None
+
+    def edge_after(self, sequence: int) -> int | None:
+        """Records accepted before the block `sequence`, if a range begins there."""
+        at = bisect_right(self._starts, sequence) - 1
+        return self._before[at] if at >= 0 and self._starts[at] == sequence else None
+
+
+@dataclass(slots=True)
+class Books:
+    """What was accepted and what became of it, in records. No disk."""
+
+    completed: Completed = field(default_factory=Completed)
+    attempts: dict[int, int] = field(default_factory=dict)  # of blocks that are not completed
+    next_sequence: int = 1
+    numbered: int = 0  # records in blocks that got a sequence number
+    refused: int = 0  # records dropped before they got one (part of `dropped`)
+    delivered: int = 0
+    dead: int = 0
+    dropped: list[int] = field(default_factory=lambda: [0] * len(REASONS))
+    position: int = -1  # how far the source was read
+
+    @property
+    def accepted(self) -> int:
+        return self.numbered + self.refused
+
+    @property
+    def queued(self) -> int:
+        return self.accepted - self.delivered - self.dead - sum(self.dropped)
+
+    @property
+    def open_blocks(self) -> int:
+        """Blocks that are not completed."""
+        return self.next_sequence - 1 - self.completed.total
+
+    def first_open(self) -> int:
+        gaps = self.completed.gaps(1, self.next_sequence)
+        return gaps[0][0] if gaps else self.next_sequence
+
+    def apply(self, entry: Entry) -> bool:
+        """Book the entry; False when it changed nothing because it was booked before."""
+        kind = entry.kind
+        if kind == Kind.DELIVERED:
+            records = entry.a + entry.b
+            if not self._complete(entry.sequence, 1, entry.value, records):
+                return False
+            self.delivered += entry.a
+            self.dead += entry.b
+        elif kind == Kind.DROPPED:
+            if not self._complete(entry.sequence, entry.b, entry.value, entry.a):
+                return False
+            self.dropped[entry.reason] += entry.a
+        elif kind == Kind.ATTEMPT:
+            self.attempts[entry.sequence] = entry.a
+        elif kind == Kind.REFUSED:
+            self.refused += entry.a
+            self.dropped[entry.reason] += entry.a
+        elif kind == Kind.POSITION:
+            self.position = max(self.position, entry.value)
+        elif kind == Kind.ACCEPTED:
+            self.advance(entry.sequence, entry.value)
+        elif kind == Kind.COUNTER:
+            self._load_counter(entry.reason, entry.value)
+        return True
+
+    def advance(self, next_sequence: int, numbered: int) -> None:
+        self.next_sequence = max(self.next_sequence, next_sequence)
+        self.numbered = max(self.numbered, numbered)
+
+    def _complete(self, sequence: int, blocks: int, through: int, records: int) -> bool:
+        if not self.completed.add(sequence, sequence + blocks, through - records, through):
+            return False
+        self.advance(sequence + blocks, through)
+        if blocks < len(self.attempts):
+            for each in range(sequence, sequence + blocks):
+                self.attempts.pop(each, None)
+        else:
+            for each in [n for n in self.attempts if sequence <= n < sequence + blocks]:
+                del self.attempts[each]
+        return True
+
+    def _load_counter(self, number: int, value: int) -> None:
+        if number == _DELIVERED:
+            self.delivered = value
+        elif number == _DEAD:
+            self.dead = value
+        elif number == _REFUSED:
+            self.refused = value
+        elif _DROPPED <= number < _DROPPED + len(REASONS):
+            self.dropped[number - _DROPPED] = value
+
+    def shown(self) -> dict[str, Any]:
+        """For people."""
+        return {
+            "accepted": self.accepted,
+            "delivered": self.delivered,
+            "deadLettered": self.dead,
+            "dropped": {REASONS[number]: n for number, n in enumerate(self.dropped) if n},
+            "queued": self.queued,
+        }
+
+    def snapshot(self) -> list[Entry]:
+        """Entries that, applied to empty books by `replay`, give this one."""
+        entries = [
+            Entry(Kind.COUNTER, _DELIVERED, value=self.delivered),
+            Entry(Kind.COUNTER, _DEAD, value=self.dead),
+            Entry(Kind.COUNTER, _REFUSED, value=self.refused),
+        ]
+        entries += [
+            Entry(Kind.COUNTER, _DROPPED + reason, value=n)
+            for reason, n in enumerate(self.dropped)
+            if n
+        ]
+        for start, end, before, through in self.completed.spans():
+            entries.append(Entry(Kind.SPAN_START, sequence=start, value=before))
+            entries.append(Entry(Kind.SPAN_END, sequence=end, value=through))
+        entries += [
+            Entry(Kind.ATTEMPT, sequence=sequence, a=n) for sequence, n in self.attempts.items()
+        ]
+        if self.position >= 0:
+            entries.append(Entry(Kind.POSITION, value=self.position))
+        entries.append(Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered))
+        return entries
+
+    def replay(self, entries: Iterable[Entry | None]) -> int:
+        """Apply what a journal holds to books that are empty; how many entries were damaged."""
+        damaged = 0
+        span: Entry | None = None  # begun and not ended
+        for entry in entries:
+            if entry is None:
+                damaged += 1
+            elif entry.kind == Kind.SPAN_START:
+                span = entry
+            elif entry.kind == Kind.SPAN_END:
+                if span is not None:
+                    self.completed.add(span.sequence, entry.sequence, span.value, entry.value)
+                    self.advance(entry.sequence, entry.value)
+                span = None
+            else:
+                self.apply(entry)
+        for sequence in [each for each in self.attempts if each in self.completed]:
+            del self.attempts[sequence]
+        return damaged
+
+
+class Journal:
+    """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them.
+
+    A restart has two steps, so that no completion is ever only in memory: `prepare_restart` (slow,
+    in a pool) writes and syncs the snapshot beside the journal while entries go on into the old
+    file; `commit_restart` (fast, where entries are added) puts the entries since the snapshot
+    behind it and renames it into place.
+    """
+
+    def __init__(self, fs: Fs, path: Path) -> None:
+        self._fs = fs
+        self._path = path
+        self._next_path = path.with_name(path.name + ".next")
+        self._file: File | None = None
+        self._next: File | None = None
+        self._pending: list[bytes] = []
+        self._since: list[bytes] | None = None  # entries since the snapshot of a restart under way
+        self.dirty = False  # something is written but not synced
+        self.broken = False  # the file takes no more, or cannot be trusted: restart it
+
+    def load(self) -> list[Entry | None]:
+        if not self._fs.exists(self._path):
+            return []
+        entries = list(decode(self._fs.read(self._path)))
+        while entries and entries[-1] is None:  # a torn or never-written tail holds nothing
+            entries.pop()
+        return entries
+
+    @property
+    def size(self) -> int:
+        return (self._file.size if self._file else 0) + len(self._pending) * SIZE
+
+    def add(self, entry: Entry) -> None:
+        data = entry.encode()
+        self._pending.append(data)
+        if self._since is not None:
+            self._since.append(data)
+
+    def flush(self) -> None:
+        """Write what is pending; raises StorageFull or StorageFailed and keeps it."""
+        if not self._pending:
+            return
+        if self._file is None:
+            self._file = self._fs.open(self._path, create=True)
+            if self._file.size % SIZE:
+                self._file.truncate(self._file.size - self._file.size % SIZE)
+        try:
+            self._file.append(self._pending)
+        except StorageFailed:
+            self.broken = True
+            raise
+        self._pending = []
+        self.dirty = True
+
+    def sync(self) -> None:
+        """Make what was flushed durable."""
+        if self.dirty and self._file is not None:
+            self.dirty = False
+            try:
+                self._file.sync()
+            except STORAGE_ERRORS:
+                self.dirty = self.broken = True  # unsynced pages may be gone: only a restart helps
+                raise
+
+    def begin_restart(self) -> None:
+        """Call together with taking the snapshot: from here on entries are kept for its end."""
+        self._since = []
+
+    def prepare_restart(self, snapshot: list[Entry]) -> None:
+        self._fs.remove(self._next_path)
+        self._next = self._fs.open(self._next_path, create=True)
+        self._next.append([entry.encode() for entry in snapshot])
+        self._next.sync()
+
+    def commit_restart(self) -> None:
+        assert self._next is not None
+        assert self._since is not None
+        if self._since:
+            self._next.append(self._since)
+        self._fs.rename(self._next_path, self._path)
+        if self._file is not None:
+            self._file.close()
+        self._file, self._next = self._next, None
+        self._pending, self._since = [], None  # the snapshot and what followed it hold them all
+        self.dirty, self.broken = True, False
+
+    def abandon_restart(self) -> None:
+        self._since = None
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
