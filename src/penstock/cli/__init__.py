@@ -3,13 +3,15 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock import __version__
-from penstock.errors import Forbidden, Unauthorized
+from penstock.errors import Forbidden, PenstockError, Unauthorized
 from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
 app = typer.Typer(
@@ -27,6 +29,13 @@ Token = Annotated[
         "--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one."
     ),
 ]
+Url = Annotated[
+    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")
+]
+Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+LOCAL_URL = "http://127.0.0.1:6632"
+REFUSED, INTERRUPTED, READER_GONE = 1, 130, 141  # exit codes
 NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
 GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline")
 
@@ -42,6 +51,33 @@ def explain(error: Exception) -> str:
     if isinstance(error, Forbidden):
         return f"{error} (--token or PENSTOCK_TOKEN)"
     return str(error)
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Every way a command may end: an error in words and its exit code, never a traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except PenstockError as error:
+        typer.echo(f"penstock: {explain(error)}", err=True)
+        raise typer.Exit(REFUSED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # Python would complain again when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Go on only when a person says so, or has said `--yes`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        typer.echo(f"penstock: {question} Say --yes: there is nobody to ask.", err=True)
+        raise typer.Exit(2)
+    typer.confirm(question, abort=True)
 
 
 def _print_version(asked: bool) -> None:
@@ -77,9 +113,8 @@ def options(
     """Options of every command."""
     for name, value in ((CA_FILE, ca), (CLIENT_CERT, client_cert), (CLIENT_KEY, client_key)):
         if value is not None:
-            os.environ[name] = str(
-                value
-            )  # where everything that connects looks, in other processes too
+            # where everything that connects looks, in other processes too
+            os.environ[name] = str(value)
 
 
 def main() -> None:

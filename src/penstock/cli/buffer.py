@@ -12,11 +12,10 @@ import os
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
@@ -34,19 +33,17 @@ from rich.table import Table
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import Token, app, explain
+from penstock.cli import LOCAL_URL, Json, Token, Url, Yes, app, confirm, errors_explained
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Unavailable
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
-from penstock.net import HttpClient
-from penstock.protocol.status import error_from_http
+from penstock.net.broker_caller import BrokerCaller
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 
-T = TypeVar("T")
 commands = typer.Typer(
     help="Look at the disk buffer, replay it, clean it up.",
     no_args_is_help=True,
@@ -54,8 +51,7 @@ commands = typer.Typer(
 )
 app.add_typer(commands, name="buffer")
 
-LOCAL = "http://127.0.0.1:6632"
-Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="A running broker.")]
+POLL_SECONDS = 0.1
 Directory = Annotated[
     Path | None,
     typer.Option(
@@ -71,7 +67,6 @@ DatabaseUrl = Annotated[
         "--database-url", help="Work on the directory, without a broker, into this database."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 
 
 @dataclass(slots=True)
@@ -91,12 +86,13 @@ class Found:
 
 
 @commands.command()
-def status(url: Url = LOCAL, token: Token = "", json: Json = False) -> None:
+def status(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
     """Show what is buffered and how the replay goes.
 
     Example: `penstock buffer status --json | jq .pending`
     """
-    report = _run(_ask(url, token, "GET", "/api/v1/status/buffers"))
+    with errors_explained(), BrokerCaller(url, token=token) as caller:
+        report = caller.call("GET", "/api/v1/status/buffers")
     if json:
         sys.stdout.buffer.write(report + b"\n")
         return
@@ -202,7 +198,10 @@ def inspect(
 
 @commands.command()
 def replay(
-    url: Url = LOCAL, token: Token = "", directory: Directory = None, database_url: DatabaseUrl = ""
+    url: Url = LOCAL_URL,
+    token: Token = "",
+    directory: Directory = None,
+    database_url: DatabaseUrl = "",
 ) -> None:
     """Put what is buffered into the database now, and show how far it is.
 
@@ -211,32 +210,37 @@ def replay(
     Without one: `penstock buffer replay --dir /backup/buffers --database-url
     postgresql://me@db/app`
     """
-    left = _run(
-        _replay_here(_directory(directory), database_url)
-        if database_url
-        else _replay_there(url, token)
-    )
-    if left:
-        typer.echo(f"penstock: {left:,} events are left", err=True)
+    with errors_explained():
+        remaining = (
+            asyncio.run(_replay_here(_directory(directory), database_url))
+            if database_url
+            else _replay_there(url, token)
+        )
+    if remaining:
+        typer.echo(f"penstock: {remaining:,} events are left", err=True)
         raise typer.Exit(1)
 
 
 @commands.command("retry-failed")
 def retry_failed(
-    url: Url = LOCAL, token: Token = "", directory: Directory = None, database_url: DatabaseUrl = ""
+    url: Url = LOCAL_URL,
+    token: Token = "",
+    directory: Directory = None,
+    database_url: DatabaseUrl = "",
 ) -> None:
     """Try the events that the database refused once more.
 
     Example: `penstock buffer retry-failed`
     """
-    if database_url:
-        left = _run(_replay_here(_directory(directory), database_url, failed=True))
-    else:
-        left = msgspec.json.decode(_run(_ask(url, token, "POST", "/api/v1/buffers/retry-failed")))[
-            "failed"
-        ]
-    typer.echo(f"{left:,} events are left in failed/", err=True)
-    raise typer.Exit(1 if left else 0)
+    with errors_explained():
+        if database_url:
+            retry = _replay_here(_directory(directory), database_url, failed=True)
+            remaining = asyncio.run(retry)
+        else:
+            with BrokerCaller(url, token=token) as caller:
+                remaining = caller.json("POST", "/api/v1/buffers/retry-failed")["failed"]
+    typer.echo(f"{remaining:,} events are left in failed/", err=True)
+    raise typer.Exit(1 if remaining else 0)
 
 
 @commands.command()
@@ -249,7 +253,7 @@ def purge(
         bool, typer.Option("--quarantine", help="All files in quarantine/.")
     ] = False,
     directory: Directory = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete buffer files and the events in them for good. Files of a living broker are refused.
 
@@ -274,13 +278,7 @@ def purge(
         typer.echo(f"penstock: a running broker owns {', '.join(owned)}; stop it first", err=True)
         raise typer.Exit(1)
     events = sum(count_events(DISK, path) for path in paths)
-    if not yes:
-        if not sys.stdin.isatty():
-            typer.echo(
-                "penstock: refusing to delete without --yes when there is nobody to ask", err=True
-            )
-            raise typer.Exit(2)
-        typer.confirm(f"Delete {len(paths):,} files with {events:,} events?", abort=True)
+    confirm(f"Delete {len(paths):,} files with {events:,} events?", yes)
     for path in paths:
         DISK.remove(path)
         DISK.remove(path.with_name(path.name + ".error"))
@@ -324,34 +322,6 @@ def _path_of(name: str, directory: Path) -> Path:
     raise typer.Exit(1)
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return asyncio.run(work)
-    except PenstockError as error:
-        typer.echo(f"penstock: {explain(error)}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-async def _ask(url: str, token: str, method: str, path: str) -> bytes:
-    client = HttpClient(
-        url,
-        headers=[("Authorization", f"Bearer {token}")] if token else (),
-        pool_size=1,
-        connect_timeout=2.0,
-    )
-    try:
-        answer = await client.request(method, path, timeout=30.0)
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(f"no broker answers at {url}: {error}") from error
-    finally:
-        await client.close()
-    if answer.status >= 400:
-        raise error_from_http(answer.status, answer.body)
-    return bytes(answer.body)
-
-
 def _bar() -> Progress:
     columns = (
         TextColumn("{task.description}"),
@@ -363,22 +333,22 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-async def _replay_there(url: str, token: str) -> int:
+def _replay_there(url: str, token: str) -> int:
     """Ask the broker and watch."""
+    with BrokerCaller(url, token=token) as caller, _bar() as bar:
 
-    async def look(method: str, path: str) -> BufferStatus:
-        return msgspec.json.decode(await _ask(url, token, method, path), type=BufferStatus)
+        def status(method: str, path: str) -> BufferStatus:
+            return msgspec.json.decode(caller.call(method, path), type=BufferStatus)
 
-    report = await look("POST", "/api/v1/buffers/replay")
-    with _bar() as bar:
+        report = status("POST", "/api/v1/buffers/replay")
         task = bar.add_task("replay", total=report.pending)
         while report.pending and report.db_healthy and not report.maintenance_mode:
-            await asyncio.sleep(0.1)
-            report = await look("GET", "/api/v1/status/buffers")
+            time.sleep(POLL_SECONDS)
+            report = status("GET", "/api/v1/status/buffers")
             total = max(bar.tasks[0].total or 0, report.pending)
             bar.update(task, total=total, completed=total - report.pending)
     if not report.db_healthy:
-        raise Unavailable("the broker's database is down; replay goes on by itself when it is back")
+        raise Unavailable("the broker's database is down; replay resumes by itself when it is back")
     if report.maintenance_mode:
         raise Unavailable(
             "maintenance mode is on: the buffer keeps everything until it is switched off"

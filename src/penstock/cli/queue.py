@@ -7,7 +7,6 @@ tables. Exit code 1 means the broker refused or could not be reached, 2 wrong us
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, Any, TypeVar
@@ -17,10 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli import Token, app, explain
+from penstock.cli import LOCAL_URL, Token, Yes, app, confirm, errors_explained
 from penstock.client import Address, Client, Message
 from penstock.client.messages import AckRefused
-from penstock.errors import PenstockError
 
 T = TypeVar("T")
 
@@ -37,12 +35,10 @@ Url = Annotated[
         "--url",
         envvar="PENSTOCK_URL",
         help="Broker address; several with commas.",
-        show_default="http://127.0.0.1:6632",
+        show_default=LOCAL_URL,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-LOCAL = "http://127.0.0.1:6632"
 
 
 # -- messages
@@ -69,7 +65,7 @@ def push(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")
     ] = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Store messages; prints one JSON line per message with what became of it.
@@ -121,7 +117,7 @@ def pop(
     ] = False,
     ack: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed.")] = False,
     data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Take messages and print them, one JSON line each.
@@ -158,7 +154,7 @@ def ack_command(
         str, typer.Option("--status", "-s", help="completed, failed, retry or dlq.")
     ] = "completed",
     error: Annotated[str | None, typer.Option("--error", "-e", help="What went wrong.")] = None,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Answer messages read from standard input, as `penstock queue pop` printed them.
@@ -190,7 +186,7 @@ def ack_command(
 
 
 @commands.command("list")
-def list_command(as_json: Json = False, url: Url = LOCAL, token: Token = "") -> None:
+def list_command(as_json: Json = False, url: Url = LOCAL_URL, token: Token = "") -> None:
     """List the queues with their counts.
 
     Example: `penstock queue list --json | jq -r '.[] | select(.messages.pending > 1000) | .name'`
@@ -216,7 +212,7 @@ def list_command(as_json: Json = False, url: Url = LOCAL, token: Token = "") -> 
 def describe(
     queue: Annotated[str, typer.Argument(help="Queue.")],
     as_json: Json = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Show a queue's options, counts and partitions.
@@ -257,7 +253,7 @@ def configure(
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
     task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Create a queue or replace its options; options not named go back to their defaults.
@@ -289,14 +285,14 @@ def delete(
     keep: Annotated[
         bool, typer.Option("--keep", help="Delete the messages, keep the queue.")
     ] = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Delete a queue with its messages, groups and dead letters.
 
     Example: `penstock queue delete scratch --yes`
     """
-    _confirm(f"Delete {'the messages of ' if keep else ''}queue {queue} for good?", yes)
+    confirm(f"Delete {'the messages of ' if keep else ''}queue {queue} for good?", yes)
     if keep:
         _line(_run(url, token, lambda client: client.clear(queue)))
     elif not _run(url, token, lambda client: client.delete_queue(queue)):
@@ -313,7 +309,7 @@ def groups(
         str | None, typer.Argument(help="One group, with its partitions; default: all groups.")
     ] = None,
     as_json: Json = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Show consumer groups and how far behind they are.
@@ -373,7 +369,7 @@ def seek(
         bool, typer.Option("--dry-run", help="Only show what would be delivered again.")
     ] = False,
     yes: Yes = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Move a group to another place in its queue.
@@ -392,7 +388,7 @@ def seek(
         _line(preview)
         return
     again, skipped = preview.get("redelivered", 0), preview.get("skipped", 0)
-    _confirm(
+    confirm(
         f"{again:,} messages of {where.queue} would be delivered again to {where.group}, {skipped:,} skipped. Go?",
         yes,
     )
@@ -416,7 +412,7 @@ def dlq_list(
     limit: Annotated[int, typer.Option(min=1, help="Most to show.")] = 100,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
     as_json: Json = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """List dead letters, the newest first.
@@ -458,14 +454,14 @@ def dlq_requeue(
     partition: Partition = None,
     id: Id = None,
     yes: Yes = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Deliver dead letters again to the groups they failed in.
 
     Example: `penstock queue dlq requeue orders --group billing`
     """
-    _confirm(f"Deliver {_matching(url, token, queue, group, partition, id)} again?", yes)
+    confirm(f"Deliver {_matching(url, token, queue, group, partition, id)} again?", yes)
     _line(
         _run(
             url,
@@ -482,14 +478,14 @@ def dlq_purge(
     partition: Partition = None,
     id: Id = None,
     yes: Yes = False,
-    url: Url = LOCAL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Delete dead letters for good.
 
     Example: `penstock queue dlq purge orders --group billing --yes`
     """
-    _confirm(f"Delete {_matching(url, token, queue, group, partition, id)} for good?", yes)
+    confirm(f"Delete {_matching(url, token, queue, group, partition, id)} for good?", yes)
     _line(
         _run(
             url,
@@ -528,18 +524,8 @@ def _run(url: str, token: str, work: Callable[[Client], Awaitable[T]]) -> T:
         async with Client(url, token=token, patience=5.0) as client:
             return await work(client)
 
-    try:
+    with errors_explained():
         return asyncio.run(with_client())
-    except PenstockError as error:
-        typer.echo(f"penstock: {explain(error)}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (
-        BrokenPipeError
-    ):  # whoever read our output has gone; do not complain when Python flushes it again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def _input() -> Iterator[str]:
@@ -597,14 +583,6 @@ def _cell(value: Any) -> str:
         if isinstance(value, int) and sys.stdout.isatty()
         else str(value)
     )
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        _usage(f"{question} Say --yes: there is nobody to ask.")
-    typer.confirm(question, abort=True)
 
 
 def _usage(text: str) -> None:

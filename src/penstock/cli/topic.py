@@ -5,10 +5,7 @@ What a person should see (errors, progress) goes to standard error. Exit codes: 
 damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
 """
 
-import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,14 +27,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from penstock.cli import Token, app, explain
+from penstock.cli import LOCAL_URL, Json, Token, Url, Yes, app, confirm, errors_explained
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.client.sync import SyncProducer
-from penstock.errors import PenstockError, Unavailable
-from penstock.net.tls import open_url
+from penstock.net.broker_caller import BrokerCaller
 from penstock.protocol.records import message
-from penstock.protocol.status import error_from_http
 
 commands = typer.Typer(
     help="Create, read, write and check topics.",
@@ -46,7 +41,6 @@ commands = typer.Typer(
 )
 app.add_typer(commands, name="topic")
 
-INTERRUPTED, READER_GONE = 130, 141
 CHUNK = 1 << 20
 LEASE = 10_000  # records a group member takes at once
 
@@ -56,12 +50,8 @@ Broker = Annotated[
         "--broker", "-b", envvar="PENSTOCK_BROKER", help="host:port, or several with commas."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
 Name = Annotated[str, typer.Argument(metavar="TOPIC")]
-Url = Annotated[
-    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")
-]
-DEFAULT_BROKER, DEFAULT_URL = "127.0.0.1:12345", "http://127.0.0.1:6632"
+DEFAULT_BROKER = "127.0.0.1:12345"
 
 
 class Policy(StrEnum):
@@ -72,19 +62,8 @@ class Policy(StrEnum):
 @contextmanager
 def _session(broker: str, token: str) -> Iterator[SyncTopicClient]:
     """A client, and every way a command may end."""
-    try:
-        with SyncTopicClient(broker, timeout=10.0, token=token) as client:
-            yield client
-            sys.stdout.flush()
-    except PenstockError as error:
-        typer.echo(f"penstock: {explain(error)}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
-        # Python would complain again when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(READER_GONE) from None
+    with errors_explained(), SyncTopicClient(broker, timeout=10.0, token=token) as client:
+        yield client
 
 
 def _print_json(value: Any) -> None:
@@ -162,7 +141,7 @@ def policy(
         Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")
     ] = None,
     broker: Broker = DEFAULT_BROKER,
-    url: Url = DEFAULT_URL,
+    url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact`
@@ -172,30 +151,10 @@ def policy(
     """
     with _session(broker, token) as client:
         if wanted is not None:
-            ask_http(
-                url,
-                token,
-                "PUT",
-                f"/topics/{quote(topic, safe='')}/policy",
-                {"policy": wanted.value},
-            )
+            with BrokerCaller(url, token=token) as caller:
+                path = f"/topics/{quote(topic, safe='')}/policy"
+                caller.json("PUT", path, {"policy": wanted.value})
         sys.stdout.write(f"{client.info(topic).policy}\n")
-
-
-def ask_http(url: str, token: str, method: str, path: str, body: Any = None) -> bytes:
-    """What TCP has no command for."""
-    headers = {"Content-Type": "application/json"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    data = None if body is None else msgspec.json.encode(body)
-    request = urllib.request.Request(f"{url.rstrip('/')}{path}", data, headers, method=method)
-    try:
-        with open_url(request, timeout=10) as answer:
-            return bytes(answer.read())
-    except urllib.error.HTTPError as error:
-        raise error_from_http(error.code, error.read()) from None
-    except OSError as error:
-        raise Unavailable(f"the broker at {url} does not answer: {error}") from None
 
 
 @commands.command()
@@ -203,7 +162,7 @@ def delete(
     topic: Name,
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a topic and its records for good.
 
@@ -211,14 +170,7 @@ def delete(
     """
     with _session(broker, token) as client:
         if not yes:
-            info = client.info(topic)
-            if not sys.stdin.isatty():
-                typer.echo(
-                    "penstock: refusing to delete without --yes when there is nobody to ask",
-                    err=True,
-                )
-                raise typer.Exit(2)
-            typer.confirm(f"Delete {topic!r} with {info.records:,} records?", abort=True)
+            confirm(f"Delete {topic!r} with {client.info(topic).records:,} records?", yes)
         client.delete(topic)
 
 

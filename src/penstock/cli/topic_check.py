@@ -9,20 +9,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import Token, explain
+from penstock.cli import LOCAL_URL, Json, Token, Url, errors_explained
 from penstock.cli.topic import (
     DEFAULT_BROKER,
-    DEFAULT_URL,
     Broker,
-    Json,
-    Url,
     _print_json,
     _progress,
     _session,
-    ask_http,
     commands,
 )
-from penstock.errors import PenstockError
+from penstock.net.broker_caller import BrokerCaller
 
 
 @commands.command()
@@ -97,7 +93,7 @@ def verify(
 
 @commands.command()
 def scrub(
-    url: Url = DEFAULT_URL,
+    url: Url = LOCAL_URL,
     token: Token = "",
     now: Annotated[
         bool, typer.Option("--now", help="Begin a pass at once instead of at its time.")
@@ -109,19 +105,16 @@ def scrub(
 
     Example: `penstock topic scrub --now`
     """
-    try:
-        told = ask_http(url, token, "POST" if now else "GET", "/api/v1/scrub")
-    except PenstockError as error:
-        typer.echo(f"penstock: {explain(error)}", err=True)
-        raise typer.Exit(1) from None
-    found = msgspec.json.decode(told)
+    with errors_explained(), BrokerCaller(url, token=token) as caller:
+        answer = caller.call("POST" if now else "GET", "/api/v1/scrub")
+    report = msgspec.json.decode(answer)
     if json:
-        sys.stdout.buffer.write(told + b"\n")
+        sys.stdout.buffer.write(answer + b"\n")
     else:
-        current, last, due = found["current"], found["last"], found["next"]
+        current, last, due = report["current"], report["last"], report["next"]
         if current:
             sys.stdout.write(
-                f"running since {_when(current['started'])}: {_passed(current)}, now at {found['topic']}\n"
+                f"running since {_when(current['started'])}: {_passed(current)}, now at {report['topic']}\n"
             )
         if last:
             sys.stdout.write(f"last pass ended {_when(last['finished'])}: {_passed(last)}\n")
@@ -131,7 +124,7 @@ def scrub(
             )
         elif not current:
             sys.stdout.write("no pass is planned (topics.scrub_interval is 0)\n")
-    if any(one and one["findings"] for one in (found["current"], found["last"])):
+    if any(one and one["findings"] for one in (report["current"], report["last"])):
         raise typer.Exit(1)
 
 
