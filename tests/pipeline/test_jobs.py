@@ -196,7 +196,7 @@ def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
 
         def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
             assert repeatable
-            if b"2" in items:
+            if b"2\n" in items:
                 raise Unavailable("the broker is away")
             self.pushed.append(items)
             return Pushed(queued=len(items))
@@ -209,10 +209,10 @@ def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
     rows: list[dict[str, Any]] = []
     with pytest.raises(Unavailable, match="the broker is away"):
         for number in b"01234":
-            rows += lane.add(b"%c" % number, 1)
+            rows += lane.add(b"%c\n" % number, 1)
         rows += lane.finish()
     lane.close()
-    assert Link.pushed == [[b"0"], [b"1"]]
+    assert Link.pushed == [[b"0\n"], [b"1\n"]]
     assert [row["queued"] for row in rows] == [1, 1]
 
 

@@ -15,7 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import Raw
+from msgspec.structs import replace
 
+from penstock.protocol.buffer_lines import Event, encode
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
@@ -945,15 +948,14 @@ def test_an_absurdly_long_time_to_wait_is_just_long(api, queue):
     assert ("`batch`" in error, len(error) < 300) == (True, True)
 
 
-def test_recovered_messages_keep_who_pushed_them(api, queue) -> None:
-    item = {"queue": queue, "payload": 1, "transactionId": "t", "producerSub": "alice"}
-    (answer,) = api.ask("POST", "push/recovered", {"items": [item]}, 201)
+def test_lines_of_a_buffer_file_keep_who_pushed_them(api, queue) -> None:
+    line = Event(queue=queue, payload=Raw(b"1"), transaction_id="t", producer="alice")
+    (answer,) = api.ask("POST", "buffers/events", encode(line), 201)
     assert answer["status"] == "queued"
     (message,) = api.ask("GET", f"pop/queue/{queue}")["messages"]
     assert (message["producerSub"], message["data"]) == ("alice", 1)
-    sealed = {**item, "transactionId": "u", "sealed": "no-such-key", "payload": "not base64"}
-    assert "base64" in api.ask("POST", "push/recovered", {"items": [sealed]}, 400)["error"]
-    assert (
-        "key 'no-such-key'"
-        in api.ask("POST", "push/recovered", {"items": [{**sealed, "payload": ""}]}, 503)["error"]
-    )
+    sealed = replace(line, transaction_id="u", sealed="no-such-key", payload=Raw(b'"not base64"'))
+    assert "no event" in api.ask("POST", "buffers/events", encode(sealed), 400)["error"]
+    sealed = replace(sealed, payload=Raw(b'""'))
+    error = api.ask("POST", "buffers/events", encode(sealed), 503)["error"]
+    assert "key 'no-such-key'" in error

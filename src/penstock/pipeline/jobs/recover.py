@@ -8,9 +8,10 @@ event once per transaction id, the first of several, so nothing is looked up or 
 a recovery may be killed and run again. Files are left where they are: remove them when the report
 says that nothing was rejected.
 
-What Spark deals out and sorts is not events but pieces: the events of one partition in one block of
-one file, as the JSON they will be pushed as. So Spark's cost is per piece, and a request is mostly
-of one partition. Each task pushes on several connections, a partition on one of them, so that
+What Spark deals out and sorts is not events but pieces: the lines of one partition in one block of
+one file. The broker gets them as they are in the file, so what they say of the producer, a sealed
+payload and the checksum reach it unchanged. Spark's cost is per piece, and a request is mostly of
+one partition. Each task pushes on several connections, a partition on one of them, so that
 PostgreSQL works while a request is put together or answered.
 """
 
@@ -27,7 +28,7 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
 from penstock.pipeline.session import activate
-from penstock.pipeline.sinks.queue import PUSH_BYTES, PushLink
+from penstock.pipeline.sinks.queue import BUFFER_LINES, PUSH_BYTES, PushLink
 from penstock.protocol.buffer_lines import Event, decode
 
 PIECES = pa.schema(
@@ -37,7 +38,7 @@ PIECES = pa.schema(
         ("file", pa.int64()),
         ("number", pa.int64()),  # of the piece within its file
         ("events", pa.int64()),
-        ("items", pa.binary()),  # as they are pushed, with commas between
+        ("lines", pa.binary()),
         (
             "unreadable",
             pa.int64(),
@@ -60,20 +61,8 @@ BLOCK_BYTES = 8 << 20  # of a file, parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
 LANES = 2  # connections of a task
-# takes who pushed at first, where `push` takes the token's word, and sealed payloads
-PUSH = "/api/v1/push/recovered"
-_RAW = msgspec.json.Decoder(list[msgspec.Raw])
+Line = tuple[bytes, Event | None]
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
-
-
-class _Item(msgspec.Struct, omit_defaults=True):
-    queue: str
-    partition: str
-    transactionId: str  # noqa: N815
-    payload: msgspec.Raw
-    traceId: str | None = None  # noqa: N815
-    producerSub: str | None = None  # noqa: N815
-    sealed: str | None = None
 
 
 @dataclass
@@ -144,9 +133,9 @@ def recover(
     return report
 
 
-def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Event | None]]]:
-    """The files' events, some at a time: the file's number, whether it begins here, the events
-    (None: no event).
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Line]]]:
+    """The files' lines, some at a time: the file's number, whether it begins here, and each line
+    with its event (None: it is no event).
     """
     for batch in batches:
         for path, file in zip(
@@ -155,52 +144,43 @@ def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list
             first = True
             with Path(path).open("rb") as lines:
                 while some := lines.readlines(BLOCK_BYTES):
-                    events: list[Event | None] = []
-                    for line in some:
-                        try:
-                            events.append(decode(line))
-                        except msgspec.DecodeError:
-                            if line != b"\n":
-                                events.append(None)
-                    yield file, first, events
+                    yield file, first, [(line, _event(line)) for line in some if line != b"\n"]
                     first = False
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return decode(line)
+    except msgspec.DecodeError:
+        return None
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Files to pieces."""
-    encode = msgspec.json.Encoder().encode
     number = 0
-    for file, first, events in _blocks(batches):
+    for file, first, lines in _blocks(batches):
         number = 0 if first else number
-        places: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
-        for event in events:
+        partitions: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
+        for line, event in lines:
             if event is not None:
-                item = _Item(
-                    event.queue,
-                    event.partition,
-                    event.transaction_id,
-                    event.payload,
-                    event.trace_id or None,
-                    event.producer,
-                    event.sealed,
-                )
-                places[event.queue, event.partition].append(encode(item))
+                whole = line if line.endswith(b"\n") else line + b"\n"
+                partitions[event.queue, event.partition].append(whole)
         rows: list[tuple[str, str, int, int, int, bytes, int]] = [
-            ("", "", file, number, 0, b"", len(events) - sum(map(len, places.values())))
+            ("", "", file, number, 0, b"", sum(event is None for _, event in lines))
         ]
-        for (queue, partition), items in places.items():
-            for begin in range(0, len(items), PIECE_EVENTS):
+        for (queue, partition), whole_lines in partitions.items():
+            for begin in range(0, len(whole_lines), PIECE_EVENTS):
                 number += 1
-                some = items[begin : begin + PIECE_EVENTS]
-                rows.append((queue, partition, file, number, len(some), b",".join(some), 0))
+                some = whole_lines[begin : begin + PIECE_EVENTS]
+                rows.append((queue, partition, file, number, len(some), b"".join(some), 0))
         yield _batch(rows, PIECES)
 
 
 def _identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Files to what tells their events apart, for a dry run; nulls for a line that is no event."""
-    for _, _, events in _blocks(batches):
+    for _, _, lines in _blocks(batches):
         rows = [
-            (e.queue, e.partition, e.transaction_id) if e else (None, None, None) for e in events
+            (e.queue, e.partition, e.transaction_id) if e else (None, None, None) for _, e in lines
         ]
         yield _batch(rows, IDENTITIES)
 
@@ -237,14 +217,14 @@ class _Lane:
         while len(self._pushes) > 1:  # one being pushed, one ready
             yield from self._pushes.popleft().result()
         if self._events:
-            self._pushes.append(self._thread.submit(self._pushed, b",".join(self._pieces)))
+            self._pushes.append(self._thread.submit(self._pushed, b"".join(self._pieces)))
             self._pieces, self._events, self._bytes = [], 0, 0
 
     def _pushed(self, joined: bytes) -> list[dict[str, Any]]:
         if self._failed:
             raise Unavailable("a push before this one failed")
         self._failed = True
-        done = _pushed(self._link, [bytes(item) for item in _RAW.decode(b"[" + joined + b"]")])
+        done = _pushed(self._link, [line + b"\n" for line in joined.split(b"\n")[:-1]])
         self._failed = False
         return done
 
@@ -269,13 +249,13 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
     ca = ca_text(None)
 
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        lanes = [_Lane(PushLink(url, token, patience, ca, PUSH)) for _ in range(LANES)]
+        lanes = [_Lane(PushLink(url, token, patience, ca, BUFFER_LINES)) for _ in range(LANES)]
         lane, place = lanes[0], None
         try:
             for batch in batches:
                 found: list[dict[str, Any]] = []
                 columns = [batch.column(i).to_pylist() for i in (0, 1, 4, 5, 6)]
-                for queue, partition, events, items, unreadable in zip(*columns, strict=True):
+                for queue, partition, events, lines, unreadable in zip(*columns, strict=True):
                     if unreadable:
                         found.append({"unreadable": unreadable})
                     if not events:
@@ -286,7 +266,7 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
                     ):  # pieces of one partition follow each other, on one lane
                         place = (queue, partition)
                         lane = min(lanes, key=lambda lane: lane.waiting)
-                    found += lane.add(items, events)
+                    found += lane.add(lines, events)
                 yield _counts(found)
             yield _counts([row for lane in lanes for row in lane.finish()])
         finally:
@@ -296,17 +276,17 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
     return push
 
 
-def _pushed(link: PushLink, items: list[bytes]) -> list[dict[str, Any]]:
+def _pushed(link: PushLink, lines: list[bytes]) -> list[dict[str, Any]]:
     """Push them; when the broker refuses the batch for its content, push them one by one so that
     one fails alone.
     """
     try:
-        done = link.push(items, repeatable=True)
+        done = link.push(lines, repeatable=True)
         return [{"queued": done.queued, "duplicate": done.duplicate, "buffered": done.buffered}]
     except InvalidRequest as refused:
-        if len(items) == 1:
-            return [{"error": f"{refused}: {items[0][:500]!r}"}]
-        return [row for item in items for row in _pushed(link, [item])]
+        if len(lines) == 1:
+            return [{"error": f"{refused}: {lines[0][:500]!r}"}]
+        return [row for line in lines for row in _pushed(link, [line])]
 
 
 def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import http.client
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -43,7 +43,6 @@ from penstock.pipeline.sinks.identity import (
 )
 from penstock.protocol.claims import Claim, Claimed, Commit
 
-PUSH = "/api/v1/push"
 PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
@@ -66,6 +65,19 @@ _ANSWERS = msgspec.json.Decoder(list[_Answer])
 _FULL = msgspec.json.Decoder(_Full)
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """Where encoded messages are posted to, and how several of them make one body."""
+
+    path: str
+    join: Callable[[list[bytes]], bytes]
+
+
+ITEMS = Endpoint("/api/v1/push", lambda items: b'{"items":[' + b",".join(items) + b"]}")
+# administrators only: keeps the producer that a line names, and opens a sealed payload
+BUFFER_LINES = Endpoint("/api/v1/buffers/events", b"".join)
+
+
 @dataclass
 class Pushed(Written):
     queued: int = 0
@@ -79,7 +91,12 @@ class PushLink:
     """
 
     def __init__(
-        self, url: str, token: str | None, patience: float, ca: str | None = None, path: str = PUSH
+        self,
+        url: str,
+        token: str | None,
+        patience: float,
+        ca: str | None = None,
+        endpoint: Endpoint = ITEMS,
     ) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -93,7 +110,8 @@ class PushLink:
             if parts.scheme == "https"
             else http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=60)
         )
-        self._base, self._target = parts.path.rstrip("/"), parts.path.rstrip("/") + path
+        self._base = parts.path.rstrip("/")
+        self._endpoint = endpoint
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -112,7 +130,7 @@ class PushLink:
         backoff = Backoff()
         while items:
             try:
-                status, body = self._post(b'{"items":[' + b",".join(items) + b"]}")
+                status, body = self._post(self._endpoint.path, self._endpoint.join(items))
                 reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
@@ -151,7 +169,7 @@ class PushLink:
         backoff = Backoff()
         while True:
             try:
-                status, body = self._post(msgspec.json.encode(question), self._base + path)
+                status, body = self._post(path, msgspec.json.encode(question))
                 reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
@@ -169,8 +187,8 @@ class PushLink:
                 )
             time.sleep(delay)
 
-    def _post(self, body: bytes, target: str | None = None) -> tuple[int, bytes]:
-        self._connection.request("POST", target or self._target, body, self._headers)
+    def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        self._connection.request("POST", self._base + path, body, self._headers)
         answer = self._connection.getresponse()
         return answer.status, answer.read()
 

@@ -6,7 +6,6 @@ stand in front of the database.
 """
 
 import asyncio
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -79,17 +78,6 @@ class PushBody(msgspec.Struct, rename="camel"):
     buffer_max: int | None = None
 
 
-class RecoveredItem(PushItem, rename="camel", gc=False):
-    """As an event of a buffer file says."""
-
-    producer_sub: str | None = None
-    sealed: str | None = None  # the id of the key; the payload is base64 then
-
-
-class RecoveredBody(msgspec.Struct):
-    items: list[RecoveredItem]
-
-
 class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     batch: int | None = None
     wait: bool = False
@@ -133,15 +121,6 @@ _ITEM_TEXTS = {
     "traceId": "TraceId must be a string",
 }
 read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
-read_recovered = decoder(
-    RecoveredBody,
-    {
-        "items": "items array is required",
-        **_ITEM_TEXTS,
-        "producerSub": "ProducerSub must be a string",
-        "sealed": "Sealed must be a string",
-    },
-)
 read_ack = decoder(
     AckBody,
     {
@@ -285,10 +264,6 @@ def routes(
             return push_later(pushes, body, request.subject)
         return submit(items_of(body.items, request.subject), push_answer)
 
-    def push_recovered(request: Request) -> Awaitable[Response]:
-        body = read_recovered(request.body)
-        return submit(queues.opened(recovered_items(body.items)), push_answer)
-
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
@@ -376,18 +351,6 @@ def routes(
             tag="queues",
         ),
         Route(
-            "POST",
-            "/api/v1/push/recovered",
-            push_recovered,
-            body=RecoveredBody,
-            decode=False,
-            answer=list[PushAnswer],
-            status=201,
-            summary="Store messages that were pushed to a broker before, with the `producerSub` they had there",
-            tag="queues",
-            role=Role.ADMIN,
-        ),
-        Route(
             "GET", "/api/v1/pop", pop, summary="Take messages of a namespace or task", **about_pop
         ),
         Route(
@@ -463,18 +426,6 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
         )
         for item in items
     ]
-
-
-def recovered_items(events: Sequence[RecoveredItem]) -> list[Item]:
-    items = items_of(events)
-    for item, event in zip(items, events, strict=True):
-        item.producer, item.key_id = event.producer_sub, event.sealed
-        if event.sealed is not None:
-            try:
-                item.payload = b64decode(msgspec.json.decode(item.payload, type=str), validate=True)
-            except ValueError as error:  # binascii.Error and ValidationError are
-                raise InvalidRequest(f"a sealed payload is no base64: {error}") from None
-    return items
 
 
 async def push_many(
