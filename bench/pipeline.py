@@ -28,11 +28,11 @@ from penstock.config.schema import Topics as TopicSettings
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.topic_files import MAX_ROWS, Slice, TopicFiles
 from penstock.metrics import Metrics
-from penstock.pipeline.columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
 from penstock.pipeline.jobs.recover import recover
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import build
 from penstock.pipeline.sinks.queue import PushLink
+from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
 from penstock.pipeline.sources.topic import RECORDS_PER_TASK, Task, TopicOptions
 from penstock.queues.types import Item
 from penstock.topics.store import TopicStore

@@ -3,6 +3,6 @@ and takes their `DefaultSource`. So every session of every thread has it, new on
 needs to be registered.
 """
 
-from penstock.pipeline.sources.register import PenstockSource as DefaultSource
+from penstock.pipeline.sources.data_source import PenstockSource as DefaultSource
 
 __all__ = ["DefaultSource"]

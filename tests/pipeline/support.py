@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.columns import TOPIC_COLUMNS
 from penstock.pipeline.options import Options
+from penstock.pipeline.source_columns import TOPIC_COLUMNS
 from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
 
 

@@ -15,11 +15,11 @@ from penstock.cli import topic as topic_commands
 from penstock.errors import Conflict, InvalidRequest
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import compact as compact_job
-from penstock.pipeline.jobs import inplace
+from penstock.pipeline.jobs import compact_in_place
+from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.jobs.compact import compact, read_compacted
-from penstock.pipeline.jobs.inplace import BUCKET, Kept, _groups
-from penstock.pipeline.jobs.lake import Lake
-from penstock.pipeline.jobs.latest import Keys
+from penstock.pipeline.jobs.compact_in_place import BUCKET, Kept, _groups
+from penstock.pipeline.jobs.keyed_topic import Keys
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
 
@@ -126,7 +126,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     assert 0 < counts["broken"] < counts["keyless"]
     assert records(tcp, topic) == before
 
-    real, swaps = inplace._swap, []
+    real, swaps = compact_in_place._swap, []
 
     def dies(*given: Any) -> Any:
         if len(swaps) == 1:
@@ -135,7 +135,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
         return swaps[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(inplace, "_swap", dies)
+        patch.setattr(compact_in_place, "_swap", dies)
         with pytest.raises(KeyboardInterrupt):
             compact(spark, **where, segment_bytes=1000)
     halfway = records(tcp, topic)
@@ -159,7 +159,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     assert len(records(tcp, topic)) <= len(everything) + 1
     segments = call(f"{server.url}/topics/{topic}", "GET")["segments"]
     assert [segment["compacted"] for segment in segments] == [True, False]
-    monkeypatch.setattr(inplace, "_plan", lambda *_: Kept({}))
+    monkeypatch.setattr(compact_in_place, "_plan", lambda *_: Kept({}))
     with pytest.raises(Conflict, match=r"0 records were read where its segments have \d+"):
         compact(spark, **where)  # what was not read is not judged, and must not be removed
     assert len(records(tcp, topic)) == rolled.records

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.columns import QUEUE_COLUMNS
 from penstock.pipeline.jobs.rollup import rollup
 from penstock.pipeline.options import Options
+from penstock.pipeline.source_columns import QUEUE_COLUMNS
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.pipeline.sources.queue import QueueOptions, QueueReader
 from tests.support.broker import BrokerProcess

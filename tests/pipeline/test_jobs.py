@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import archive as archive_job
 from penstock.pipeline.jobs.archive import archive, read_archive
-from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
+from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
 from penstock.pipeline.sinks.queue import PushLink

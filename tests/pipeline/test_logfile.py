@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Damaged, InvalidOffset
 from penstock.log import topic_files
 from penstock.log.topic_files import TopicFiles
-from penstock.pipeline.columns import topic_batch
+from penstock.pipeline.source_columns import topic_batch
 
 
 def records(files: TopicFiles, start: int, end: int) -> list[tuple[int, bytes]]:

@@ -20,12 +20,12 @@ from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline import build
-from penstock.pipeline.check import check, resolve_route
+from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
+from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
-from penstock.pipeline.spec import parse
-from penstock.pipeline.steps import changes
+from penstock.pipeline.step_history import changes
+from penstock.pipeline.validation import check, resolve_route
 from penstock.pipeline_registry import Pipelines
 from penstock.protocol import frames
 from tests.support.broker import BrokerProcess
@@ -45,7 +45,7 @@ checkpoint: /tmp/none
 
 @pytest.mark.spark
 def test_rows_out_of_a_shuffle_are_refused_by_their_plan_whoever_made_it(spark) -> None:
-    from penstock.pipeline import build
+    from penstock.pipeline import query_builder
     from penstock.pipeline.session import activate
 
     activate(spark)
@@ -80,13 +80,13 @@ def test_rows_out_of_a_shuffle_are_refused_by_their_plan_whoever_made_it(spark) 
     }
     for name, frame in refused.items():
         with pytest.raises(ConfigError, match="in no fixed order"):
-            build.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
+            query_builder.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
             pytest.fail(name)
     for frame in allowed.values():
-        build.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
+        query_builder.writer(pipeline, frame, pipeline.sink, "app", "/tmp/none")
     batch = parse(BASE.replace("checkpoint: /tmp/none", "trigger: batch"))
     with pytest.raises(ConfigError, match="in no fixed order"):
-        build.writer(
+        query_builder.writer(
             batch,
             table.selectExpr("CAST(value AS STRING) AS payload").distinct(),
             batch.sink,
@@ -787,7 +787,7 @@ def test_validation_by_spark_says_what_a_run_says(
             sql=sql, sink=sink, tag=tag, directory=tmp_path, number=number, tcp=tcp, url=server.url
         )
         with pytest.raises(ConfigError, match=text):
-            build.verify(spark, parse(given))
+            query_builder.verify(spark, parse(given))
         with pytest.raises(PenstockError, match=text):
             Runner(parse(given), "local[2]").run(spark)
     given = STREAM.format(
@@ -803,7 +803,7 @@ def test_validation_by_spark_says_what_a_run_says(
     with pytest.raises(
         ConfigError, match=r"source orders: watermark: .*EVENT_TIME_IS_NOT_ON_TIMESTAMP"
     ):
-        build.verify(spark, parse(late))
+        query_builder.verify(spark, parse(late))
     with pytest.raises(ConfigError, match="source orders: watermark: id is BIGINT, not TIMESTAMP"):
         check(parse(late), ask_broker=False)
     for lesser in (
@@ -813,11 +813,11 @@ def test_validation_by_spark_says_what_a_run_says(
     ):
         with pytest.raises(ConfigError, match=r"step made: (two columns|what is written)"):
             check(parse(given.replace("SELECT id FROM orders", lesser)), ask_broker=False)
-    assert build.verify(spark, parse(given)) == ["id"]
+    assert query_builder.verify(spark, parse(given)) == ["id"]
     to_files = given.replace(topic, f"parquet: {tmp_path}/files").replace(
         "SELECT id", "SELECT rand() AS r, id"
     )
-    assert build.verify(spark, parse(to_files)) == [
+    assert query_builder.verify(spark, parse(to_files)) == [
         "r",
         "id",
     ]  # files of a batch are replaced as a whole

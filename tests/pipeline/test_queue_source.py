@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline.columns import QUEUE_COLUMNS
-from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import Options
+from penstock.pipeline.source_columns import QUEUE_COLUMNS
 from penstock.pipeline.sources import packed_messages as packed
 from penstock.pipeline.sources import postgres as postgres_module
 from penstock.pipeline.sources import queue as queue_source
+from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Postgres
 from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
 from penstock.pipeline.sources.topic import DataLoss

@@ -23,7 +23,7 @@ from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.dlq_report import dlq_report
-from penstock.pipeline.jobs.report import check_target, write
+from penstock.pipeline.jobs.html_report import check_target, write
 from penstock.pipeline.jobs.rollup import REACHED, _known, _topic_names, _window, rollup
 from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build

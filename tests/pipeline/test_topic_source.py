@@ -339,12 +339,14 @@ def test_a_misspelt_option_is_refused_with_the_nearest_one(known, given, text) -
 def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
     """So that a new option is not refused by the list of names that was forgotten."""
     package = Path(pipeline.__file__).parent
-    names = {"topic_source": TOPIC_SOURCE, "topics": TOPIC_SOURCE, "queue_source": QUEUE_SOURCE}
-    names |= {
-        "postgres": QUEUE_SOURCE,
-        "topic_sink": TOPIC_SINK,
-        "queue_sink": QUEUE_SINK,
-        "identity": TOPIC_SINK,
+    names = {
+        "sources/topic": TOPIC_SOURCE,
+        "sources/topic_catalog": TOPIC_SOURCE,
+        "sources/queue": QUEUE_SOURCE,
+        "sources/postgres": QUEUE_SOURCE,
+        "sinks/topic": TOPIC_SINK,
+        "sinks/queue": QUEUE_SINK,
+        "sinks/identity": TOPIC_SINK,
     }
     for module, known in names.items():
         text = (package / f"{module}.py").read_text()

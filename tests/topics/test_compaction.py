@@ -36,7 +36,7 @@ from penstock.log.producers import Producer
 from penstock.log.topic_files import TopicFiles
 from penstock.log.verify import verify
 from penstock.pipeline.options import Options
-from penstock.pipeline.sources.topic_readers import Topics as TopicSource
+from penstock.pipeline.sources.topic_catalog import Topics as TopicSource
 from penstock.protocol.record_batch import Batch
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore

@@ -151,9 +151,9 @@ def validate(
     """Check a pipeline file: columns, views, schemas, functions, topics; then by Spark itself,
     which says what a run would. Without Java only the quick check is made."""
     with _reporting():
-        from penstock.pipeline.check import check, resolve_route
+        from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.session import find_java
-        from penstock.pipeline.spec import load
+        from penstock.pipeline.validation import check, resolve_route
 
         pipeline = load(file)
         pipeline.token = token or pipeline.token
@@ -161,7 +161,7 @@ def validate(
         # To plan a batch is to ask the broker for it.
         by_spark = not no_spark and find_java() is not None and (pipeline.streaming or not offline)
         if by_spark:
-            from penstock.pipeline.build import verify
+            from penstock.pipeline.query_builder import verify
 
             if not offline:
                 pipeline.sink = resolve_route(pipeline)
@@ -189,9 +189,9 @@ def run_file(
 ) -> None:
     """Run a pipeline file."""
     with _reporting():
-        from penstock.pipeline.check import check
+        from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.runner import Heartbeat, Runner
-        from penstock.pipeline.spec import load
+        from penstock.pipeline.validation import check
 
         pipeline = load(file)
         pipeline.token = token or pipeline.token

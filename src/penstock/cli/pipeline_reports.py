@@ -62,7 +62,7 @@ def rollup(
     `penstock pipeline run rollup --since 24h --html day.html`
     """
     with _reporting():
-        from penstock.pipeline.jobs.report import check_target
+        from penstock.pipeline.jobs.html_report import check_target
         from penstock.pipeline.jobs.rollup import rollup as job
         from penstock.pipeline.jobs.rollup_report import write_report
 

@@ -19,7 +19,6 @@ from penstock.net.addresses import parse_addresses, wants_tls
 from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
 from penstock.protocol import frames
-from penstock.protocol.claims import Claim, Claimed, Commit
 from penstock.protocol.frames import (
     ANSWER,
     BATCH_ANSWER,
@@ -31,6 +30,7 @@ from penstock.protocol.frames import (
     Fetched,
     Info,
 )
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.protocol.status import MAY_PASS, error_from_tcp
 
 CONNECT_TIMEOUT = 5.0

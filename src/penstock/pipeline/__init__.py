@@ -17,7 +17,7 @@ importlib.import_module("penstock.pipeline.session")
 
 def register(spark: Any) -> None:
     """Make `format("penstock")` known to a session."""
-    from penstock.pipeline.sources.register import register
+    from penstock.pipeline.sources.data_source import register
 
     register(spark)
 

@@ -16,7 +16,7 @@ alone is laxer: it ignores what follows the first value, takes the last of two e
 from collections.abc import Callable
 from typing import Any
 
-from penstock.pipeline.check import META
+from penstock.pipeline.validation import META
 
 CORRUPT = "_corrupt"
 REASON = "_reason"

@@ -23,13 +23,13 @@ from urllib.parse import quote
 
 from penstock.errors import PenstockError
 from penstock.net.tls import open_url
-from penstock.pipeline import build
-from penstock.pipeline.check import resolve_route
+from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
+from penstock.pipeline.pipeline_file import Pipeline
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
-from penstock.pipeline.spec import Pipeline
-from penstock.pipeline.steps import keep_steps
+from penstock.pipeline.step_history import keep_steps
+from penstock.pipeline.validation import resolve_route
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -124,7 +124,7 @@ class Runner:
             self.pipeline.sink = resolve_route(self.pipeline)
             session = spark or build_session(self.pipeline.name, self._master, settings)
             activate(session)
-            frame, dead = build.frames(session, self.pipeline)
+            frame, dead = query_builder.frames(session, self.pipeline)
             if self.pipeline.streaming:
                 keep_steps(session, self.pipeline)
                 self._keep_running(frame, dead)
@@ -150,9 +150,9 @@ class Runner:
             for name, letters in dead.items():
                 place = p.views[name].deadLetter
                 assert place is not None
-                build.writer(p, letters, place, f"{app}:dead:{name}", None).save()
-            counted, observed = build.counted(frame)
-            build.writer(p, counted, p.sink, app, None).save()
+                query_builder.writer(p, letters, place, f"{app}:dead:{name}", None).save()
+            counted, observed = query_builder.counted(frame)
+            query_builder.writer(p, counted, p.sink, app, None).save()
         self.report.rows = observed.get["rows"]
         self.report.rows_per_second = self.report.rows / max(time.monotonic() - began, 1e-3)
         self.report.progress = 1.0
@@ -205,12 +205,14 @@ class Runner:
         p = self.pipeline
         assert p.checkpoint is not None
         root = p.checkpoint.rstrip("/")  # a directory, or a URL of storage that the cluster shares
-        writers = [build.writer(p, frame, p.sink, p.app_id, f"{root}/main")]
+        writers = [query_builder.writer(p, frame, p.sink, p.app_id, f"{root}/main")]
         for name, letters in dead.items():
             place = p.views[name].deadLetter
             assert place is not None
             writers.append(
-                build.writer(p, letters, place, f"{p.app_id}:dead:{name}", f"{root}/dead-{name}")
+                query_builder.writer(
+                    p, letters, place, f"{p.app_id}:dead:{name}", f"{root}/dead-{name}"
+                )
             )
         queries: list[Any] = []
         try:

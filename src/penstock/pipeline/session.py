@@ -79,7 +79,7 @@ def build(
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
-        from penstock.pipeline.sources.register import register
+        from penstock.pipeline.sources.data_source import register
     except ImportError:
         raise Unavailable("pipelines need PySpark: pip install 'penstock[pipeline]'") from None
     builder = SparkSession.builder.appName(name)

@@ -44,7 +44,7 @@ bytes]`.
          0xA4           [leases given back u32]
     0x25 GROUP_RENEW    [topic name][group name][lease 16]
          0xA5           [expires in ms u32]
-    0x30 SINK_CLAIM     [JSON: a Claim of penstock.protocol.claims], the whole body
+    0x30 SINK_CLAIM     [JSON: a Claim of penstock.protocol.sink_claims], the whole body
          0xB0           [JSON: Claimed]
     0x31 SINK_COMMIT    [JSON: Commit], the whole body
          0xB1           empty

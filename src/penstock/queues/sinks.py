@@ -3,7 +3,7 @@ finds it.
 """
 
 from penstock.database import Database
-from penstock.protocol.claims import Claim, Claimed, Commit
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 
 DAYS = 30  # a sink that has not written for this long is forgotten

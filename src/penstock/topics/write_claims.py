@@ -28,7 +28,7 @@ from typing import Any
 from penstock.log.fs import DISK, Fs
 from penstock.log.journal_lines import line, parse
 from penstock.log.pool import in_pool
-from penstock.protocol.claims import Claim, Claimed, Commit
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 log = logging.getLogger("penstock.topics")
 

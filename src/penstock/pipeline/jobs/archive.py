@@ -1,6 +1,6 @@
 """archive: a topic or queue to Parquet, by topic or queue and day, each record once.
 
-A run takes what came since the last one, up to a fixed end; `penstock.pipeline.jobs.lake` makes it
+A run takes what came since the last one, up to a fixed end; `penstock.pipeline.jobs.archive_directory` makes it
 all or nothing. Rows are sorted into files of about `file_bytes`, and small files of a day are
 rewritten into larger ones as they gather, in the same step. For a topic the broker is told how far
 the archive reaches, which `topic describe` shows and retention respects.
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
+from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.broker_api import Broker
-from penstock.pipeline.jobs.lake import Entry, Lake, Manifest
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
-from penstock.pipeline.sources.topic_readers import Topics
+from penstock.pipeline.sources.topic_catalog import Topics
 
 FILE_BYTES = 128 << 20
 COMPRESSED = (
     3  # what Parquet makes of raw log bytes, roughly; only decides how many files a run writes
 )
-RECORDS_AT_ONCE = 20_000_000
+RECORDS_PER_STEP = 20_000_000
 SMALL_FILES = 8  # of one day, before they are rewritten into one
 
 
@@ -109,7 +109,7 @@ def _topic_plan(given: dict[str, str], manifest: Manifest) -> Any:
             f"topic {name!r}: offsets {start} to {state.first - 1} aged out before they were archived. {REMEDY}"
         )
     while start < state.next:
-        end = min(state.next, start + RECORDS_AT_ONCE)
+        end = min(state.next, start + RECORDS_PER_STEP)
         read = {
             "startingOffsets": json.dumps({name: start}),
             "endingOffsets": json.dumps({name: end}),

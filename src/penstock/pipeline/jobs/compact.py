@@ -5,7 +5,7 @@ payload; keys are compared as text. A tombstone (an empty payload, or what the c
 deletes its key. A record that has no key, or is no JSON, belongs to nobody: it is kept as it is,
 and counted.
 
-In place: see `penstock.pipeline.jobs.inplace`.
+In place: see `penstock.pipeline.jobs.compact_in_place`.
 
 To a topic: each run appends the latest of what came since the last one, in order. How far it got is
 a consumer group of the source, `compact-<target>`; where the run under way ends is written down
@@ -13,7 +13,7 @@ before it writes, in the group `compact-<target>-plan`, so one that was killed i
 and the idempotent producer drops what is there.
 
 To Parquet: a snapshot, replaced as a whole by replacing its manifest
-(`penstock.pipeline.jobs.lake`). The files of the snapshot before stay until the next run, for those
+(`penstock.pipeline.jobs.archive_directory`). The files of the snapshot before stay until the next run, for those
 who read them.
 """
 
@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.pipeline.jobs.archive_directory import Lake, Manifest
 from penstock.pipeline.jobs.broker_api import Broker
-from penstock.pipeline.jobs.inplace import in_place as swap_segments
-from penstock.pipeline.jobs.lake import Lake, Manifest
-from penstock.pipeline.jobs.latest import OVERHEAD, Compacted, Keys, Source, latest_rows
+from penstock.pipeline.jobs.compact_in_place import in_place as swap_segments
+from penstock.pipeline.jobs.keyed_topic import OVERHEAD, Compacted, Keys, Source, latest_rows
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.topic import DataLoss
 

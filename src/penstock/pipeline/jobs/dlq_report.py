@@ -16,10 +16,9 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound
-from penstock.pipeline.jobs import report as drawing
-from penstock.pipeline.jobs import tables
-from penstock.pipeline.jobs.report import Panel, Report, Series, Table, number, short, top
-from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
+from penstock.pipeline.jobs import html_report, postgres_frames
+from penstock.pipeline.jobs.html_report import Panel, Report, Series, Table, number, short, top
+from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.postgres import Postgres
@@ -115,7 +114,7 @@ def dlq_report(
     """
     if not 0 <= samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")
-    drawing.check_target(html)
+    html_report.check_target(html)
     postgres = Postgres(Options({"database": database} if database else {}))
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = moment(until, now, "until") if until else now
@@ -126,7 +125,7 @@ def dlq_report(
     say(f"{found.total} dead letters of {len(found.kinds)} kinds")
     _add_payloads(postgres, found.kinds)
     if html:
-        drawing.write(build(found), html)
+        html_report.write(build(found), html)
     return found
 
 
@@ -173,7 +172,7 @@ def _collect(
 
     if not queries:
         return Letters(since or until - timedelta(days=1), until, 0, [])
-    letters = tables.read(spark, postgres, queries, LETTERS).withColumn(
+    letters = postgres_frames.read(spark, postgres, queries, LETTERS).withColumn(
         "kind", f.expr(signature("error"))
     )
     nth = f.row_number().over(Window.partitionBy("kind", "queue").orderBy(f.desc("id")))
@@ -248,8 +247,8 @@ def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
 def build(found: Letters) -> Report:
     """The report for people."""
     until = minute_of(found.until) + MINUTE
-    step, called = drawing.bins(found.since, until)
-    times = drawing.times_of(found.since, until, step)
+    step, called = html_report.bins(found.since, until)
+    times = html_report.times_of(found.since, until, step)
     place = {at: index for index, at in enumerate(times)}
 
     def over_time(label: Callable[[tuple[str, str]], str]) -> list[Series]:

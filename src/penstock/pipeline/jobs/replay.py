@@ -26,7 +26,7 @@ from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import OTHER_ROWS
 from penstock.pipeline.sinks.queue import PushLink
-from penstock.protocol.claims import Claim, Claimed
+from penstock.protocol.sink_claims import Claim, Claimed
 
 RANGE = 100_000  # offsets in one write, at most; part of the identity
 BROKER_PATIENCE = 60.0

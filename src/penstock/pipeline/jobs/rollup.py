@@ -23,14 +23,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.pipeline.jobs import postgres_frames
 from penstock.pipeline.jobs import rollup_minutes as minutes
-from penstock.pipeline.jobs import tables
 from penstock.pipeline.jobs.broker_api import Broker
-from penstock.pipeline.jobs.window import MINUTE, minute_of, moment
+from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.postgres import Postgres
-from penstock.pipeline.sources.topic_readers import Topics
+from penstock.pipeline.sources.topic_catalog import Topics
 
 OVERLAP = timedelta(
     minutes=5
@@ -113,13 +113,13 @@ def rollup(
                 f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to {end:%F %H:%M} UTC"
             )
             made = minutes.queue_minutes(spark, postgres, known, start, end, tasks)
-            done.rows += tables.write(made, postgres, WRITE)
+            done.rows += postgres_frames.write(made, postgres, WRITE)
     if broker and (topics or not queues):
         names = _topic_names(broker, token, topics)
         done.topics = len(names)
         if names:
             say(f"{done.topics} topics, {start:%F %H:%M} to {end:%F %H:%M} UTC")
-            done.rows += tables.write(
+            done.rows += postgres_frames.write(
                 minutes.topic_minutes(spark, broker, token, names, start, end), postgres, WRITE
             )
             if url:
@@ -197,8 +197,10 @@ def _topic_groups(
         for found in broker.ask("GET", f"/api/v1/analytics/topic-groups?{times}")
         if not topics or found["topic"] in topics
     ]
-    for begin in range(0, len(rows), tables.AT_ONCE):
-        postgres.rows(WRITE, (json.dumps(rows[begin : begin + tables.AT_ONCE]),))
+    for begin in range(0, len(rows), postgres_frames.ROWS_PER_STATEMENT):
+        postgres.rows(
+            WRITE, (json.dumps(rows[begin : begin + postgres_frames.ROWS_PER_STATEMENT]),)
+        )
     return len(rows)
 
 

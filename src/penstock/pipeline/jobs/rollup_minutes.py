@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.pipeline.jobs import tables
+from penstock.pipeline.jobs import postgres_frames
 from penstock.pipeline.sources.postgres import Postgres
 
-AT_ONCE = timedelta(hours=6)  # of history, for one task
+HISTORY_PER_TASK = timedelta(hours=6)  # of history, for one task
 SMALL = 100_000  # messages; queues up to here are read together
 TOGETHER = 50
 
@@ -127,14 +127,16 @@ def queue_minutes(
     from pyspark.sql import functions as f
 
     levels = levels_now(postgres, known)
-    history = tables.read(spark, postgres, history_queries(known, since), HISTORY)
-    stored = tables.read(
+    history = postgres_frames.read(spark, postgres, history_queries(known, since), HISTORY)
+    stored = postgres_frames.read(
         spark, postgres, bytes_queries(postgres, known, levels, since, until, tasks), BYTES
     )
     found = history.unionByName(
         stored.withColumn("group", f.lit(0).cast("long")), allowMissingColumns=True
     )
-    return found.groupBy("queue").applyInArrow(_merger(known, levels, until), tables.ddl(ROWS))
+    return found.groupBy("queue").applyInArrow(
+        _merger(known, levels, until), postgres_frames.ddl(ROWS)
+    )
 
 
 def history_queries(known: Known, since: datetime) -> list[str]:
@@ -145,11 +147,11 @@ def history_queries(known: Known, since: datetime) -> list[str]:
     while start < now:
         part = {
             "since": start.isoformat(),
-            "until": (start + AT_ONCE).isoformat(),
+            "until": (start + HISTORY_PER_TASK).isoformat(),
             "queues": known.numbers,
         }
         found.append(HISTORY_SQL.format(**part))
-        start += AT_ONCE
+        start += HISTORY_PER_TASK
     return found
 
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.jobs import report as drawing
-from penstock.pipeline.jobs.report import (
+from penstock.pipeline.jobs import html_report
+from penstock.pipeline.jobs.html_report import (
     COLORS,
     Panel,
     Report,
@@ -48,12 +48,12 @@ def write_report(
         queues,
         topics,
     )
-    drawing.write(made, html)
+    html_report.write(made, html)
     return made
 
 
 def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
-    step, _ = drawing.bins(since, until)
+    step, _ = html_report.bins(since, until)
     rows = postgres.rows(
         SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST)
     )
@@ -67,8 +67,8 @@ def build(
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
 ) -> Report:
-    step, called = drawing.bins(since, until)
-    times = drawing.times_of(since, until, step)
+    step, called = html_report.bins(since, until)
+    times = html_report.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}
     if queues or topics:
         points = [

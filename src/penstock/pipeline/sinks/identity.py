@@ -34,7 +34,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.pipeline.options import Options
-from penstock.protocol.claims import Claim, Claimed, Commit
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 HELD_BYTES = 64 << 20  # of a task's rows in memory; more of them go to a temporary file

@@ -41,7 +41,7 @@ from penstock.pipeline.sinks.identity import (
     ordered,
     say_at_least_once,
 )
-from penstock.protocol.claims import Claim, Claimed, Commit
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.columns import TIMESTAMP
+from penstock.pipeline.source_columns import TIMESTAMP
 
 BLOCKS = 32
 SMALL = 8192

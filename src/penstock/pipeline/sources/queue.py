@@ -43,10 +43,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline.columns import QUEUE_COLUMNS, TIMESTAMP
-from penstock.pipeline.mirror import Mirror
 from penstock.pipeline.options import EARLIEST, LATEST, Options
+from penstock.pipeline.source_columns import QUEUE_COLUMNS, TIMESTAMP
 from penstock.pipeline.sources import packed_messages as packed
+from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Patience, Postgres
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.pipeline.sources.uuid_texts import message_ids, uuid_texts

@@ -46,9 +46,9 @@ from penstock.errors import (
     NotFound,
     PenstockError,
 )
-from penstock.pipeline.columns import TOPIC_COLUMNS, topic_batch
 from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
-from penstock.pipeline.sources.topic_readers import Topics, TopicState
+from penstock.pipeline.source_columns import TOPIC_COLUMNS, topic_batch
+from penstock.pipeline.sources.topic_catalog import Topics, TopicState
 
 log = logging.getLogger("penstock.pipeline")
 

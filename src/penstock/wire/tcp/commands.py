@@ -19,7 +19,6 @@ from penstock.errors import InvalidRequest, PenstockError, TooLarge
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.protocol import frames
-from penstock.protocol.claims import Claim, Commit
 from penstock.protocol.frames import (
     ANSWER,
     CONSUME_REQUEST,
@@ -40,6 +39,7 @@ from penstock.protocol.frames import (
     Command,
 )
 from penstock.protocol.names import check_name
+from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
 from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore

@@ -2,7 +2,7 @@
 content.
 """
 
-from penstock.protocol.claims import Claim, Claimed, Commit
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.engine import Queues
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route

@@ -14,9 +14,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
 from penstock.pipeline.session import activate
+from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 
 
 class PenstockSource(DataSource):

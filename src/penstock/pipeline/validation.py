@@ -2,7 +2,7 @@
 instead of a JVM's start.
 
 It is the lesser of two: where Java is there, `validate` goes on to Spark's own analyzer
-(`build.verify`), which says exactly what a run would. Here nothing is known of types, of functions,
+(`query_builder.verify`), which says exactly what a run would. Here nothing is known of types, of functions,
 and of what streams can do.
 
 SQL is parsed and its columns are resolved by sqlglot in Spark's dialect, against the columns each
@@ -29,7 +29,6 @@ from sqlglot.optimizer.qualify import qualify
 from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.tls import open_url
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.options import (
     QUEUE_SINK,
     QUEUE_SOURCE,
@@ -38,8 +37,9 @@ from penstock.pipeline.options import (
     Options,
     bearer,
 )
+from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, Step, source_options, texts
+from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.sources.postgres import Postgres
-from penstock.pipeline.spec import Pipeline, Sink, Source, Step, source_options, texts
 
 Columns = dict[str, str]
 VARYING = {"rand", "random", "randn", "uuid", "shuffle", "randstr", "uniform"}
@@ -171,7 +171,7 @@ def aggregates(sql: str) -> bool:
 
 
 def _check_repeatable(pipeline: Pipeline) -> None:
-    """As far as names tell. `penstock.pipeline.plan` has Spark's word on it."""
+    """As far as names tell. `penstock.pipeline.spark_plan` has Spark's word on it."""
     if pipeline.sink.parquet:
         return
     for step in pipeline.steps:

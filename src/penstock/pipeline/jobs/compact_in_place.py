@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Conflict
-from penstock.pipeline.jobs.latest import OVERHEAD, Compacted, Source
+from penstock.pipeline.jobs.keyed_topic import OVERHEAD, Compacted, Source
 
 BUCKET = 32_768  # offsets in one of Spark's bitmaps
 

@@ -9,12 +9,20 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigError, InvalidRequest
-from penstock.pipeline.check import UNORDERED, load_function, refuse_twice
 from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
-from penstock.pipeline.plan import refuse_unrepeatable, refuse_unsupported
-from penstock.pipeline.spec import Pipeline, Place, Sink, Source, Step, source_options, texts
+from penstock.pipeline.pipeline_file import (
+    Pipeline,
+    Place,
+    Sink,
+    Source,
+    Step,
+    source_options,
+    texts,
+)
+from penstock.pipeline.spark_plan import refuse_unrepeatable, refuse_unsupported
+from penstock.pipeline.validation import UNORDERED, load_function, refuse_twice
 
 NODE = re.compile(
     r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE

@@ -18,7 +18,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks import identity
 from penstock.pipeline.sinks.identity import Held, Writer, claimed, wait_for_turn
 from penstock.pipeline.sinks.queue import PushLink
-from penstock.protocol.claims import Claim, Claimed, Commit
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.topics.write_claims import JOURNAL, WriteClaims
 from tests.queues.support import running
 

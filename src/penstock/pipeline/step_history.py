@@ -25,9 +25,9 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from penstock.errors import ConfigError
-from penstock.pipeline.check import load_function, parse_schema, parse_sql
-from penstock.pipeline.plan import stateful_nodes
-from penstock.pipeline.spec import Pipeline, Step
+from penstock.pipeline.pipeline_file import Pipeline, Step
+from penstock.pipeline.spark_plan import stateful_nodes
+from penstock.pipeline.validation import load_function, parse_schema, parse_sql
 
 log = logging.getLogger("penstock.pipeline")
 

@@ -21,7 +21,7 @@ KINDS = {
     pa.list_(pa.int16()): "ARRAY<SMALLINT>",
     pa.list_(pa.int64()): "ARRAY<BIGINT>",
 }
-AT_ONCE = 5000  # rows of one statement
+ROWS_PER_STATEMENT = 5000  # rows of one statement
 
 
 def ddl(schema: pa.Schema) -> str:
@@ -58,8 +58,8 @@ def write(frame: Any, postgres: Postgres, statement: str) -> int:
         done = 0
         with closing(postgres.connect()) as connection, connection.cursor() as cursor:
             for batch in batches:
-                for begin in range(0, batch.num_rows, AT_ONCE):
-                    rows = batch.slice(begin, AT_ONCE).to_pylist()
+                for begin in range(0, batch.num_rows, ROWS_PER_STATEMENT):
+                    rows = batch.slice(begin, ROWS_PER_STATEMENT).to_pylist()
                     try:
                         cursor.execute(statement, (json.dumps(rows, default=_text),))
                         connection.commit()
