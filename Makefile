@@ -1,6 +1,7 @@
 # The commands: make run, make test. The others serve people who change the code.
 #   make run      set everything up and start the broker with its embedded defaults
 #   make test     set everything up and run all tests (T=path or K=word narrows, ARGS= passes through)
+#   make test-fast  the tests that need no JVM and kill nothing
 #   make check    format, lint, types, architecture
 #   make bench    run the benchmarks, print the table, write bench/results.json (B=name narrows)
 #   make soak     the tests' long forms: more kills, more rounds
@@ -10,14 +11,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-header
+PYTEST := $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n 2 --dist loadgroup)
 SHELL  := /bin/bash
 
-.PHONY: run test check bench soak lock fmt java clean
+.PHONY: run test test-fast check bench soak lock fmt java clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,6 +45,9 @@ java:
 
 test: $(VENV)/.dev java
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
+
+test-fast: $(VENV)/.dev
+	@$(PYTEST) -m 'not spark and not chaos' $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 soak: $(VENV)/.dev java
 	@PENSTOCK_SOAK=1 $(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)

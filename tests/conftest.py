@@ -24,6 +24,16 @@ if other := os.environ.get(
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts and kills whole processes is marked by where it lives."""
+    for item in items:
+        if {"chaos", "e2e"} & set(item.path.parts) or item.path.name in (
+            "test_kill.py",
+            "test_kills.py",
+        ):
+            item.add_marker("chaos")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tests of a group share a server: a pytest that pytest-xdist does not know yet would start it
     in every worker.
