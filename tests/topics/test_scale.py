@@ -21,8 +21,8 @@ from penstock.log.layout import (
     HEADER_TYPE,
     INDEX_TYPE,
     STRICT,
+    BatchRow,
     Checkpoint,
-    pack_batch,
     pack_checked,
     pack_metadata,
 )
@@ -47,7 +47,7 @@ def build_long_topic(directory: Path, records: int, per_segment: int) -> None:
         suffix = "" if base == bases[-1] else f"-{base:020d}"
         data.tofile(directory / f"data{suffix}.log")
         index.tofile(directory / f"index{suffix}.idx")
-        row = pack_batch(base, count, 0, 0, data.nbytes, base + 1, bytes(16), 0, 0)
+        row = BatchRow(base, count, 0, 0, data.nbytes, base + 1, bytes(16), 0, 0).pack()
         (directory / f"batches{suffix}.crc").write_bytes(row)
     incarnation = uuid7()
     (directory / "incarnation").write_bytes(pack_checked(incarnation.hex))

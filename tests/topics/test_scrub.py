@@ -139,7 +139,7 @@ def test_a_batch_that_is_larger_than_a_step_and_foreign_records_without_checksum
     async def body() -> None:
         async with running(tmp_path) as store:
             topic = await store.create("t")
-            await topic.append([b"a" * check.PART, b"b" * check.PART])
+            await topic.append([b"a" * check.PART_BYTES, b"b" * check.PART_BYTES])
             await topic.append([b"small"])
             await topic.seal()
             shutil.copytree(tmp_path / "t", tmp_path / "foreign")
@@ -150,9 +150,9 @@ def test_a_batch_that_is_larger_than_a_step_and_foreign_records_without_checksum
             size = store.require("t").segments[0].data_size
             assert (told["segments"], told["bytes"], told["unchecked_bytes"]) == (2, 2 * size, size)
             assert (told["findings"], store.require("foreign").segments[0].rows) == (0, 3)
-            flip(tmp_path / "t" / f"data-{FIRST}.log", check.PART + 1000)
+            flip(tmp_path / "t" / f"data-{FIRST}.log", check.PART_BYTES + 1000)
             flip(
-                tmp_path / "foreign" / f"data-{FIRST}.log", 12 + check.PART + 9
+                tmp_path / "foreign" / f"data-{FIRST}.log", 12 + check.PART_BYTES + 9
             )  # the length of the second record
             assert (await scrubbed(store))["findings"] == 2
             assert [place["lost_to"] for place in store.require("t").damage] == [2]

@@ -21,9 +21,9 @@ from penstock.log.segment import Segment
 
 log = logging.getLogger("penstock.topics")
 
-ROWS = 1 << 14
-PART = 1 << 20  # of a large batch, read at once
-INDEX_ROWS = 1 << 15  # looked at in one step where no batches tell how many there are
+ROWS_PER_WINDOW = 1 << 14
+PART_BYTES = 1 << 20  # of a large batch, read at once
+INDEX_ROWS_PER_STEP = 1 << 15  # where no batches say how many there are
 
 
 def sidecar(file: File, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -31,9 +31,9 @@ def sidecar(file: File, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray
     them are intact.
     """
     count = size // BATCH_SIZE
-    for at in range(0, count, ROWS):
+    for at in range(0, count, ROWS_PER_WINDOW):
         rows, good = parse_batches(
-            file.read_at(at * BATCH_SIZE, min(ROWS, count - at) * BATCH_SIZE)
+            file.read_at(at * BATCH_SIZE, min(ROWS_PER_WINDOW, count - at) * BATCH_SIZE)
         )
         yield at, rows, good
 
@@ -73,7 +73,7 @@ def checksum(data: File, start: int, end: int) -> int | None:
     """The CRC32C of these bytes; None when they are not all there."""
     value = 0
     while start < end:
-        part = data.read_at(start, min(PART, end - start))
+        part = data.read_at(start, min(PART_BYTES, end - start))
         if not part:
             return None
         value = crc32c(part, value)
@@ -82,13 +82,13 @@ def checksum(data: File, start: int, end: int) -> int | None:
 
 
 @dataclass(slots=True)
-class Found:
+class Fault:
     """Something wrong: what recovery's report would say of it."""
 
     file: str
     position: int
     what: str
-    lost: dict[str, int]  # the hole, when there is one
+    hole: dict[str, int]  # as in damage.json, when records are lost
 
 
 class SegmentCheck:
@@ -96,7 +96,7 @@ class SegmentCheck:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.found: list[Found] = []
+        self.faults: list[Fault] = []
         self.unchecked = 0
         self._row = 0  # of the index: those before it were looked at
         self._index_sound = True
@@ -108,7 +108,7 @@ class SegmentCheck:
         for number, rows, good in sidecar(batches, segment.batches_size):
             good &= self._note_rows(number, rows, good)
             yield len(rows) * BATCH_SIZE
-            for run in runs(rows[good], PART):
+            for run in runs(rows[good], PART_BYTES):
                 start = int(run["start"][0])
                 if start > at:
                     yield from self._bare(data, at, start)
@@ -125,17 +125,17 @@ class SegmentCheck:
         inside = (rows["end"] <= self.segment.data_size) & (rows["start"] < rows["end"])
         for i in np.flatnonzero(~good):
             what = "a row does not match its checksum: its records have none"
-            self.found.append(Found(name, (number + int(i)) * BATCH_SIZE, what, {}))
+            self.faults.append(Fault(name, (number + int(i)) * BATCH_SIZE, what, {}))
         for i in np.flatnonzero(good & ~inside):
             what = "a row speaks of data that is not there"
-            self.found.append(Found(name, (number + int(i)) * BATCH_SIZE, what, {}))
+            self.faults.append(Fault(name, (number + int(i)) * BATCH_SIZE, what, {}))
         return inside
 
     def _check(self, data: File, run: np.ndarray) -> Iterator[int]:
         start, end = int(run["start"][0]), int(run["end"][-1])
         data.forget(start, end - start)
         try:
-            if end - start > PART:
+            if end - start > PART_BYTES:
                 wrong = failing(data, run)
                 source: File | _Window = data
             else:
@@ -143,16 +143,16 @@ class SegmentCheck:
                 wrong = mismatched(source.view, run)
         except StorageFailed:  # which of them cannot be read?
             source, wrong = data, list(range(len(run)))
-        again = [i for i in wrong if not self._second_time(data, run[i])]
-        if again:
-            self._lost(run, again)
+        lost = [i for i in wrong if not self._is_fine_on_disk(data, run[i])]
+        if lost:
+            self._add_holes(run, lost)
             self._row = self._row_after(end)
         else:
             self._check_index(source, start, end)
         data.forget(start, end - start)
         yield end - start
 
-    def _second_time(self, data: File, row: Any) -> bool:
+    def _is_fine_on_disk(self, data: File, row: Any) -> bool:
         """Whether the batch is fine when it is read again, from the disk."""
         start, end = int(row["start"]), int(row["end"])
         data.forget(start, end - start)
@@ -170,13 +170,13 @@ class SegmentCheck:
             )
         return fine
 
-    def _lost(self, run: np.ndarray, wrong: list[int]) -> None:
+    def _add_holes(self, run: np.ndarray, lost: list[int]) -> None:
         segment, name = self.segment, self.segment.path(DATA).name
-        for i in wrong:
+        for i in lost:
             start, end, first, count = (
                 int(run[column][i]) for column in ("start", "end", "first", "count")
             )
-            if self._known(start, end):
+            if self._in_hole(start, end):
                 continue
             row = self._row_after(end)
             after = (
@@ -184,7 +184,10 @@ class SegmentCheck:
                 if row < segment.rows
                 else segment.end
             )
-            what = f"offsets {first} to {after - 1} ({count} records), bytes {start} to {end} fail their CRC32C"
+            what = (
+                f"offsets {first} to {after - 1} ({count} records), "
+                f"bytes {start} to {end} fail their CRC32C"
+            )
             hole = {
                 "base": segment.base,
                 "start": start,
@@ -192,7 +195,7 @@ class SegmentCheck:
                 "lost_from": first,
                 "lost_to": after,
             }
-            self.found.append(Found(name, start, what, hole))
+            self.faults.append(Fault(name, start, what, hole))
 
     def _row_after(self, end: int) -> int:
         try:
@@ -200,7 +203,7 @@ class SegmentCheck:
         except (Damaged, StorageFailed):  # the index is damaged as well
             return self.segment.rows
 
-    def _known(self, start: int, end: int) -> bool:
+    def _in_hole(self, start: int, end: int) -> bool:
         """Whether a hole is in there."""
         return any(begin < end and start < stop for begin, stop in self.segment.holes)
 
@@ -208,7 +211,7 @@ class SegmentCheck:
         """Records that no checksum covers: only index and framing can be compared."""
         self.unchecked += end - start
         while start < end:
-            row = min(self._row + INDEX_ROWS, self._row_after(end))
+            row = min(self._row + INDEX_ROWS_PER_STEP, self._row_after(end))
             stop = self.segment.position_of(row) if row > self._row else end
             self._check_index(data, start, stop)
             data.forget(start, stop - start)
@@ -228,12 +231,12 @@ class SegmentCheck:
             good, stop = 0, first
         if good < stop - first or stop == first:
             self._row = stop
-            if self._known(start, end):
+            if self._in_hole(start, end):
                 return
             self._index_sound = False  # one is enough: the rows after it cannot be told apart
             what = f"a row does not match {segment.path(DATA).name}: records are found without it"
-            self.found.append(
-                Found(segment.path(INDEX).name, (first + good) * INDEX_SIZE, what, {})
+            self.faults.append(
+                Fault(segment.path(INDEX).name, (first + good) * INDEX_SIZE, what, {})
             )
         self._row = stop
 

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from penstock.errors import Conflict, PenstockError
 from penstock.log.encode import Frame, frame_arrays, frame_payloads
 from penstock.log.fs import Bytes
-from penstock.log.layout import HAS_PRODUCER, NO_PRODUCER, pack_batch
+from penstock.log.layout import HAS_PRODUCER, NO_PRODUCER, BatchRow
 from penstock.log.producers import Producer, Producers
 from penstock.log.writer import Write
 
@@ -86,7 +86,7 @@ class Commit:
                 continue
             self._add_alike(alike)
             alike = []
-            entry.first, position = self._place()
+            entry.first, position = self._next()
             if entry.lengths is None:
                 frame = frame_payloads(entry.payloads, entry.first, position)
             else:
@@ -96,14 +96,14 @@ class Commit:
             self._add(frame, entry.producer)
         self._add_alike(alike)
 
-    def _place(self) -> tuple[int, int]:
+    def _next(self) -> tuple[int, int]:
         """Offset and position of what comes next."""
         return self.write.first + self.write.count, self._position + self.write.size
 
     def _add_alike(self, alike: list[Entry]) -> None:
         if not alike:
             return
-        first, position = self._place()
+        first, position = self._next()
         payloads: list[Bytes] = []
         for entry in alike:
             entry.first = first + len(payloads)
@@ -118,36 +118,34 @@ class Commit:
         if twin is not None:
             entry.twin = twin
             return True
-        if (
-            Producer(producer.id, producer.sequence - 1) not in self._seen
-        ):  # otherwise it is the next one
+        if Producer(producer.id, producer.sequence - 1) not in self._seen:  # not the next one
             try:
-                place = self._producers.earlier(producer)
+                earlier = self._producers.earlier(producer)
             except Conflict as error:
                 entry.refuse(error)
                 return True
-            if place is not None:
+            if earlier is not None:
                 self.duplicates += 1
-                entry.answer(Appended(*place, True))
+                entry.answer(Appended(*earlier, True))
                 return True
         self._seen[producer] = entry
         return False
 
     def _add(self, frame: Frame, producer: Producer | None) -> None:
-        first, start = self._place()
+        first, start = self._next()
         write, size = self.write, len(frame.data)
         write.batches.append(
-            pack_batch(
-                first,
-                frame.count,
-                0 if producer is None else HAS_PRODUCER,
-                start,
-                start + size,
-                write.time,
-                NO_PRODUCER if producer is None else producer.id,
-                0 if producer is None else producer.sequence,
-                crc32c(frame.data),
-            )
+            BatchRow(
+                first=first,
+                records=frame.count,
+                flags=0 if producer is None else HAS_PRODUCER,
+                start=start,
+                end=start + size,
+                time=write.time,
+                producer=NO_PRODUCER if producer is None else producer.id,
+                sequence=0 if producer is None else producer.sequence,
+                crc=crc32c(frame.data),
+            ).pack()
         )
         write.data.append(frame.data)
         write.index.append(frame.index)

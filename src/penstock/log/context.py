@@ -23,9 +23,8 @@ class OpenFiles:
 
     def __init__(self, limit: int | None = None) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.limit = limit or max(
-            16, min(1024, soft // 12)
-        )  # three files each: a quarter of what the process may open
+        # Three files each: a quarter of what the process may open.
+        self.limit = limit or max(16, min(1024, soft // 12))
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._lock = threading.Lock()  # readers in the pool open files too
 

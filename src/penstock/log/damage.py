@@ -1,5 +1,5 @@
-"""What is known to be damaged in a topic: told once, counted, and kept in `damage.json` when
-something was lost.
+"""What is damaged in a topic: reported once, counted, and kept in `damage.json` when something was
+lost.
 
 Recovery writes it when a topic is opened, the scrub while it runs; the admin API and `verify` show
 it. A place in `damage.json` has an `outcome`, `what` in words, and where: `file`, and for lost
@@ -22,31 +22,32 @@ from penstock.metrics import Counter
 log = logging.getLogger("penstock.topics")
 
 
-class Damage:
+class DamageReport:
     def __init__(self, fs: Fs, directory: Path, counter: Counter) -> None:
-        self.fs, self.directory = fs, directory
-        self.places: list[dict[str, Any]] = []
+        self._fs = fs
+        self._directory = directory
+        self.places: list[dict[str, Any]] = []  # the contents of damage.json
         self._counter = counter
         self._changed = False  # whether damage.json must be written
 
     def read(self) -> None:
         try:
-            self.places = read_places(self.fs.read(self.directory / DAMAGE))
+            self.places = read_places(self._fs.read(self._directory / DAMAGE))
         except ValueError:
-            self.report("repaired", f"{DAMAGE} could not be read and is started anew")
+            self.report("repaired", f"{DAMAGE} could not be read and is recreated")
             self._changed = True
 
     def write(self) -> None:
         """Unless the file says it already."""
         if self._changed:
-            self.fs.replace(
-                self.directory / DAMAGE, json.dumps(self.places, indent=1).encode() + b"\n"
+            self._fs.replace(
+                self._directory / DAMAGE, json.dumps(self.places, indent=1).encode() + b"\n"
             )
             self._changed = False
 
     def report(self, outcome: str, text: str, **lost: Any) -> None:
         """Log and count it; with `lost`, note it too."""
-        log.warning("topic %s: %s: %s", self.directory.name, outcome, text)
+        log.warning("topic %s: %s: %s", self._directory.name, outcome, text)
         self._counter.add(1, outcome)
         if lost:
             self.places.append({"outcome": outcome, "what": text, **lost})
@@ -67,22 +68,23 @@ class Damage:
         return max((end for end in ends if end < 1 << 62), default=0)
 
     def holes_of(self, base: int) -> tuple[tuple[int, int], ...]:
-        found = (
+        holes = (
             (int(place["start"]), int(place["end"]))
             for place in self.places
             if place.get("base") == base and "start" in place and "end" in place
         )
-        return tuple(sorted(found))
+        return tuple(sorted(holes))
 
     def note_holes(self, segment: Segment, holes: list[Hole]) -> None:
         name = segment.path(DATA).name
-        known = set(self.holes_of(segment.base))
+        noted = set(self.holes_of(segment.base))
         for hole in holes:
-            if (hole.start, hole.end) in known:
+            if (hole.start, hole.end) in noted:
                 continue
             self.report(
                 "lost",
-                f"{name}: offsets {hole.lost_from} to {hole.lost_to - 1}, bytes {hole.start} to {hole.end} are damaged",
+                f"{name}: offsets {hole.lost_from} to {hole.lost_to - 1}, "
+                f"bytes {hole.start} to {hole.end} are damaged",
                 file=name,
                 base=segment.base,
                 start=hole.start,
@@ -102,10 +104,10 @@ class Damage:
 
 def read_places(data: bytes) -> list[dict[str, Any]]:
     """The contents of a `damage.json`; ValueError when it is none."""
-    found = json.loads(data)
-    if not isinstance(found, list):
+    places = json.loads(data)
+    if not isinstance(places, list):
         raise ValueError(f"{DAMAGE} holds no list")
-    return [place for place in found if isinstance(place, dict) and _is_sane(place)]
+    return [place for place in places if isinstance(place, dict) and _is_sane(place)]
 
 
 def _is_sane(place: dict[str, Any]) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 from penstock.log.fs import Bytes
 from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_ROW, INDEX_TYPE, RECORD_HEADER
 
-FEW = 4  # up to here struct beats numpy
-MASKED_UP_TO = 256  # mean payload size above which one copy per record is cheaper than the mask
+MAX_STRUCT_RECORDS = 4  # up to here struct beats numpy
+MAX_MASKED_BYTES = 256  # mean payload size above which a copy per record beats the mask
 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
@@ -30,7 +30,7 @@ class Frame:
 
 
 def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Frame:
-    if len(payloads) <= FEW:
+    if len(payloads) <= MAX_STRUCT_RECORDS:
         parts: list[Bytes] = []
         rows = []
         offset = first
@@ -63,7 +63,7 @@ def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position
     head = headers.view(np.uint8).reshape(count, HEADER_SIZE)
     places = starts[:, None] + _IN_HEADER
     out[places] = head
-    if len(source) <= MASKED_UP_TO * count:
+    if len(source) <= MAX_MASKED_BYTES * count:
         mask = np.ones(len(out), np.bool_)
         mask[places] = False
         out[mask] = source

@@ -18,30 +18,35 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                         flags: 1 = has a producer, 2 = compacted (records were removed from between)
     data-<base>.log, index-<base>.idx, batches-<base>.crc
                         a sealed segment; <base> is its first offset, 20 decimal digits
-    checkpoint          how far the active segment was known to be whole and durable, and the producers as of then
+    checkpoint          how far the active segment was known to be whole and durable, and the
+                        producers as of then
                           0  magic "PENSTCK1"        56 size of batches.crc u64
                           8  incarnation, 16 bytes   64 time of the last record, microseconds u64
                          24  next offset u64         72 producers u32
                          32  base of data.log u64    76 state u32
                          40  size of data.log u64    80 producers, see below
                          48  size of index.idx u64   then CRC32C of all before u32
-                        a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64, first offset u64,
-                        records u32
-                        state: 0 = being written, each commit synced row first; 1 = stopped cleanly, nothing of ours
-                        comes after; 2 = being written, rows and data synced later
+                        a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64,
+                        first offset u64, records u32
+                        state: 0 = being written, each commit synced row first; 1 = stopped cleanly,
+                        nothing of ours comes after; 2 = being written, rows and data synced later
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
-    archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits for it when there)
-    policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not there: `delete`)
-    damage.json         what recovery or the scrub found damaged and could not repair, see `penstock.log.damage`
+    archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits
+                        for it when there)
+    policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not
+                        there: `delete`)
+    damage.json         what recovery or the scrub could not repair, see `penstock.log.damage`
     quarantine-<base>-<position>.bin
                         bytes that recovery cut off the end of a segment
     *.new, *.swap, swap-<base>
-                        unfinished work: removed, or for swap-<base> finished, when the topic is opened
+                        unfinished work: removed, or for swap-<base> finished, when the topic is
+                        opened
 """
 
 import re
 import struct
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -103,19 +108,22 @@ def parse_sealed(name: str) -> tuple[str, int] | None:
     return (kind, int(match[2])) if kind in KINDS else None
 
 
-def pack_batch(
-    first: int,
-    count: int,
-    flags: int,
-    start: int,
-    end: int,
-    time: int,
-    producer: bytes,
-    sequence: int,
-    crc: int,
-) -> bytes:
-    row = _BATCH_ROW.pack(first, count, flags, start, end, time, producer, sequence, crc)
-    return row + _CHECK.pack(crc32c(row))
+class BatchRow(NamedTuple):
+    """A row of the sidecar, without the checksum of its own."""
+
+    first: int
+    records: int
+    flags: int
+    start: int
+    end: int
+    time: int
+    producer: bytes
+    sequence: int
+    crc: int
+
+    def pack(self) -> bytes:
+        row = _BATCH_ROW.pack(*self)
+        return row + _CHECK.pack(crc32c(row))
 
 
 def parse_batches(data: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -160,22 +168,21 @@ class ProducerEntry:
     """What one producer appended lately."""
 
     time: int  # microseconds, of the last entry
-    batches: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # sequence -> first offset, records; in order
+    # sequence -> first offset, records; in order
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     last: int = -1  # the last sequence taken; the next one must follow it
 
 
 @dataclass(slots=True)
 class Checkpoint:
     incarnation: bytes
-    next_offset: int
-    base: int
-    data_size: int
-    index_size: int
-    batches_size: int
-    last_time: int
-    state: int
+    next_offset: int = 0
+    base: int = 0
+    data_size: int = 0
+    index_size: int = 0
+    batches_size: int = 0
+    last_time: int = 0
+    state: int = STRICT
     producers: dict[bytes, ProducerEntry] = field(default_factory=dict)
 
     def pack(self) -> bytes:
@@ -195,9 +202,7 @@ class Checkpoint:
         ]
         for key, producer in self.producers.items():
             parts.append(_PRODUCER.pack(key, producer.time, len(producer.batches)))
-            parts.extend(
-                _ENTRY.pack(sequence, *place) for sequence, place in producer.batches.items()
-            )
+            parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in producer.batches.items())
         body = b"".join(parts)
         return body + _CHECK.pack(crc32c(body))
 
@@ -206,21 +211,11 @@ class Checkpoint:
         """None when the file is not whole: the topic is then scanned instead."""
         if len(data) < _CHECKPOINT.size + 4 or crc32c(data[:-4]) != _CHECK.unpack(data[-4:])[0]:
             return None
-        (
-            magic,
-            incarnation,
-            next_offset,
-            base,
-            data_size,
-            index_size,
-            batches_size,
-            last_time,
-            count,
-            state,
-        ) = _CHECKPOINT.unpack_from(data)
+        magic, *numbers, count, state = _CHECKPOINT.unpack_from(data)
         if magic != _MAGIC:
             return None
-        producers: dict[bytes, ProducerEntry] = {}
+        checkpoint = cls(*numbers)
+        checkpoint.state = state
         at = _CHECKPOINT.size
         for _ in range(count):
             key, time, entries = _PRODUCER.unpack_from(data, at)
@@ -230,15 +225,5 @@ class Checkpoint:
                 sequence, first, records = _ENTRY.unpack_from(data, at)
                 at += _ENTRY.size
                 batches[sequence] = (first, records)
-            producers[key] = ProducerEntry(time, batches, max(batches, default=-1))
-        return cls(
-            incarnation,
-            next_offset,
-            base,
-            data_size,
-            index_size,
-            batches_size,
-            last_time,
-            state,
-            producers,
-        )
+            checkpoint.producers[key] = ProducerEntry(time, batches, max(batches, default=-1))
+        return checkpoint

@@ -1,6 +1,6 @@
 """Idempotence: which batches of which producers are in the log already.
 
-A producer numbers its batches 0, 1, 2, ...; the last `REMEMBERED` of each are kept with where they
+A producer numbers its batches 0, 1, 2, ...; the last `BATCHES_REMEMBERED` of each are kept with where they
 went. A batch sent again is answered with its first offsets, a batch that skips one is refused, so a
 producer that pipelines and retries gets its records stored once and in order. An unknown producer
 may start anywhere (its history may have expired). Sequences from `SPARSE` on may leave gaps and
@@ -21,7 +21,7 @@ from penstock.errors import Conflict
 from penstock.log.layout import HAS_PRODUCER, ProducerEntry
 from penstock.protocol.frames import SPARSE
 
-REMEMBERED = 128
+BATCHES_REMEMBERED = 128
 
 
 class Producer(NamedTuple):
@@ -42,33 +42,35 @@ class Producers:
         """Where this batch went when it was appended before; None when it is the next one; Conflict
         otherwise.
         """
-        known = self.entries.get(producer.id)
-        if known is None:
+        entry = self.entries.get(producer.id)
+        if entry is None:
             return None
-        place = known.batches.get(producer.sequence)
-        if place is not None:
-            return place
-        if producer.sequence == known.last + 1 or producer.sequence > max(known.last, SPARSE - 1):
+        earlier = entry.batches.get(producer.sequence)
+        if earlier is not None:
+            return earlier
+        if producer.sequence == entry.last + 1 or producer.sequence > max(entry.last, SPARSE - 1):
             return None
-        if SPARSE <= producer.sequence <= known.last:
-            return min(first for first, _ in known.batches.values()), 0
-        if producer.sequence <= known.last:
+        if SPARSE <= producer.sequence <= entry.last:
+            return min(first for first, _ in entry.batches.values()), 0
+        if producer.sequence <= entry.last:
             raise Conflict(
-                f"batch {producer.sequence} of this producer is too old to be recognised; the last one was {known.last}"
+                f"batch {producer.sequence} of this producer is too old to be recognised; "
+                f"the last one was {entry.last}"
             )
         raise Conflict(
-            f"batch {producer.sequence} of this producer comes too early; {known.last + 1} is expected"
+            f"batch {producer.sequence} of this producer comes too early; "
+            f"{entry.last + 1} is expected"
         )
 
     def add(self, producer: Producer, first: int, count: int, time: int) -> None:
-        known = self.entries.get(producer.id)
-        if known is None:
-            known = self.entries[producer.id] = ProducerEntry(time)
-        known.time = time
-        known.last = producer.sequence
-        known.batches[producer.sequence] = (first, count)
-        if len(known.batches) > REMEMBERED:
-            del known.batches[next(iter(known.batches))]
+        entry = self.entries.get(producer.id)
+        if entry is None:
+            entry = self.entries[producer.id] = ProducerEntry(time)
+        entry.time = time
+        entry.last = producer.sequence
+        entry.batches[producer.sequence] = (first, count)
+        if len(entry.batches) > BATCHES_REMEMBERED:
+            del entry.batches[next(iter(entry.batches))]
 
     def expect(self, producer: Producer, time: int) -> None:
         """A failed first batch: its successors must not be taken for the first one."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.errors import Damaged, InvalidOffset
-from penstock.log.damage import Damage
+from penstock.log.damage import DamageReport
 from penstock.log.segment import Batch, Raw, Segment, empty_batch
 from penstock.log.segment_store import SegmentStore
 
@@ -22,7 +22,7 @@ R = TypeVar("R", Batch, Raw)
 
 
 class Reader:
-    def __init__(self, segments: SegmentStore, damage: Damage) -> None:
+    def __init__(self, segments: SegmentStore, damage: DamageReport) -> None:
         self._segments = segments
         self._damage = damage
 

@@ -14,10 +14,10 @@ import numpy as np
 from penstock.log.fs import File
 from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_TYPE, RECORD_HEADER
 
-CHUNK = 4 << 20
-BULK = 1 << 16
-SEARCHED = 16 << 20  # bytes looked through for the next record when nothing else tells
-CHAIN = 3  # records in a row that make a found place believable
+CHUNK_BYTES = 4 << 20
+ROWS_PER_STEP = 1 << 16
+MAX_SEARCH_BYTES = 16 << 20  # looked through for the next record when nothing else says where
+CHAIN_RECORDS = 3  # in a row make a position believable
 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
@@ -47,14 +47,14 @@ def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
     positions = rows["position"].astype(np.int64)
     good, at = 0, start
     while good < len(rows):
-        count = min(BULK, len(rows) - good)
+        count = min(ROWS_PER_STEP, len(rows) - good)
         part = positions[good : good + count]
         if int(part[0]) != at or at >= size:
             return good
         inside = (part[1:] > part[:-1]) & (part[1:] <= size - HEADER_SIZE)
         count = count if bool(inside.all()) else int(np.argmin(inside)) + 1
         part = part[:count]
-        count = min(count, max(1, int(np.searchsorted(part, at + 8 * CHUNK))))
+        count = min(count, max(1, int(np.searchsorted(part, at + 8 * CHUNK_BYTES))))
         part = part[:count]
         if at + HEADER_SIZE > size:
             return good
@@ -85,15 +85,16 @@ def walk(
     rows: list[tuple[int, int]] = []
     unpack = RECORD_HEADER.unpack_from
     while at + HEADER_SIZE <= size:
-        buffer = data.read_at(at, min(CHUNK, size - at))
+        buffer = data.read_at(at, min(CHUNK_BYTES, size - at))
         inside, last = 0, len(buffer) - HEADER_SIZE
         while inside <= last:
-            found, length = unpack(buffer, inside)
+            current, length = unpack(buffer, inside)
             end = at + inside + HEADER_SIZE + length
-            if end > size or (found != offset if limit is None else not offset <= found < limit):
+            follows = current == offset if limit is None else offset <= current < limit
+            if end > size or not follows:
                 return rows, at + inside, offset
-            rows.append((found, at + inside))
-            offset = found + 1
+            rows.append((current, at + inside))
+            offset = current + 1
             inside += HEADER_SIZE + length
         if inside == 0:
             break
@@ -144,16 +145,16 @@ def scan(
             break
         holes.append(Hole(at, resumed[0], offset, resumed[1]))
         at, offset = resumed
-    found = np.concatenate(pieces) if pieces else np.empty(0, INDEX_TYPE)
-    return Scan(found, at, offset, holes)
+    records = np.concatenate(pieces) if pieces else np.empty(0, INDEX_TYPE)
+    return Scan(records, at, offset, holes)
 
 
-def drop_untiled(found: Scan, batches: np.ndarray) -> Scan:
+def drop_untiled(scanned: Scan, batches: np.ndarray) -> Scan:
     """Leave out what the sidecar contradicts: a batch must consist of exactly its records (zeros
     look like some).
     """
-    rows, holes, end, offset = found.rows, found.holes, found.end, found.next_offset
-    for batch in batches[batches["start"] < found.end]:
+    rows, end, offset, holes = scanned
+    for batch in batches[batches["start"] < scanned.end]:
         low, high = np.searchsorted(rows["position"], [batch["start"], batch["end"]])
         inside = rows[low:high]
         whole = len(inside) == int(batch["count"]) and inside[0]["offset"] == batch["first"]
@@ -193,40 +194,35 @@ def _candidates(
     limit: int | None,
 ) -> Iterator[tuple[int, int]]:
     """Places after `at` where records go on, nearest first: (position, offset)."""
-    told = np.concatenate([index, anchors]) if len(anchors) else index
-    told = told[
-        (told["position"] > at)
-        & (told["position"] <= size - HEADER_SIZE)
-        & (told["offset"] > offset - 1)
+    hints = np.concatenate([index, anchors]) if len(anchors) else index
+    hints = hints[
+        (hints["position"] > at)
+        & (hints["position"] <= size - HEADER_SIZE)
+        & (hints["offset"] > offset - 1)
     ]
-    for row in np.sort(told, order="position")[: 1 << 16]:
+    for row in np.sort(hints, order="position")[: 1 << 16]:
         position, first = int(row["position"]), int(row["offset"])
         if is_record(data, position, size, first, limit):
             yield position, first
             return
-    buffer = data.read_at(at + 1, min(SEARCHED, size - at - 1))
+    buffer = data.read_at(at + 1, min(MAX_SEARCH_BYTES, size - at - 1))
     highest = limit if limit is not None else offset + (size - at) // HEADER_SIZE + 1
     for shift in _offsets_in(buffer, offset, highest):
         position = at + 1 + shift
         first = int.from_bytes(buffer[shift : shift + 8], "little")
-        if is_record(data, position, size, first, limit, CHAIN):
+        if is_record(data, position, size, first, limit, CHAIN_RECORDS):
             yield position, first
             return
 
 
 def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
     """Where in `buffer` an unaligned u64 in [low, high) begins."""
-    found = []
-    for shift in range(8):
-        values = (
-            np.frombuffer(buffer, "<u8", max(0, (len(buffer) - shift) // 8), shift)
-            if len(buffer) >= 8 + shift
-            else None
-        )
-        if values is not None:
-            hits = np.flatnonzero((values >= np.uint64(low)) & (values < np.uint64(high)))
-            found.extend((hits * 8 + shift).tolist())
-    return sorted(found)
+    positions = []
+    for shift in range(min(8, max(0, len(buffer) - 7))):
+        values = np.frombuffer(buffer, "<u8", (len(buffer) - shift) // 8, shift)
+        hits = np.flatnonzero((values >= np.uint64(low)) & (values < np.uint64(high)))
+        positions.extend((hits * 8 + shift).tolist())
+    return sorted(positions)
 
 
 def is_record(
@@ -237,13 +233,12 @@ def is_record(
         header = data.read_at(position, HEADER_SIZE)
         if len(header) < HEADER_SIZE:
             return False
-        found, length = RECORD_HEADER.unpack(header)
+        current, length = RECORD_HEADER.unpack(header)
         position += HEADER_SIZE + length
-        if position > size or (limit is not None and found >= limit) or found < offset:
+        follows = current == offset if limit is None else offset <= current < limit
+        if position > size or not follows:
             return False
-        if limit is None and found != offset:
-            return False
-        offset = found + 1
+        offset = current + 1
         if position == size:
             return True
     return True

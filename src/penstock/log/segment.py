@@ -41,8 +41,8 @@ from penstock.log.layout import (
     sealed_name,
 )
 
-WINDOW = 512  # index rows read at once at the end of a search
-ROWS_AT_ONCE = 1 << 16  # index rows looked at by one read
+WINDOW_ROWS = 512  # of the index, read at once at the end of a search
+MAX_ROWS = 1 << 16  # of the index, looked at by one read
 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
@@ -156,13 +156,10 @@ class Segment:
         self.batches_size = 0
         self.newest = 0  # append time of the newest record, microseconds
         self.compacted = False  # records were removed from it
-        self.holes: tuple[
-            tuple[int, int], ...
-        ] = ()  # byte ranges of data that were found damaged, in order
-        self.on_open: Callable[[Segment], None] | None = None
-        self.on_mismatch: Callable[[Segment], None] | None = (
-            None  # told when index and data disagree
-        )
+        self.holes: tuple[tuple[int, int], ...] = ()  # damaged byte ranges of data, in order
+        self.on_open: Callable[[Segment], None] | None = None  # called when a file is opened
+        # called when index and data disagree
+        self.on_mismatch: Callable[[Segment], None] | None = None
         self.pinned = False  # being written: its files stay open
         self._files: dict[str, File] = {}
 
@@ -217,7 +214,7 @@ class Segment:
 
     def _search(self, column: str, value: int) -> int:
         low, high = 0, self.rows  # the answer lies in [low, high]
-        while high - low > WINDOW:
+        while high - low > WINDOW_ROWS:
             middle = (low + high) // 2
             if int(self.index_rows(middle, middle + 1)[column][0]) < value:
                 low = middle + 1
@@ -255,7 +252,7 @@ class Segment:
         return Batch(buffer, offsets, starts, ends, int(offsets[-1]) + 1)
 
     def _read_indexed(self, row: int, offset: int, max_records: int, max_bytes: int) -> Batch:
-        stop = min(self.rows, row + min(max_records, ROWS_AT_ONCE, max_bytes // HEADER_SIZE + 1))
+        stop = min(self.rows, row + min(max_records, MAX_ROWS, max_bytes // HEADER_SIZE + 1))
         rows = self.index_rows(row, min(stop + 1, self.rows))
         self._expect(rows, offset)
         positions = rows["position"].astype(np.int64)
@@ -295,9 +292,8 @@ class Segment:
         lengths = headers["length"].astype(np.int64)
         ends = starts + HEADER_SIZE + lengths
         fine = headers["offset"] == offsets
-        fine[1:] &= (
-            ends[:-1] == starts[1:]
-        )  # the record before a hole is good, the one after it is for the next read
+        # the record before a hole is good, the one after it is for the next read
+        fine[1:] &= ends[:-1] == starts[1:]
         fine[-1] &= bool(ends[-1] <= size)
         good = len(fine) if bool(fine.all()) else int(np.argmin(fine))
         if 0 < good < len(fine) and int(ends[good - 1]) > int(starts[good]):
@@ -311,8 +307,8 @@ class Segment:
         for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
             if start != at or at + HEADER_SIZE > len(buffer):
                 break
-            found, length = RECORD_HEADER.unpack_from(buffer, at)
-            if found != offset or at + HEADER_SIZE + length > len(buffer):
+            current, length = RECORD_HEADER.unpack_from(buffer, at)
+            if current != offset or at + HEADER_SIZE + length > len(buffer):
                 break
             lengths.append(length)
             at += HEADER_SIZE + length
@@ -326,11 +322,9 @@ class Segment:
         try:
             return self._raw_indexed(row, offset, max_bytes, max_records)
         except _Mismatch:
-            found, end = self._walk(row, offset, max_records or ROWS_AT_ONCE, max_bytes)
-            rows, start = np.array(found, INDEX_TYPE), found[0][1]
-            return Raw(
-                found[0][0], len(found), found[-1][0] + 1, self.file(DATA), start, end - start, rows
-            )
+            walked, end = self._walk(row, offset, max_records or MAX_ROWS, max_bytes)
+            (first, start), last, rows = walked[0], walked[-1][0], np.array(walked, INDEX_TYPE)
+            return Raw(first, len(rows), last + 1, self.file(DATA), start, end - start, rows)
 
     def _raw_indexed(self, row: int, offset: int, max_bytes: int, max_records: int | None) -> Raw:
         rows, positions = self._rows_within(row, max_bytes, max_records)
@@ -367,16 +361,16 @@ class Segment:
 
     def _expect(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
-        found, position = int(rows["offset"][0]), int(rows["position"][0])
-        if found == offset:
+        following, position = int(rows["offset"][0]), int(rows["position"][0])
+        if following == offset:
             return
         if self.dense:
             raise _Mismatch
         for start, end in self.holes:
             if end == position:
                 name = self.path(DATA).name
-                text = f"{name}: offsets {offset} to {found - 1} are lost, bytes {start} to {end} are damaged"
-                raise Damaged(text, found)
+                text = f"{name}: offsets {offset} to {following - 1} are lost, "
+                raise Damaged(f"{text}bytes {start} to {end} are damaged", following)
 
     def _before_hole(self, positions: np.ndarray, count: int, offset: int) -> tuple[int, int]:
         """How many of these records come before the next hole, and where they end."""
@@ -392,8 +386,8 @@ class Segment:
         row = self.row_at(stop)
         resume = int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
         resume = max(resume, offset + 1)  # also when the index lies: whoever goes on there gets on
-        text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, records go on at offset {resume}"
-        return Damaged(text, resume)
+        text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
+        return Damaged(f"{text}records go on at offset {resume}", resume)
 
     def _offset_at(self, position: int) -> int:
         """The offset in the record header at this position, -1 when there can be none."""
@@ -417,23 +411,23 @@ class Segment:
         if self.on_mismatch is not None:
             self.on_mismatch(self)
         at = expected = 0
-        for before in range(row - 1, max(-1, row - 1 - WINDOW), -1):
+        for before in range(row - 1, max(-1, row - 1 - WINDOW_ROWS), -1):
             if self._agrees(before):
                 at = self.position_of(before)
                 break
         else:
-            row = WINDOW
+            row = WINDOW_ROWS
         rows: list[tuple[int, int]] = []
         size = 0
-        for _ in range(row + WINDOW + max_records):
+        for _ in range(row + WINDOW_ROWS + max_records):
             header = self.file(DATA).read_at(at, HEADER_SIZE) if at < self.data_size else b""
             if len(header) < HEADER_SIZE:
                 break
-            found, length = RECORD_HEADER.unpack(header)
+            current, length = RECORD_HEADER.unpack(header)
             end = at + HEADER_SIZE + length
-            if end > self.data_size or not expected <= found < self.end:
+            if end > self.data_size or not expected <= current < self.end:
                 break
-            if found >= offset:
+            if current >= offset:
                 hole = next(
                     ((begin, stop) for begin, stop in self.holes if begin <= at < stop), None
                 )
@@ -444,12 +438,13 @@ class Segment:
                 size += HEADER_SIZE + length
                 if rows and (size > max_bytes or len(rows) == max_records):
                     return rows, at
-                rows.append((found, at))
-            at, expected = end, found + 1
+                rows.append((current, at))
+            at, expected = end, current + 1
         if rows:
             return rows, at
         resume = next(
-            (r for r in range(row + 1, min(self.rows, row + 8 * WINDOW)) if self._agrees(r)), None
+            (r for r in range(row + 1, min(self.rows, row + 8 * WINDOW_ROWS)) if self._agrees(r)),
+            None,
         )
         raise Damaged(
             f"{self.path(DATA).name}: the record at byte {at} (offset {offset}) is damaged",
@@ -480,10 +475,10 @@ class Segment:
 
     def times(self, offsets: np.ndarray) -> np.ndarray:
         """Append times in microseconds; the file's modification time where the sidecar does not
-        tell.
+        say.
         """
-        found = np.zeros(len(offsets), np.int64)
-        known = np.zeros(len(offsets), np.bool_)
+        times = np.zeros(len(offsets), np.int64)
+        dated = np.zeros(len(offsets), np.bool_)
         if len(offsets) and self.batches_size:
             start = max(0, self._batch_search("first", int(offsets[0])) - 1)
             rows = self.batch_rows(start, self._batch_search("first", int(offsets[-1])))
@@ -491,13 +486,13 @@ class Segment:
                 at = np.searchsorted(rows["first"], offsets.astype(np.uint64), "right") - 1
                 row = rows[np.maximum(at, 0)]
                 ends = row["first"] + row["count"]
-                known = (at >= 0) & (
+                dated = (at >= 0) & (
                     (offsets.astype(np.uint64) < ends) | ((row["flags"] & COMPACTED) != 0)
                 )
-                found[known] = row["time"][known].astype(np.int64)
-        if not bool(known.all()):
-            found[~known] = int(self.fs.modified(self.path(DATA)) * 1e6)
-        return found
+                times[dated] = row["time"][dated].astype(np.int64)
+        if not bool(dated.all()):
+            times[~dated] = int(self.fs.modified(self.path(DATA)) * 1e6)
+        return times
 
     def offset_at(self, microseconds: int) -> int | None:
         """The first offset appended at or after this time, if this segment has one."""

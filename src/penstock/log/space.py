@@ -49,10 +49,11 @@ class Space:
     def take(self, size: int) -> None:
         """Promise so many bytes, or raise StorageFull."""
         if self._clock() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
-            self._look()
+            self._refresh()
         if self._free - size < self._reserve:
             error = StorageFull(
-                f"the disk has {self._free} bytes free, of which {self._reserve} are kept in reserve"
+                f"the disk has {self._free} bytes free, "
+                f"of which {self._reserve} are kept in reserve"
             )
             self.refused(error, size)
             raise error
@@ -76,9 +77,9 @@ class Space:
     def check(self) -> None:
         """Whether there is room again, if there was none."""
         if self._full is not None and self._clock() >= self._asked + CHECK_SECONDS:
-            self._look()
+            self._refresh()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         now = self._clock()
         self._free, self._asked = self._fs.free_bytes(self._directory), now
         if self._full is None or self._free - self._wanted < self._reserve:

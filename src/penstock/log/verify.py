@@ -59,9 +59,9 @@ from penstock.log.layout import (
 from penstock.log.recovery.interrupted import unfinished_roll
 from penstock.log.scan import agreeing
 
-INDEX_ROWS = 1 << 20
-CHUNK = 16 << 20
-ATTEMPTS = 5  # beside a broker that deletes or swaps segments meanwhile
+INDEX_ROWS_PER_STEP = 1 << 20
+CHUNK_BYTES = 16 << 20
+MAX_ATTEMPTS = 5  # beside a broker that deletes or swaps segments meanwhile
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ def verify(
     """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
     if until is None:
         return _Verifier(directory, fs, until, progress).run()
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         shape = _shape(fs, directory)
         with contextlib.suppress(FileNotFoundError):
             report = _Verifier(directory, fs, until, progress).run()
@@ -108,13 +108,13 @@ def verify(
 
 def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
     """What tells that a sealed file was replaced."""
-    found = []
+    files = []
     for name in fs.list_dir(directory):
         if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith(SWAP_PREFIX):
             with contextlib.suppress(FileNotFoundError):
                 path = directory / name
-                found.append((name, fs.size(path), fs.modified(path)))
-    return found
+                files.append((name, fs.size(path), fs.modified(path)))
+    return files
 
 
 class _Verifier:
@@ -125,22 +125,22 @@ class _Verifier:
         until: int | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self.fs, self.directory, self.until = fs, directory, until
+        self.fs = fs
+        self.directory = directory
+        self.until = until
         self.progress = progress
         self.report = Report(directory.name)
         self.total = 0
         self.open_state = False  # the broker did not stop cleanly, or runs
-        self.renamed: dict[
-            str, str
-        ] = {}  # names that opening the topic will give, and what has them now
+        self.renamed: dict[str, str] = {}  # names that opening will give, and what has them now
 
     def run(self) -> Report:
         names = self._names()
         sealed = sorted(
-            found[1] for found in map(parse_sealed, names) if found is not None and found[0] == DATA
+            file[1] for file in map(parse_sealed, names) if file is not None and file[0] == DATA
         )
         orphans = sorted(
-            {found[1] for found in map(parse_sealed, names) if found is not None} - set(sealed)
+            {file[1] for file in map(parse_sealed, names) if file is not None} - set(sealed)
         )
         for orphan in orphans:
             self.report.add(sealed_name(DATA, orphan), 0, "is missing")
@@ -174,11 +174,11 @@ class _Verifier:
     def _names(self) -> set[str]:
         names = set(self.fs.list_dir(self.directory))
         for marker in sorted(name for name in names if name.startswith(SWAP_PREFIX)):
-            told = parse_checked(self.fs.read(self.directory / marker))
-            if told is None:
+            bases = parse_checked(self.fs.read(self.directory / marker))
+            if bases is None:
                 self.report.add(marker, 0, "does not match its checksum")
                 continue
-            base, *others = (int(part) for part in told.split(","))
+            base, *others = (int(part) for part in bases.split(","))
             for kind in KINDS:
                 name = sealed_name(kind, base)
                 if f"{name}.swap" in names:
@@ -224,7 +224,7 @@ class _Verifier:
         at, first, expected, count = 0, None, base, 0
         unpack = RECORD_HEADER.unpack_from
         while at < size:
-            buffer = data.read_at(at, min(CHUNK, size - at))
+            buffer = data.read_at(at, min(CHUNK_BYTES, size - at))
             inside = 0
             while inside + HEADER_SIZE <= len(buffer):
                 offset, length = unpack(buffer, inside)
@@ -267,7 +267,7 @@ class _Verifier:
         try:
             at, row = 0, 0
             while True:
-                count = min(INDEX_ROWS, max(0, file.size // INDEX_SIZE - row))
+                count = min(INDEX_ROWS_PER_STEP, max(0, file.size // INDEX_SIZE - row))
                 rows = np.frombuffer(file.read_at(row * INDEX_SIZE, count * INDEX_SIZE), INDEX_TYPE)
                 if self.until is not None and name == INDEX:
                     rows = (
@@ -328,7 +328,7 @@ class _Verifier:
         ends = np.concatenate([np.zeros(1, np.uint64), rows["end"]])
         for gap in np.flatnonzero(rows["start"] != ends[:-1]):
             self.report.unchecked += self._between(data, int(ends[gap]), int(rows["start"][gap]))
-        for run in runs(rows, CHUNK):
+        for run in runs(rows, CHUNK_BYTES):
             for i in failing(data, run):
                 start, end, first = (int(run[column][i]) for column in ("start", "end", "first"))
                 self.report.add(
@@ -337,9 +337,8 @@ class _Verifier:
         at = int(ends[-1])
         if at < size and not len(beyond):
             self.report.unchecked += self._between(data, at, size)
-            if (
-                name != DATA or self.open_state
-            ):  # otherwise another server may have written them after a clean stop
+            # after a clean stop another server may have written them
+            if name != DATA or self.open_state:
                 self.report.add(
                     batches_name,
                     len(rows) * BATCH_SIZE,
@@ -367,11 +366,8 @@ class _Verifier:
             return
         for place in places:
             if "lost_from" in place:
-                file, start, end = (
-                    place.get("file", DATA),
-                    place["lost_from"],
-                    place.get("lost_to", 0),
-                )
+                file, start = place.get("file", DATA), place["lost_from"]
+                end = place.get("lost_to", 0)
                 self.report.add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
 
     def _checkpoint(self, names: set[str]) -> Checkpoint | None:

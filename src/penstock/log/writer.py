@@ -37,7 +37,7 @@ from penstock.log.layout import (
     INDEX_TYPE,
     KINDS,
     METADATA,
-    pack_batch,
+    BatchRow,
     pack_metadata,
     sealed_name,
 )
@@ -76,9 +76,8 @@ class Writer:
         self.directory = directory
         self.segment = segment
         self.broken: str | None = None
-        self._renames: list[tuple[Path, Path]] | None = (
-            None  # what an unfinished switch has left to do, in order
-        )
+        # What an unfinished switch still has to do, in order.
+        self._renames: list[tuple[Path, Path]] | None = None
 
     def write(self, job: Write, sync: bool) -> None:
         files = [self.segment.file(kind) for kind in (BATCHES, DATA, INDEX)]
@@ -150,16 +149,12 @@ class Writer:
         if durable.rows == 0:
             return None, fresh
         sealed = Segment(self.fs, self.directory, old.base, sealed=True)
-        sealed.rows, sealed.data_size, sealed.end = (
-            durable.rows,
-            durable.data_size,
-            durable.next_offset,
-        )
-        sealed.batches_size, sealed.newest, sealed.holes = (
-            durable.batches_size,
-            durable.newest,
-            old.holes,
-        )
+        sealed.rows = durable.rows
+        sealed.data_size = durable.data_size
+        sealed.batches_size = durable.batches_size
+        sealed.end = durable.next_offset
+        sealed.newest = durable.newest
+        sealed.holes = old.holes
         return sealed, fresh
 
     def _prepare(self, old: Segment, base: int, carried: list[Write]) -> list[tuple[Path, Path]]:
@@ -240,18 +235,8 @@ def rebase(jobs: list[Write]) -> list[Write]:
     moved.index = [index.tobytes()]
     moved.data = [chunk for job in jobs for chunk in job.data]
     moved.batches = [
-        pack_batch(
-            int(row["first"]),
-            int(row["count"]),
-            int(row["flags"]),
-            int(row["start"]) - delta,
-            int(row["end"]) - delta,
-            int(row["time"]),
-            bytes(row["producer"]),
-            int(row["sequence"]),
-            int(row["crc"]),
-        )
-        for row in rows
+        row._replace(start=row.start - delta, end=row.end - delta).pack()
+        for row in (BatchRow(*fields[:-1]) for fields in rows.tolist())
     ]
     assert len(rows) * BATCH_SIZE == sum(map(len, moved.batches))
     return [moved]

@@ -15,7 +15,7 @@ hidden under a new checksum. Offsets, times and order stay as they were; offsets
 A crash before 2 leaves the old segments, after it the new one. A disk that fails in 2 leaves the
 old ones and in 3 the new one; what is left to do is kept in `Topic.unfinished_swap` and done before
 anything else touches the segments. Readers of an old segment keep their open files; whoever opens
-one anew finds it gone or different and looks again.
+one again finds it gone or different and looks again.
 
 What may not be removed: the newest sealed record, so that a reader at the end is never left before
 a gap with nothing behind it, and the last record of what would become an empty segment. What is not
@@ -58,7 +58,7 @@ from penstock.log.layout import (
     KINDS,
     NO_PRODUCER,
     SWAP_PREFIX,
-    pack_batch,
+    BatchRow,
     pack_checked,
     sealed_name,
 )
@@ -68,8 +68,8 @@ from penstock.topics.topic import Topic, UnfinishedSwap
 
 log = logging.getLogger("penstock.topics")
 
-RECORDS_AT_ONCE = 1 << 16
-BYTES_AT_ONCE = 1 << 20  # numpy holds the interpreter while it copies: a step must be short
+RECORDS_PER_STEP = 1 << 16
+BYTES_PER_STEP = 1 << 20  # numpy holds the interpreter while it copies: a step must be short
 SYNC_BYTES = 64 << 20  # synced in steps, so that commits do not wait behind one long fsync
 
 _running: set["asyncio.Task[Swapped]"] = set()  # a task that nobody refers to may be collected
@@ -134,7 +134,7 @@ async def _compact(
             raise Conflict(
                 f"topic {topic.name!r} is incarnation {topic.incarnation}, not {incarnation}"
             )
-        old = _choose(topic, bases, keep)
+        old = _segments_to_compact(topic, bases, keep)
         wanted = np.frombuffer(keep, np.uint8).copy()
         if topic.segments[-2] is old[-1]:
             _mark(wanted, old[-1].end - 1 - old[0].base)
@@ -171,15 +171,15 @@ def _refuse_ended(topic: Topic) -> None:
         raise Unavailable("the broker is stopping")
 
 
-def _choose(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
+def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
     """The segments meant, if they may be compacted."""
     if topic.policy != COMPACT:
         raise Conflict(
             f"the policy of topic {topic.name!r} is {topic.policy!r}: set it to {COMPACT!r} first"
         )
     segments = topic.segments[:-1]
-    known = [segment.base for segment in segments]
-    at = known.index(bases[0]) if bases and bases[0] in known else -1
+    sealed = [segment.base for segment in segments]
+    at = sealed.index(bases[0]) if bases and bases[0] in sealed else -1
     old = segments[at : at + len(bases)] if at >= 0 else ()
     if not old or [segment.base for segment in old] != list(bases):
         raise Conflict(
@@ -307,7 +307,7 @@ def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
                 f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted",
                 segment.end,
             )
-        for run in runs(rows, BYTES_AT_ONCE):
+        for run in runs(rows, BYTES_PER_STEP):
             _refuse_ending(ending)
             for i in failing(data, run):
                 start, end = int(run["start"][i]), int(run["end"][i])
@@ -353,29 +353,30 @@ class _Copy:
         at, rows = segment.base, 0
         while at < segment.end:
             _refuse_ending(ending)
-            batch = segment.read(at, RECORDS_AT_ONCE, BYTES_AT_ONCE)
+            batch = segment.read(at, RECORDS_PER_STEP, BYTES_PER_STEP)
             if not batch.count:
                 break
             rows += batch.count
             bits = batch.offsets - self.fresh.base
-            chosen = (self._wanted[bits >> 3] >> (bits & 7).astype(np.uint8) & 1).astype(np.bool_)
-            if bool(chosen.any()):
-                self._append(segment, batch, chosen)
+            kept = (self._wanted[bits >> 3] >> (bits & 7).astype(np.uint8) & 1).astype(np.bool_)
+            if bool(kept.any()):
+                self._append(segment, batch, kept)
             at = batch.next_offset
         if rows != segment.rows:
             raise Damaged(
-                f"{segment.path(DATA).name}: {rows} of {segment.rows} records can be read; it is not compacted",
+                f"{segment.path(DATA).name}: {rows} of {segment.rows} records can be read; "
+                "it is not compacted",
                 at,
             )
 
-    def _append(self, segment: Segment, batch: Batch, chosen: np.ndarray) -> None:
+    def _append(self, segment: Segment, batch: Batch, kept: np.ndarray) -> None:
         fresh = self.fresh
         sizes = batch.ends - batch.starts + HEADER_SIZE
         start, end = int(batch.starts[0]) - HEADER_SIZE, int(batch.ends[-1])
-        data = np.frombuffer(batch.buffer, np.uint8)[start:end][np.repeat(chosen, sizes)].tobytes()
-        offsets = batch.offsets[chosen]
+        data = np.frombuffer(batch.buffer, np.uint8)[start:end][np.repeat(kept, sizes)].tobytes()
+        offsets = batch.offsets[kept]
         places = np.zeros(len(offsets) + 1, np.int64)
-        np.cumsum(sizes[chosen], out=places[1:])
+        np.cumsum(sizes[kept], out=places[1:])
         index = np.empty(len(offsets), INDEX_TYPE)
         index["offset"], index["position"] = offsets, places[:-1] + fresh.data_size
         times = segment.times(offsets)
@@ -383,7 +384,8 @@ class _Copy:
         fs = fresh.fs
         if fs.free_bytes(fresh.directory) - len(data) - index.nbytes - len(sidecar) < self._reserve:
             raise StorageFull(
-                f"the disk has no room for a compacted segment beside the old ones ({len(data)} bytes)"
+                "the disk has no room for a compacted segment beside the old ones "
+                f"({len(data)} bytes)"
             )
         for kind, piece in ((DATA, data), (INDEX, index.tobytes()), (BATCHES, sidecar)):
             self._files[kind].append([piece])
@@ -401,23 +403,19 @@ class _Copy:
     ) -> bytes:
         """Records appended at the same time have one row."""
         cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
-        firsts, clock, ends, at = (
-            offsets.tolist(),
-            times.tolist(),
-            places.tolist(),
-            self.fresh.data_size,
-        )
+        firsts, clock, ends = offsets.tolist(), times.tolist(), places.tolist()
+        at = self.fresh.data_size
         return b"".join(
-            pack_batch(
-                firsts[low],
-                high - low,
-                COMPACTED,
-                at + ends[low],
-                at + ends[high],
-                clock[low],
-                NO_PRODUCER,
-                0,
-                crc32c(data[ends[low] : ends[high]]),
-            )
+            BatchRow(
+                first=firsts[low],
+                records=high - low,
+                flags=COMPACTED,
+                start=at + ends[low],
+                end=at + ends[high],
+                time=clock[low],
+                producer=NO_PRODUCER,
+                sequence=0,
+                crc=crc32c(data[ends[low] : ends[high]]),
+            ).pack()
             for low, high in pairwise(cuts)
         )

@@ -8,14 +8,14 @@ comes from the disk and leaves the page cache again.
 
 Checked is what `verify` checks of a sealed segment: every batch against its CRC32C, every index row
 against the record it points at, every sidecar row against its own checksum. A batch that fails is
-read a second time; if it fails again it is a hole from then on, as one that recovery finds: told,
-counted, in `damage.json`, and `Damaged` to whoever reads it.
+read a second time; if it fails again it is a hole from then on, as one that recovery finds:
+reported, counted, in `damage.json`, and `Damaged` to whoever reads it.
 
 Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open
 files, and what it found counts only if the topic still has that segment.
 
 `.penstock/scrub.json` says how far the running pass is, and what the last one came to. It is a
-hint: written now and then and not synced; without it, or when it is damaged, a pass begins anew.
+hint: written now and then and not synced; without it, or when it is damaged, a pass starts over.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.errors import Damaged, StorageFailed, StorageFull
-from penstock.log.checksums import Found, SegmentCheck
+from penstock.log.checksums import Fault, SegmentCheck
 from penstock.log.context import Context
 from penstock.log.layout import DATA
 from penstock.log.segment import Segment
@@ -41,10 +41,10 @@ log = logging.getLogger("penstock.topics")
 STATE = "scrub.json"
 SAVE_SECONDS = 10.0
 START_SECONDS = 60.0  # a broker that was just started has more urgent things to read
-# Whatever a segment's files may do to the code that reads them: it is told, and the others are
-# checked.
+# Whatever a segment's files may do to the code that reads them: it is reported, and the
+# others are checked.
 CANNOT_CHECK = (Damaged, StorageFailed, OSError, ValueError, LookupError, ArithmeticError)
-SHARE = 0.2  # of one core, at most: small batches cost more time than their bytes tell
+CPU_SHARE = 0.2  # of one core, at most: small batches cost more time than their bytes say
 
 
 class Pass(msgspec.Struct, kw_only=True):
@@ -81,7 +81,8 @@ class Scrub:
     """The task in the background."""
 
     def __init__(self, context: Context, private: Path, topics: Topics, metrics: Metrics) -> None:
-        self._context, self._topics = context, topics
+        self._context = context
+        self._topics = topics
         self._path = private / STATE
         self._state = State()
         self._asked = asyncio.Event()
@@ -157,16 +158,16 @@ class Scrub:
             try:
                 await self._pass(self._state, current)
             except (StorageFull, StorageFailed) as error:
-                log.error("the scrub was interrupted and goes on in a minute: %s", error)
+                log.error("the scrub was interrupted and resumes in a minute: %s", error)
                 await self._wait(START_SECONDS)
 
     async def _wait_until_due(self) -> None:
         interval = self._context.settings.scrub_interval
         while not self._asked.is_set():
-            left = self._due() - self._context.clock() if interval else 3600.0
-            if left <= 0:
+            remaining = self._due() - self._context.clock() if interval else 3600.0
+            if remaining <= 0:
                 break
-            await self._wait(min(left, 3600.0))  # the clock may be set meanwhile
+            await self._wait(min(remaining, 3600.0))  # the clock may be set meanwhile
         self._asked.clear()
 
     async def _wait(self, seconds: float) -> None:
@@ -179,8 +180,8 @@ class Scrub:
         for name in [name for name in self._topics.names() if name >= state.topic]:
             if name != state.topic:
                 state.topic, state.base = name, -1
-            while (found := self._following(name, state.base)) is not None:
-                topic, segment = found
+            while (following := self._following(name, state.base)) is not None:
+                topic, segment = following
                 await self._segment(topic, segment, current)
                 state.base = segment.base
                 if time.monotonic() - self._saved > SAVE_SECONDS:
@@ -218,12 +219,12 @@ class Scrub:
                 self._bytes.add(read)
                 await self._pause(read, busy)
             else:
-                return  # deleted or swapped: what was found in it is of no use
+                return  # deleted or swapped: its faults are of no use
         except CANNOT_CHECK as error:
             if not _is_of(topic, segment):
                 return
             name = segment.path(DATA).name
-            check.found.append(Found(name, 0, f"cannot be checked: {error}", {}))
+            check.faults.append(Fault(name, 0, f"cannot be checked: {error}", {}))
         if not _is_of(topic, segment):
             return
         if cold and not segment.pinned:
@@ -232,26 +233,26 @@ class Scrub:
         current.segments += 1
         current.bytes += segment.data_size
         current.unchecked_bytes += check.unchecked
-        await self._report(topic, segment, check.found, current)
+        await self._report(topic, segment, check.faults, current)
 
     async def _pause(self, read: int, busy: float) -> None:
         rate = self._context.settings.scrub_rate
         now = time.monotonic()
-        owed = max(read / rate, busy / SHARE) if rate else 0.0
+        owed = max(read / rate, busy / CPU_SHARE) if rate else 0.0
         self._next_step = max(now, self._next_step) + owed
         await asyncio.sleep(self._next_step - now)
 
     async def _report(
-        self, topic: Topic, segment: Segment, found: list[Found], current: Pass
+        self, topic: Topic, segment: Segment, faults: list[Fault], current: Pass
     ) -> None:
-        damage = topic.findings
-        known = {(place.get("file"), place.get("position")) for place in damage.places}
-        for one in found:
-            if (one.file, one.position) not in known:
+        damage = topic.damage_report
+        noted = {(place.get("file"), place.get("position")) for place in damage.places}
+        for fault in faults:
+            if (fault.file, fault.position) not in noted:
                 current.findings += 1
-                outcome = "lost" if one.lost else "damaged"
-                text = f"{one.file}: {one.what} (scrub, byte {one.position})"
-                damage.report(outcome, text, file=one.file, position=one.position, **one.lost)
+                outcome = "lost" if fault.hole else "damaged"
+                text = f"{fault.file}: {fault.what} (scrub, byte {fault.position})"
+                damage.report(outcome, text, file=fault.file, position=fault.position, **fault.hole)
         segment.holes = damage.holes_of(segment.base)
         await self._context.run(damage.write)
 
@@ -263,7 +264,7 @@ class Scrub:
         except FileNotFoundError:
             return State()
         except (msgspec.MsgspecError, StorageFailed) as error:
-            log.warning("%s cannot be read, the scrub begins anew: %s", self._path.name, error)
+            log.warning("%s cannot be read, the scrub starts over: %s", self._path.name, error)
             return State()
 
     async def _save(self) -> None:

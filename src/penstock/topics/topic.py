@@ -48,7 +48,7 @@ class Topic:
         self.incarnation_lost = recovered.incarnation_lost  # a new one, for the same records
         self.archived_offset = recovered.archived
         self.policy = recovered.policy
-        self.findings = recovered.damage
+        self.damage_report = recovered.damage
         self.maintenance = asyncio.Lock()  # retention and compaction take turns
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
@@ -69,7 +69,7 @@ class Topic:
     @property
     def damage(self) -> list[dict[str, Any]]:
         """What was found damaged and could not be repaired."""
-        return self.findings.places
+        return self.damage_report.places
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -218,9 +218,9 @@ class Topic:
         if offset <= end:
             return
         text = f"offsets {end} to {offset - 1} are not in {DATA}, {who} had them"
-        self.findings.report_lost(text, DATA, end, offset)
+        self.damage_report.report_lost(text, DATA, end, offset)
         try:
-            await self._context.run(self.findings.write)
+            await self._context.run(self.damage_report.write)
             await self.seal()
             await self._segments.skip_to(offset)
         except (StorageFull, StorageFailed) as error:

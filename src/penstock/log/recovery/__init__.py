@@ -4,7 +4,7 @@ The data files are the truth. Everything else is checked against them cheaply an
 disagrees:
 
 - A sealed segment was synced before it got its name; its last index row must point at the record
-  that ends the file. If not, the segment is scanned and its index written anew. It ends before the
+  that ends the file. If not, the segment is scanned and its index rebuilt. It ends before the
   next segment begins: what a segment that broke may hold beyond that was never answered.
 - The active segment is believed up to its checkpoint and scanned from there. A record that is not
   whole at the end is a torn write, and so is a batch whose sidecar row promises more than there is:

@@ -31,8 +31,17 @@ from penstock.log.layout import (
     pack_metadata,
     parse_batches,
 )
-from penstock.log.recovery.directory import BELIEVABLE, Place, anchors_of
-from penstock.log.scan import CHAIN, Hole, Scan, agreeing, drop_untiled, is_record, scan, walk
+from penstock.log.recovery.directory import MAX_OFFSET, TopicDirectory, anchors_of
+from penstock.log.scan import (
+    CHAIN_RECORDS,
+    Hole,
+    Scan,
+    agreeing,
+    drop_untiled,
+    is_record,
+    scan,
+    walk,
+)
 from penstock.log.segment import Segment
 from penstock.log.writer import skip_to
 
@@ -56,8 +65,8 @@ class _Tail(NamedTuple):
 
 
 class ActiveSegment:
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, directory: TopicDirectory) -> None:
+        self._directory = directory
 
     def proven_base(self, sealed: list[int], checkpoint: Checkpoint | None) -> int | None:
         """The first offset of data.log as something with a checksum tells it: its checkpoint or its
@@ -69,9 +78,9 @@ class ActiveSegment:
         floor = sealed[-1] + 1 if sealed else 0
         if checkpoint is not None and checkpoint.base >= floor:
             return checkpoint.base
-        if BATCHES in self.place.names:
+        if BATCHES in self._directory.names:
             with contextlib.closing(
-                self.place.fs.open(self.place.directory / BATCHES, write=False)
+                self._directory.fs.open(self._directory.path / BATCHES, write=False)
             ) as file:
                 rows, good = parse_batches(file.read_at(0, BATCH_SIZE))
                 if (
@@ -92,7 +101,7 @@ class ActiveSegment:
         until then the files that know of lost records are the only ones that do.
         """
         self._create_missing(sealed, checkpoint)
-        segment = Segment(self.place.fs, self.place.directory, 0, sealed=False)
+        segment = Segment(self._directory.fs, self._directory.path, 0, sealed=False)
         data, index, batches = (segment.file(kind) for kind in (DATA, INDEX, BATCHES))
         floor = sealed[-1].end if sealed else 0
         segment.base = proven if proven is not None else self._likely_base(data, index, floor)
@@ -106,7 +115,7 @@ class ActiveSegment:
         whole = self._check_tail(data, tail, start)
         state = CLEAN if checkpoint is None or shorter else checkpoint.state
         cut = self._torn_at(data, tail, whole, 0 if here is None else here.data_size, state)
-        newest = self._newest_commit(tail) if state != CLEAN else BELIEVABLE
+        newest = self._newest_commit(tail) if state != CLEAN else MAX_OFFSET
         claims = [Claim(self._end_in_sidecar(tail, newest), BATCHES)]
         fresh: np.ndarray | None = None  # index rows to write from row `rows` on
         untouched = start == data.size and rows * INDEX_SIZE == index.size
@@ -114,10 +123,10 @@ class ActiveSegment:
             segment.rows, segment.data_size = rows, start
             segment.end = self._end_at(segment)
         else:
-            told, fresh = self._scan(
+            index_end, fresh = self._scan(
                 segment, data, index, start, rows, cut, tail.rows[whole == FAILED]
             )
-            claims.append(Claim(min(told, newest), INDEX))
+            claims.append(Claim(min(index_end, newest), INDEX))
             if segment.data_size == cut < data.size:
                 beyond = walk(data, cut, data.size, segment.end, None)[2]
                 claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
@@ -125,15 +134,15 @@ class ActiveSegment:
         size = self._sidecar_size(segment, tail, newest)
         if state != CLEAN:
             self._check_cover(segment, batches, size)
-        self.place.damage.write()
+        self._directory.damage.write()
         untouched &= size == batches.size and segment.data_size == data.size
         self._trim_sidecar(segment, batches, size)
         if fresh is not None:
             index.truncate(rows * INDEX_SIZE)
             index.append([fresh.tobytes()])
         if not untouched:
-            self._settle(segment, data, index, batches)
-        segment.holes = self.place.damage.holes_of(segment.base)
+            self._cut_and_sync(segment, data, index, batches)
+        segment.holes = self._directory.damage.holes_of(segment.base)
         return segment, not untouched
 
     def skip_lost(self, segment: Segment, checkpoint: Checkpoint | None) -> list[Segment]:
@@ -141,22 +150,23 @@ class ActiveSegment:
         closed for that.
         """
         segments = [segment]
-        end = self.place.damage.end
+        end = self._directory.damage.end
         if segment.end < end:
-            segments = skip_to(self.place.fs, self.place.directory, segment, end)
+            segments = skip_to(self._directory.fs, self._directory.path, segment, end)
         self._check_metadata(segments[-1].end, checkpoint)
         return segments
 
     def _create_missing(self, sealed: list[Segment], checkpoint: Checkpoint | None) -> None:
-        ours = checkpoint is not None or INCARNATION in self.place.names
-        rolled = (
-            checkpoint is not None and bool(sealed) and sealed[-1].base == checkpoint.base
-        )  # and just so
+        ours = checkpoint is not None or INCARNATION in self._directory.names
+        # and just so
+        rolled = checkpoint is not None and bool(sealed) and sealed[-1].base == checkpoint.base
         for kind in KINDS:
-            if kind not in self.place.names:
+            if kind not in self._directory.names:
                 if ours and not rolled:
-                    self.place.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
-                self.place.fs.open(self.place.directory / kind, create=True).close()
+                    self._directory.report(
+                        "lost" if kind == DATA else "repaired", f"{kind} is missing"
+                    )
+                self._directory.fs.open(self._directory.path / kind, create=True).close()
 
     # What was there once
 
@@ -168,7 +178,7 @@ class ActiveSegment:
         return (
             int(rows["first"][rows["time"] == rows["time"].max()].min())
             if len(rows)
-            else BELIEVABLE
+            else MAX_OFFSET
         )
 
     def _end_in_sidecar(self, tail: "_Tail", newest: int) -> int:
@@ -186,39 +196,42 @@ class ActiveSegment:
         """Compare where the records end with where any other file says that they do."""
         if checkpoint is not None:
             claims.append(Claim(checkpoint.next_offset, CHECKPOINT))
-        else:  # written together with it, and without a checksum: the checkpoint is the better witness
-            claims.append(Claim(self.place.read_metadata() or 0, METADATA))
+        else:  # written with the checkpoint, but without a checksum: that is the better witness
+            claims.append(Claim(self._directory.read_metadata() or 0, METADATA))
         claims += [
             Claim(orphan.end, f"the rest of segment {base}")
-            for base, orphan in self.place.orphans.items()
+            for base, orphan in self._directory.orphans.items()
         ]
-        known = max(
-            (claim for claim in claims if claim.end < BELIEVABLE), key=lambda claim: claim.end
+        farthest = max(
+            (claim for claim in claims if claim.end < MAX_OFFSET), key=lambda claim: claim.end
         )
-        if known.end <= max(segment.end, self.place.damage.end):
+        if farthest.end <= max(segment.end, self._directory.damage.end):
             return
         if not segment.rows and sealed and sealed[-1].compacted:
-            segment.base = segment.end = known.end  # compaction may have removed them
+            segment.base = segment.end = farthest.end  # compaction may have removed them
             return
         size = f" (it has {data.size} bytes)" if data.size == segment.data_size else ""
-        text = f"offsets {segment.end} to {known.end - 1} are not in {DATA}{size}, {known.file} had them"
-        self.place.damage.report_lost(text, DATA, segment.end, known.end)
+        text = (
+            f"offsets {segment.end} to {farthest.end - 1} are not in {DATA}{size}, "
+            f"{farthest.file} had them"
+        )
+        self._directory.damage.report_lost(text, DATA, segment.end, farthest.end)
 
     def _check_hints(self, here: Checkpoint, index: File, batches: File) -> None:
         """What the checkpoint says was durable of index and sidecar must be there."""
         if index.size < here.index_size:
-            self.place.report(
+            self._directory.report(
                 "repaired",
-                f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is built anew",
+                f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is rebuilt",
             )
         if batches.size < here.batches_size:
-            self.place.report(
+            self._directory.report(
                 "lost", f"{BATCHES} has {batches.size} bytes, {here.batches_size} were durable"
             )
         elif here.batches_size:
             _, good = parse_batches(batches.read_at(here.batches_size - BATCH_SIZE, BATCH_SIZE))
             if not bool(good[0]):
-                self.place.report(
+                self._directory.report(
                     "lost", f"{BATCHES}: the row at {here.batches_size - BATCH_SIZE} is damaged"
                 )
 
@@ -227,11 +240,13 @@ class ActiveSegment:
         that makes sense, or of an empty one, what the index says."""
         if data.size >= HEADER_SIZE:
             offset = int(RECORD_HEADER.unpack(data.read_at(0, HEADER_SIZE))[0])
-            if floor <= offset < BELIEVABLE and is_record(data, 0, data.size, offset, None, CHAIN):
+            if floor <= offset < MAX_OFFSET and is_record(
+                data, 0, data.size, offset, None, CHAIN_RECORDS
+            ):
                 return offset
         elif index.size >= INDEX_SIZE:
             offset, position = INDEX_ROW.unpack(index.read_at(0, INDEX_SIZE))
-            if floor <= offset < BELIEVABLE and position == 0:
+            if floor <= offset < MAX_OFFSET and position == 0:
                 return int(offset)
         return floor
 
@@ -280,26 +295,26 @@ class ActiveSegment:
         """
         offset = segment.base
         if rows:
-            tail = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
-            offset = int(np.frombuffer(tail, INDEX_TYPE)["offset"][0]) + 1
-        told = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
-        told_rows = np.frombuffer(told, INDEX_TYPE)
-        batches = self.place.intact_batches(segment)
-        found = scan(data, cut, start, offset, index=told_rows, anchors=anchors_of(batches))
-        found = drop_untiled(found, batches[batches["start"] >= start])
-        self.place.damage.note_holes(segment, sorted([*found.holes, *_failed_holes(failed, found)]))
-        segment.rows = rows + len(found.rows)
-        segment.data_size, segment.end = found.end, found.next_offset
-        told_end = offset + _consecutive(told_rows, offset)
-        if np.array_equal(found.rows, told_rows) and index.size % INDEX_SIZE == 0:
-            return told_end, None
-        if len(found.rows) < len(told_rows) or not np.array_equal(
-            found.rows[: len(told_rows)], told_rows
-        ):
-            self.place.report(
-                "repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were built anew"
+            before = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
+            offset = int(INDEX_ROW.unpack(before)[0]) + 1
+        tail = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
+        old_rows = np.frombuffer(tail, INDEX_TYPE)
+        batches = self._directory.intact_batches(segment)
+        scanned = scan(data, cut, start, offset, index=old_rows, anchors=anchors_of(batches))
+        scanned = drop_untiled(scanned, batches[batches["start"] >= start])
+        self._directory.damage.note_holes(
+            segment, sorted([*scanned.holes, *_failed_holes(failed, scanned)])
+        )
+        segment.rows = rows + len(scanned.rows)
+        segment.data_size, segment.end = scanned.end, scanned.next_offset
+        index_end = offset + _consecutive(old_rows, offset)
+        if np.array_equal(scanned.rows, old_rows) and index.size % INDEX_SIZE == 0:
+            return index_end, None
+        if not np.array_equal(scanned.rows[: len(old_rows)], old_rows):
+            self._directory.report(
+                "repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were rebuilt"
             )
-        return told_end, found.rows
+        return index_end, scanned.rows
 
     def _tail_rows(self, batches: File, here: Checkpoint | None) -> "_Tail":
         """The sidecar rows that the checkpoint does not cover, and which of them are intact."""
@@ -311,17 +326,16 @@ class ActiveSegment:
         """For each of these rows whether its data matches its checksum; those of data before
         `start` are not read.
         """
-        found = np.full(len(tail.rows), UNREAD)
+        outcomes = np.full(len(tail.rows), UNREAD)
         for i in np.flatnonzero(tail.good & (tail.rows["start"] >= start)):
             begin, end, wanted = (int(tail.rows[column][i]) for column in ("start", "end", "crc"))
             fine = end <= data.size and checksum(data, begin, end) == wanted
-            if (
-                not fine and end <= data.size
-            ):  # memory that flipped once must not cost records: ask the disk
+            if not fine and end <= data.size:
+                # memory that flipped once must not cost records: ask the disk
                 data.forget(begin, end - begin)
                 fine = checksum(data, begin, end) == wanted
-            found[i] = MATCHED if fine else FAILED
-        return found
+            outcomes[i] = MATCHED if fine else FAILED
+        return outcomes
 
     def _torn_at(
         self, data: File, tail: "_Tail", checked: np.ndarray, start: int, state: int
@@ -353,17 +367,17 @@ class ActiveSegment:
         """Where the sidecar must end so that it does where the data does."""
         if not bool(tail.good.all()):
             bad = int((~tail.good).sum())
-            self.place.report(
+            self._directory.report(
                 "lost",
                 f"{BATCHES}: {bad} rows are damaged, their records have no checksum and no time",
             )
         beyond = np.flatnonzero(tail.good & (tail.rows["end"] > segment.data_size))
-        if len(beyond) and newest < BELIEVABLE:
+        if len(beyond) and newest < MAX_OFFSET:
             ends = (tail.rows["first"] + tail.rows["count"])[tail.good]
-            self.place.report(
+            self._directory.report(
                 "unfinished",
-                f"the last commit, offsets {newest} to {int(ends.max()) - 1}, is not whole and is dropped: it was "
-                "being written when the broker ended, and not acknowledged",
+                f"the last commit, offsets {newest} to {int(ends.max()) - 1}, is not whole and is "
+                "dropped: it was being written when the broker ended, and not acknowledged",
             )
         return tail.start + (int(beyond[0]) if len(beyond) else len(tail.rows)) * BATCH_SIZE
 
@@ -374,47 +388,54 @@ class ActiveSegment:
         )
         end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
         if end < segment.data_size and (not len(good) or bool(good[0])):
-            text = f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no checksum and no time"
-            self.place.report("lost", text)
+            text = (
+                f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no "
+                "checksum and no time"
+            )
+            self._directory.report("lost", text)
 
     def _trim_sidecar(self, segment: Segment, batches: File, size: int) -> None:
         if size != batches.size:
             batches.truncate(size)
         segment.batches_size = size
-        segment.newest = self.place.modified(segment)
+        segment.newest = self._directory.modified(segment)
         if size:
             last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
             if bool(fine[0]):
                 segment.newest = int(last["time"][0])
 
-    def _settle(self, segment: Segment, data: File, index: File, batches: File) -> None:
-        """Cut the files to what was found, and make that durable: from here on it counts as synced."""
+    def _cut_and_sync(self, segment: Segment, data: File, index: File, batches: File) -> None:
+        """Cut the files to what is whole, and make that durable: from here on it counts as synced."""
         if data.size > segment.data_size:
             name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
-            if not self.place.fs.exists(self.place.directory / name):
-                self.place.quarantine(segment, segment.data_size, data.size)
+            if not self._directory.fs.exists(self._directory.path / name):
+                self._directory.quarantine(segment, segment.data_size, data.size)
             data.truncate(segment.data_size)
         if index.size > segment.rows * INDEX_SIZE:
             index.truncate(segment.rows * INDEX_SIZE)
-        if not self.place.context.durable:
+        if not self._directory.context.durable:
             return
         try:
             for file in (batches, index, data):
                 file.sync()
-            self.place.fs.sync_dir(self.place.directory)
+            self._directory.fs.sync_dir(self._directory.path)
         except (StorageFull, StorageFailed) as error:
             log.error(
                 "topic %s: what was recovered could not be synced: %s",
-                self.place.directory.name,
+                self._directory.path.name,
                 error,
             )
 
     def _check_metadata(self, end: int, checkpoint: Checkpoint | None) -> None:
-        told = self.place.read_metadata()
-        if told != end:
-            if told is None or (checkpoint is not None and checkpoint.state == CLEAN):
-                self.place.report("repaired", f"{METADATA} said {told}, the next offset is {end}")
-            self.place.fs.replace(self.place.directory / METADATA, pack_metadata(end), sync=False)
+        noted = self._directory.read_metadata()
+        if noted != end:
+            if noted is None or (checkpoint is not None and checkpoint.state == CLEAN):
+                self._directory.report(
+                    "repaired", f"{METADATA} said {noted}, the next offset is {end}"
+                )
+            self._directory.fs.replace(
+                self._directory.path / METADATA, pack_metadata(end), sync=False
+            )
 
 
 def _consecutive(rows: np.ndarray, offset: int) -> int:
@@ -423,15 +444,15 @@ def _consecutive(rows: np.ndarray, offset: int) -> int:
     return len(rows) if bool(follows.all()) else int(np.argmin(follows))
 
 
-def _failed_holes(failed: np.ndarray, found: Scan) -> list[Hole]:
+def _failed_holes(failed: np.ndarray, scanned: Scan) -> list[Hole]:
     """Batches that fail their checksum although their records follow one another: none of them is
     handed out.
     """
-    known = {hole.start for hole in found.holes}
+    starts = {hole.start for hole in scanned.holes}
     return [
         Hole(
             int(row["start"]), int(row["end"]), int(row["first"]), int(row["first"] + row["count"])
         )
         for row in failed
-        if row["end"] <= found.end and int(row["start"]) not in known
+        if row["end"] <= scanned.end and int(row["start"]) not in starts
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.log.context import Context
-from penstock.log.damage import Damage
+from penstock.log.damage import DamageReport
 from penstock.log.layout import (
     BATCHES,
     DATA,
@@ -19,7 +19,7 @@ from penstock.log.layout import (
 )
 from penstock.log.segment import Segment
 
-BELIEVABLE = 1 << 62  # an offset from here on is garbage
+MAX_OFFSET = 1 << 62  # an offset from here on is garbage
 
 
 @dataclass(slots=True)
@@ -30,26 +30,24 @@ class Orphan:
     names: list[str] = field(default_factory=list)  # those files
 
 
-class Place:
-    def __init__(self, context: Context, directory: Path) -> None:
+class TopicDirectory:
+    def __init__(self, context: Context, path: Path) -> None:
         self.fs = context.fs
         self.context = context
-        self.directory = directory
-        self.names = set(self.fs.list_dir(directory))
+        self.path = path
+        self.names = set(self.fs.list_dir(path))
         self.orphans: dict[int, Orphan] = {}  # by base
-        self.damage = Damage(self.fs, directory, context.instruments.damage)
+        self.damage = DamageReport(self.fs, path, context.instruments.damage)
 
     def report(self, outcome: str, text: str, **lost: Any) -> None:
         self.damage.report(outcome, text, **lost)
 
     def sealed_files(self) -> list[tuple[str, int]]:
-        return [found for found in map(parse_sealed, sorted(self.names)) if found is not None]
+        return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
 
     def read_metadata(self) -> int | None:
         return (
-            parse_metadata(self.fs.read(self.directory / METADATA))
-            if METADATA in self.names
-            else None
+            parse_metadata(self.fs.read(self.path / METADATA)) if METADATA in self.names else None
         )
 
     def intact_batches(self, segment: Segment) -> np.ndarray:
@@ -64,12 +62,12 @@ class Place:
 
     def quarantine(self, segment: Segment, start: int, end: int) -> None:
         data = segment.file(DATA).read_at(start, end - start)
-        path = self.directory / f"quarantine-{segment.base:020d}-{start}.bin"
-        self.fs.replace(path, data)
+        target = self.path / f"quarantine-{segment.base:020d}-{start}.bin"
+        self.fs.replace(target, data)
         self.context.instruments.quarantined.add(len(data))
         self.report(
             "quarantined",
-            f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, kept in {path.name}",
+            f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, kept in {target.name}",
         )
 
 

@@ -23,32 +23,32 @@ from penstock.log.layout import (
     parse_sealed,
     sealed_name,
 )
-from penstock.log.recovery.directory import BELIEVABLE, Orphan, Place
+from penstock.log.recovery.directory import MAX_OFFSET, Orphan, TopicDirectory
 
 
-def finish_interrupted(place: Place) -> None:
-    for name in sorted(place.names):
+def finish_interrupted(directory: TopicDirectory) -> None:
+    for name in sorted(directory.names):
         if name.startswith(SWAP_PREFIX):
-            finish_swap(place.fs, place.directory, name)
-    place.names = set(place.fs.list_dir(place.directory))
-    for name in sorted(place.names):
+            finish_swap(directory.fs, directory.path, name)
+    directory.names = set(directory.fs.list_dir(directory.path))
+    for name in sorted(directory.names):
         if name.endswith((".new", ".swap")):
-            place.fs.remove(place.directory / name)
-            place.names.discard(name)
-    unrolled = unfinished_roll(place.fs, place.directory, place.names)
-    with_data = {base for kind, base in place.sealed_files() if kind == DATA}
-    for kind, base in place.sealed_files():
+            directory.fs.remove(directory.path / name)
+            directory.names.discard(name)
+    unrolled = unfinished_roll(directory.fs, directory.path, directory.names)
+    with_data = {base for kind, base in directory.sealed_files() if kind == DATA}
+    for kind, base in directory.sealed_files():
         if base in with_data:
             continue
         sealed = sealed_name(kind, base)
         if unrolled.get(kind) == sealed:
-            place.fs.rename(place.directory / sealed, place.directory / kind)
-            place.names.add(kind)
+            directory.fs.rename(directory.path / sealed, directory.path / kind)
+            directory.names.add(kind)
         else:
-            orphan = place.orphans.setdefault(base, Orphan(base))
-            orphan.end = max(orphan.end, _end_of_orphan(place, kind, sealed))
+            orphan = directory.orphans.setdefault(base, Orphan(base))
+            orphan.end = max(orphan.end, _end_of_orphan(directory, kind, sealed))
             orphan.names.append(sealed)
-        place.names.discard(sealed)
+        directory.names.discard(sealed)
 
 
 def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
@@ -73,18 +73,18 @@ def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
     }
 
 
-def _end_of_orphan(place: Place, kind: str, name: str) -> int:
+def _end_of_orphan(directory: TopicDirectory, kind: str, name: str) -> int:
     """The offset after the last record that the index or the sidecar of a missing data file names;
     0: none.
     """
-    data = place.fs.read(place.directory / name)
+    data = directory.fs.read(directory.path / name)
     if kind == BATCHES:
         rows, good = parse_batches(data)
         ends = (rows["first"] + rows["count"])[good]
         return int(ends.max()) if len(ends) else 0
     offsets = np.frombuffer(data, INDEX_TYPE, len(data) // INDEX_SIZE)["offset"]
     rising = int(np.argmin(np.append(offsets[1:] > offsets[:-1], False))) if len(offsets) else 0
-    return int(offsets[rising]) + 1 if len(offsets) and offsets[rising] < BELIEVABLE else 0
+    return int(offsets[rising]) + 1 if len(offsets) and offsets[rising] < MAX_OFFSET else 0
 
 
 def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
@@ -92,9 +92,9 @@ def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
 
     May be called again after it failed: what was done is not repeated.
     """
-    told = parse_checked(fs.read(directory / marker)) if fs.exists(directory / marker) else None
-    if told is not None:
-        base, *merged = (int(part) for part in told.split(","))
+    bases = parse_checked(fs.read(directory / marker)) if fs.exists(directory / marker) else None
+    if bases is not None:
+        base, *merged = (int(part) for part in bases.split(","))
         for kind in KINDS:
             swap = directory / f"{sealed_name(kind, base)}.swap"
             if fs.exists(swap):

@@ -18,26 +18,26 @@ from penstock.log.layout import (
     parse_batches,
     sealed_name,
 )
-from penstock.log.recovery.directory import Place, anchors_of
+from penstock.log.recovery.directory import TopicDirectory, anchors_of
 from penstock.log.scan import drop_untiled, scan
 from penstock.log.segment import Segment
 
 
 class SealedSegments:
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, directory: TopicDirectory) -> None:
+        self._directory = directory
 
     def open(self, base: int, following: int | None) -> Segment:
-        segment = Segment(self.place.fs, self.place.directory, base, sealed=True)
+        segment = Segment(self._directory.fs, self._directory.path, base, sealed=True)
         for kind in (INDEX, BATCHES):
-            if sealed_name(kind, base) not in self.place.names:
-                self.place.report(
+            if sealed_name(kind, base) not in self._directory.names:
+                self._directory.report(
                     "repaired" if kind == INDEX else "lost", f"{sealed_name(kind, base)} is missing"
                 )
-                self.place.fs.open(segment.path(kind), create=True).close()
+                self._directory.fs.open(segment.path(kind), create=True).close()
         data = segment.file(DATA)
         segment.data_size = data.size
-        segment.holes = self.place.damage.holes_of(base)
+        segment.holes = self._directory.damage.holes_of(base)
         rows = segment.file(INDEX).size // INDEX_SIZE
         segment.rows = rows
         if segment.file(INDEX).size % INDEX_SIZE or not self._ends_well(segment, data, following):
@@ -55,9 +55,9 @@ class SealedSegments:
             header = data.read_at(position, HEADER_SIZE)
             if len(header) < HEADER_SIZE or ((row == 0) != (position == 0) and segment.rows > 1):
                 return False
-            found, length = RECORD_HEADER.unpack(header)
+            header_offset, length = RECORD_HEADER.unpack(header)
             if (
-                found != offset
+                header_offset != offset
                 or offset < segment.base
                 or (following is not None and offset >= following)
             ):
@@ -67,28 +67,29 @@ class SealedSegments:
     def _rebuild(self, segment: Segment, data: File, following: int | None) -> None:
         limit = following if following is not None else 1 << 63
         index = self._all_index_rows(segment)
-        batches = self.place.intact_batches(segment)
-        found = scan(
+        batches = self._directory.intact_batches(segment)
+        scanned = scan(
             data, data.size, 0, segment.base, index=index, anchors=anchors_of(batches), limit=limit
         )
-        found = drop_untiled(found, batches)
-        self.place.damage.note_holes(segment, found.holes)
-        if found.end < data.size:
-            lost = data.size - found.end
-            self.place.report(
-                "lost" if following is None or found.next_offset < following else "quarantined",
-                f"{segment.path(DATA).name}: {lost} bytes from {found.end} on are no records of this segment",
+        scanned = drop_untiled(scanned, batches)
+        self._directory.damage.note_holes(segment, scanned.holes)
+        if scanned.end < data.size:
+            lost = data.size - scanned.end
+            self._directory.report(
+                "lost" if following is None or scanned.next_offset < following else "quarantined",
+                f"{segment.path(DATA).name}: {lost} bytes from {scanned.end} on are no records of "
+                "this segment",
             )
-            self.place.quarantine(segment, found.end, data.size)
-            writable = self.place.fs.open(segment.path(DATA))
-            writable.truncate(found.end)
+            self._directory.quarantine(segment, scanned.end, data.size)
+            writable = self._directory.fs.open(segment.path(DATA))
+            writable.truncate(scanned.end)
             writable.close()
-        segment.data_size, segment.rows = found.end, len(found.rows)
-        segment.end = int(found.rows["offset"][-1]) + 1 if len(found.rows) else segment.base
-        if not np.array_equal(found.rows, index):
-            self.place.fs.replace(segment.path(INDEX), found.rows.tobytes())
-            self.place.report(
-                "repaired", f"{segment.path(INDEX).name} was built anew, {segment.rows} records"
+        segment.data_size, segment.rows = scanned.end, len(scanned.rows)
+        segment.end = int(scanned.rows["offset"][-1]) + 1 if len(scanned.rows) else segment.base
+        if not np.array_equal(scanned.rows, index):
+            self._directory.fs.replace(segment.path(INDEX), scanned.rows.tobytes())
+            self._directory.report(
+                "repaired", f"{segment.path(INDEX).name} was rebuilt, {segment.rows} records"
             )
         segment.forget_files()
 
@@ -103,15 +104,17 @@ class SealedSegments:
         file = segment.file(BATCHES)
         whole = file.size // BATCH_SIZE * BATCH_SIZE
         if whole != file.size:
-            self.place.report("lost", f"{segment.path(BATCHES).name} ends in the middle of a row")
+            self._directory.report(
+                "lost", f"{segment.path(BATCHES).name} ends in the middle of a row"
+            )
         segment.batches_size = whole
-        segment.newest = self.place.modified(segment)
+        segment.newest = self._directory.modified(segment)
         if whole:
             segment.compacted = bool(int(segment.batch_rows(0, 1)["flags"][0]) & COMPACTED)
             rows, good = parse_batches(file.read_at(whole - BATCH_SIZE, BATCH_SIZE))
             if bool(good[0]) and int(rows["end"][0]) == segment.data_size:
                 segment.newest = int(rows["time"][0])
             else:
-                self.place.report(
+                self._directory.report(
                     "lost", f"{segment.path(BATCHES).name}: its last row does not match the segment"
                 )

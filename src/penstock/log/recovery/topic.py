@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.log.context import Context
-from penstock.log.damage import Damage
+from penstock.log.damage import DamageReport
 from penstock.log.fs import Fs
 from penstock.log.layout import (
     ARCHIVED,
@@ -28,7 +28,7 @@ from penstock.log.layout import (
 )
 from penstock.log.producers import Producers
 from penstock.log.recovery.active import ActiveSegment
-from penstock.log.recovery.directory import Place
+from penstock.log.recovery.directory import TopicDirectory
 from penstock.log.recovery.interrupted import finish_interrupted
 from penstock.log.recovery.sealed import SealedSegments
 from penstock.log.segment import Segment
@@ -47,7 +47,7 @@ class Recovered(NamedTuple):
     state: int  # of that checkpoint
     archived: int | None
     policy: str  # delete or compact
-    damage: Damage
+    damage: DamageReport
 
 
 def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
@@ -60,7 +60,7 @@ def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
     fs.replace(directory / INCARNATION, pack_checked(incarnation.hex), sync=sync)
     fs.replace(
         directory / CHECKPOINT,
-        Checkpoint(incarnation.bytes, 0, 0, 0, 0, 0, 0, state).pack(),
+        Checkpoint(incarnation.bytes, state=state).pack(),
         sync=sync,
     )
     if sync:
@@ -69,22 +69,22 @@ def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
 
 
 def recover(context: Context, directory: Path) -> Recovered:
-    return _Recovery(Place(context, directory)).run()
+    return _Recovery(TopicDirectory(context, directory)).run()
 
 
 class _Recovery:
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, directory: TopicDirectory) -> None:
+        self._directory = directory
 
     def run(self) -> Recovered:
-        place, damage = self.place, self.place.damage
-        if DAMAGE in place.names:
+        directory, damage = self._directory, self._directory.damage
+        if DAMAGE in directory.names:
             damage.read()
-        finish_interrupted(place)
+        finish_interrupted(directory)
         checkpoint = self._read_checkpoint()
         incarnation, incarnation_lost = self._read_incarnation(checkpoint)
-        sealed, last = SealedSegments(place), ActiveSegment(place)
-        bases = sorted(base for kind, base in place.sealed_files() if kind == DATA)
+        sealed, last = SealedSegments(directory), ActiveSegment(directory)
+        bases = sorted(base for kind, base in directory.sealed_files() if kind == DATA)
         proven = last.proven_base(bases, checkpoint)
         limits: list[int | None] = [*bases[1:], proven]
         segments = [sealed.open(base, limit) for base, limit in zip(bases, limits, strict=False)]
@@ -96,9 +96,9 @@ class _Recovery:
         producers = self._producers(segments, checkpoint)
         same = checkpoint is not None and checkpoint.base == active.base and not scanned
         damage.write()
-        for orphan in place.orphans.values():
+        for orphan in directory.orphans.values():
             for name in orphan.names:
-                place.fs.rename(place.directory / name, place.directory / f"orphan-{name}")
+                directory.fs.rename(directory.path / name, directory.path / f"orphan-{name}")
         for segment in segments:
             segment.forget_files()
         return Recovered(
@@ -115,74 +115,75 @@ class _Recovery:
         )
 
     def _report_orphans(self, segments: list[Segment]) -> None:
-        for base in sorted(self.place.orphans):
+        for base in sorted(self._directory.orphans):
             end = next(
                 segment.base
                 for segment in segments
                 if segment.base > base or segment is segments[-1]
             )
             name = sealed_name(DATA, base)
-            self.place.damage.report_lost(
+            self._directory.damage.report_lost(
                 f"{name} is missing: offsets {base} to {end - 1}", name, base, end
             )
 
     def _read_checkpoint(self) -> Checkpoint | None:
-        if CHECKPOINT not in self.place.names:
-            if INCARNATION in self.place.names:
-                self.place.report(
+        if CHECKPOINT not in self._directory.names:
+            if INCARNATION in self._directory.names:
+                self._directory.report(
                     "repaired", f"{CHECKPOINT} is missing, the active segment is scanned whole"
                 )
             return None
-        checkpoint = Checkpoint.parse(self.place.fs.read(self.place.directory / CHECKPOINT))
+        checkpoint = Checkpoint.parse(self._directory.fs.read(self._directory.path / CHECKPOINT))
         if checkpoint is None:
-            self.place.report(
+            self._directory.report(
                 "repaired", f"{CHECKPOINT} is damaged, the active segment is scanned whole"
             )
         return checkpoint
 
     def _read_incarnation(self, checkpoint: Checkpoint | None) -> tuple[str, bool]:
         """It, and whether it is a new one although the topic had one."""
-        place = self.place
+        directory = self._directory
         text = None
-        if INCARNATION in place.names:
-            text = parse_checked(place.fs.read(place.directory / INCARNATION))
+        if INCARNATION in directory.names:
+            text = parse_checked(directory.fs.read(directory.path / INCARNATION))
             if text is not None and len(text) == 32:
                 return text, False
         ours = (
             checkpoint is not None
-            or bool(place.names & {INCARNATION, BATCHES})
-            or bool(place.sealed_files())
+            or bool(directory.names & {INCARNATION, BATCHES})
+            or bool(directory.sealed_files())
         )
         lost = ours and checkpoint is None
         if ours:
-            what = "is damaged" if INCARNATION in place.names else "is missing"
+            what = "is damaged" if INCARNATION in directory.names else "is missing"
             more = f", and {CHECKPOINT} does not have it: the topic gets a new one" if lost else ""
-            place.report("lost" if lost else "repaired", f"{INCARNATION} {what}{more}")
+            directory.report("lost" if lost else "repaired", f"{INCARNATION} {what}{more}")
         text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
-        place.fs.replace(
-            place.directory / INCARNATION, pack_checked(text), sync=place.context.durable
+        directory.fs.replace(
+            directory.path / INCARNATION, pack_checked(text), sync=directory.context.durable
         )
         return text, lost
 
     def _read_archived(self) -> int | None:
-        if ARCHIVED not in self.place.names:
+        if ARCHIVED not in self._directory.names:
             return None
-        text = parse_checked(self.place.fs.read(self.place.directory / ARCHIVED))
+        text = parse_checked(self._directory.fs.read(self._directory.path / ARCHIVED))
         if text is None or not text.isdigit():
-            self.place.report(
+            self._directory.report(
                 "repaired", f"{ARCHIVED} is damaged: nothing is deleted before it is archived again"
             )
             return 0
         return int(text)
 
     def _read_policy(self) -> str:
-        if POLICY not in self.place.names:
+        if POLICY not in self._directory.names:
             return DELETE
-        text = parse_checked(self.place.fs.read(self.place.directory / POLICY))
+        text = parse_checked(self._directory.fs.read(self._directory.path / POLICY))
         if text not in (DELETE, COMPACT):
-            self.place.report(
+            self._directory.report(
                 "repaired",
-                f"{POLICY} is damaged: taken for {COMPACT!r}, under which retention deletes nothing",
+                f"{POLICY} is damaged: taken for {COMPACT!r}, "
+                "under which retention deletes nothing",
             )
             return COMPACT
         return text
@@ -190,7 +191,7 @@ class _Recovery:
     def _producers(self, segments: list[Segment], checkpoint: Checkpoint | None) -> Producers:
         producers = Producers(
             checkpoint.producers if checkpoint is not None else {},
-            self.place.context.settings.producer_expiry,
+            self._directory.context.settings.producer_expiry,
         )
         for segment in segments:
             start = 0
@@ -202,5 +203,5 @@ class _Recovery:
             file = segment.file(BATCHES)
             rows, good = parse_batches(file.read_at(start, segment.batches_size - start))
             producers.replay(rows[good])
-        producers.forget_before(self.place.context.now())
+        producers.forget_before(self._directory.context.now())
         return producers
