@@ -133,7 +133,7 @@ def test_behind_the_last_few_events_a_push_waits_and_then_goes_to_the_database(t
             store.before = hold_replay
             store.go(True)
             await reached.wait()
-            later = [asyncio.create_task(buffer.push(items(n))) for n in range(1, 6)]
+            later = [asyncio.ensure_future(buffer.push(items(n))) for n in range(1, 6)]
             await asyncio.sleep(0.01)
             assert not any(push.done() for push in later)
             go_on.set()
@@ -153,11 +153,11 @@ def test_a_push_in_flight_when_the_database_goes_down_stays_ahead_of_later_ones(
                 await stuck.wait()
 
             store.before = hang
-            first = asyncio.create_task(buffer.push(items(1)))
+            first = asyncio.ensure_future(buffer.push(items(1)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             store.go(False)
-            second = asyncio.create_task(buffer.push(items(2)))
+            second = asyncio.ensure_future(buffer.push(items(2)))
             await asyncio.sleep(0.01)
             assert not second.done()
             stuck.set()

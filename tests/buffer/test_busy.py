@@ -162,7 +162,7 @@ def test_a_qos0_push_that_waited_while_the_database_went_down_goes_behind_what_w
             for n in range(4):
                 await buffer.push(items(n), buffer_ms=60_000, buffer_max=2)
                 await asyncio.sleep(0)
-            waiting = asyncio.create_task(buffer.push(items(4), buffer_ms=60_000))
+            waiting = asyncio.ensure_future(buffer.push(items(4), buffer_ms=60_000))
             await asyncio.sleep(0.01)
             assert not waiting.done()
             store.go(False)
@@ -183,21 +183,21 @@ def test_a_transactions_pushes_do_not_overtake_what_is_buffered(tmp_path):
         store = Store()
         async with buffering(tmp_path, store) as buffer:
             await buffer.push(items(1), buffer_ms=60_000)
-            await buffer.passing(items(2))
+            await buffer.wait_until_drained(items(2))
             assert store.payloads() == [b"1"]  # it was committed first
             store.go(False)
             await buffer.push(items(3))
             with pytest.raises(Unavailable):
-                await buffer.passing(items(4))
-            await buffer.passing(
+                await buffer.wait_until_drained(items(4))
+            await buffer.wait_until_drained(
                 items(4, partition="other")
             )  # the database will say that it is down
             store.go(True)
-            await buffer.passing(items(4))
+            await buffer.wait_until_drained(items(4))
             assert store.payloads() == [b"1", b"3"]
             await buffer.maintenance.switch(push=True)
             with pytest.raises(Unavailable, match="maintenance"):
-                await buffer.passing(items(5))
+                await buffer.wait_until_drained(items(5))
 
     run(body)
 

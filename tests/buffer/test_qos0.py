@@ -159,7 +159,7 @@ def test_a_slow_database_makes_pushes_wait_instead_of_filling_memory(tmp_path):
         store.before = hang
         async with buffering(tmp_path, store, events_per_file=10) as buffer:
             pushes = [
-                asyncio.create_task(buffer.push(items(n), buffer_ms=5, buffer_max=5))
+                asyncio.ensure_future(buffer.push(items(n), buffer_ms=5, buffer_max=5))
                 for n in range(40)
             ]
             await asyncio.sleep(0.05)

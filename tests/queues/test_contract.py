@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.queues import Ack, Item, PopRequest, Queues
+from penstock.queues import Ack, Item, PopRequest, Pushed, Queues
 from penstock.queues.dead import Which
 from tests.queues.support import (
     answer,
@@ -578,13 +578,16 @@ def test_a_waiter_that_goes_away_holds_no_lease_and_costs_no_attempt(database_ur
 
 def test_one_bad_request_fails_alone(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        good = [queues.push([Item("q", str(n).encode())]) for n in range(20)]
+        async def pushed(item: Item) -> list[Pushed]:
+            return await queues.push([item])
+
+        good = [pushed(Item("q", str(n).encode())) for n in range(20)]
         bad: list[Awaitable[Any]] = [
-            queues.push([Item("q", b"1", trace_id="not a uuid")]),
-            queues.push([Item("q", b"1", transaction_id="nul\x00")]),
-            queues.push([Item("q", b"1", transaction_id="\ud800")]),
-            queues.push([Item("", b"1")]),
-            queues.push([Item("q", b"1", "p" * 5000)]),
+            pushed(Item("q", b"1", trace_id="not a uuid")),
+            pushed(Item("q", b"1", transaction_id="nul\x00")),
+            pushed(Item("q", b"1", transaction_id="\ud800")),
+            pushed(Item("", b"1")),
+            pushed(Item("q", b"1", "p" * 5000)),
         ]
         mixed = await asyncio.gather(*good[:10], *bad, *good[10:], return_exceptions=True)
         assert sum(isinstance(result, InvalidRequest) for result in mixed) == 5

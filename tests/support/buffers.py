@@ -25,6 +25,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
+from penstock.queues.merge import Pending
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, PopRequest, Pushed
 from tests.support.wait import eventually
@@ -72,7 +73,10 @@ class Store:
             for callback in list(self._callbacks):
                 callback(healthy)
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
+    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
+        return Pending(items).run(self._push(items))
+
+    async def _push(self, items: list[Item]) -> list[Pushed]:
         await asyncio.sleep(0)
         if self.before:
             await self.before(items)
@@ -98,10 +102,6 @@ class Store:
 
     def opened(self, items: list[Item]) -> list[Item]:
         return items
-
-    def put(self, items: list[Item], future: Any, done: Any) -> None:
-        task = asyncio.ensure_future(self.push(items))
-        task.add_done_callback(lambda task: done(future, task.exception() or task.result()))
 
     def _store(self, item: Item) -> Pushed:
         assert item.transaction_id
@@ -159,6 +159,10 @@ async def kill(buffer: Buffer) -> None:
     """What kill -9 does to a buffer in our own process: its work ends where it is, the kernel drops
     its locks.
     """
+    for batch in buffer.qos0.batches:
+        for timer in (batch.timer, batch.unsynced):
+            if timer:
+                timer.cancel()
     tasks = [
         buffer._worker,
         buffer._scan,
@@ -172,10 +176,6 @@ async def kill(buffer: Buffer) -> None:
     if running:
         await asyncio.wait(running)
     await asyncio.get_running_loop().run_in_executor(None, buffer._pool.shutdown)
-    for batch in buffer.qos0.batches:
-        for timer in (batch.timer, batch.unsynced):
-            if timer:
-                timer.cancel()
     for ownership in buffer._estate._owned.values():
         ownership.release(remove=False)
 

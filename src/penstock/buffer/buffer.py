@@ -55,20 +55,21 @@ from penstock.errors import (
 )
 from penstock.log.fs import Fs
 from penstock.metrics import Metrics
-from penstock.queues.merge import resolve
-from penstock.queues.push import check, random_id
+from penstock.queues.merge import Pending
+from penstock.queues.push import check, named
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
+PendingPush = Pending[list[Item], list[Pushed]]
 
-ADOPT_EVERY = 2.0
-LAST_PASS = 500  # events; so few are committed while new pushes wait
-LONGEST_PAUSE = 1.0
-SETTLE_LIMIT = 0.5
-PASS_LIMIT, PASS_LOOK = 5.0, 0.02
-STOP_LIMIT = 5.0
-ROOM_FOR = 0.05  # how long a look at the free space is good for
+ADOPT_SECONDS = 2.0
+LAST_PASS_EVENTS = 500  # events; so few are committed while new pushes wait
+MAX_RETRY_SECONDS = 1.0
+IN_FLIGHT_SECONDS = 0.5  # they fail within milliseconds, since their connections are cut
+DRAIN_SECONDS, DRAIN_POLL_SECONDS = 5.0, 0.02
+STOP_SECONDS = 5.0
+SPACE_CHECK_SECONDS = 0.05  # how long a look at the free space is good for
 DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
 
 
@@ -104,8 +105,8 @@ class Buffer:
             live=lambda: self._in_flight > 0,
         )
         self._in_flight = 0  # direct pushes
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._none_in_flight = asyncio.Event()  # cleared when the database goes down under some
+        self._none_in_flight.set()
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._scan: asyncio.Task[None] | None = None
@@ -142,7 +143,7 @@ class Buffer:
         )
         self.qos0 = Qos0(
             self.replay, self._database, self.journal, self.backlog, self.failed, namer, self.directory, self._fs,
-            self._pool, self._settings, self._room, self._encode, self._settle,
+            self._pool, self._settings, self._room, self._encode, self._check_in_flight,
         )  # fmt: skip
         self._namer = namer
         await self._adopt()
@@ -161,7 +162,7 @@ class Buffer:
         self._stopping = True
         self._wake.set()
         if self._worker:
-            done, _ = await asyncio.wait([self._worker], timeout=STOP_LIMIT)
+            done, _ = await asyncio.wait([self._worker], timeout=STOP_SECONDS)
             if not done:
                 self._worker.cancel()  # in the middle of a file, which stays
                 await asyncio.wait([self._worker])
@@ -177,22 +178,20 @@ class Buffer:
                 "%d events stay in %d buffer files", self.backlog.events(), len(self.backlog.files)
             )
 
-    async def push(
+    def push(
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
-    ) -> list[Pushed]:
+    ) -> PendingPush:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored
-        later.
+        later. With `buffer_ms` or `buffer_max`: QoS 0.
         """
-        if buffer_ms is None and buffer_max is None:
-            return await self.submit(items, list)
-        self._name(items)
+        named(items)
         if not items:
-            return []
-        return await self._push_qos0(
-            items,
-            DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms,
-            DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max,
-        )
+            return self._queues.push(items)
+        if buffer_ms is not None or buffer_max is not None:
+            return PendingPush(items).run(self._push_qos0(items, buffer_ms, buffer_max))
+        if self._up and not self.backlog.holds(items) and not self.qos0.holds(items):
+            return self._push_directly(items)
+        return PendingPush(items).run(self._push_behind(items))
 
     async def push_lines(self, data: bytes) -> list[Pushed]:
         """Store the events of lines from a buffer file, of this broker or another one that has the
@@ -204,20 +203,11 @@ class Buffer:
             raise InvalidRequest(f"a line is no event, or is damaged or cut short: {line[:200]!r}")
         return await self.push(self._queues.opened(window.items))
 
-    def submit(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> "asyncio.Future[T]":
-        """`push` without a coroutine in the usual case; the future gets what `answer` makes of the
-        result.
-        """
-        self._name(items)
-        if not items or (self._up and not self.backlog.holds(items) and not self.qos0.holds(items)):
-            return self._push_directly(items, answer)
-        return self._loop.create_task(self._push_behind(items, answer))
-
-    async def passing(self, items: list[Item]) -> None:
+    async def wait_until_drained(self, items: list[Item]) -> None:
         """Return when nothing older of their partitions waits here: a transaction stores these,
         past the buffer.
         """
-        give_up = self._loop.time() + PASS_LIMIT
+        give_up = self._loop.time() + DRAIN_SECONDS
         while True:
             if self.maintenance.push:
                 raise Unavailable(
@@ -230,12 +220,7 @@ class Buffer:
             elif not self._up or self._loop.time() > give_up:
                 raise Unavailable("older messages of this partition are not stored yet")
             else:
-                await asyncio.sleep(PASS_LOOK)
-
-    def _name(self, items: list[Item]) -> None:
-        for item in items:
-            if not item.transaction_id:
-                item.transaction_id, item.fresh = random_id(), True
+                await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     @property
     def healthy(self) -> bool:
@@ -246,77 +231,76 @@ class Buffer:
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.push
 
-    def _push_directly(
-        self, items: list[Item], answer: Callable[[list[Pushed]], T]
-    ) -> "asyncio.Future[T]":
-        def done(future: "asyncio.Future[T]", outcome: list[Pushed] | BaseException) -> None:
-            try:
-                unknown = isinstance(outcome, Unavailable) and not isinstance(outcome, MissingKey)
-                if unknown and not future.cancelled():
-                    # It may be in the database or not: replay will find out.
-                    self._submit(items).add_done_callback(
-                        lambda written: self._wrote(written, items, future, answer)
-                    )
-                else:
-                    resolve(future, outcome, answer)
-            except Unavailable as error:  # we are stopping
-                resolve(future, error, answer)
-            finally:
-                self._in_flight -= 1
-                self._settle()
-
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._queues.put(items, future, done)  # an item that is wrong is refused here
+    def _push_directly(self, items: list[Item]) -> PendingPush:
+        pending = self._queues.push(items)  # an item that is wrong is refused here
         self._in_flight += 1
-        return future
+        pending.intercept(self._pushed)
+        return pending
 
-    def _wrote(
-        self,
-        written: "asyncio.Future[None]",
-        items: list[Item],
-        future: "asyncio.Future[T]",
-        answer: Callable[[list[Pushed]], T],
-    ) -> None:
+    def _pushed(self, pending: PendingPush, outcome: list[Pushed] | BaseException) -> bool:
+        """A direct push has its outcome. One that may be in the database or not goes to the file:
+        replay will find out.
+        """
+        try:
+            unknown = isinstance(outcome, Unavailable) and not isinstance(outcome, MissingKey)
+            if not unknown or pending.cancelled():
+                return False
+            written = self._write(pending.request)
+            written.add_done_callback(lambda written: self._wrote(written, pending))
+        except PenstockError as error:  # we are stopping, or it is nothing for a file
+            pending.complete(error)
+        finally:
+            self._in_flight -= 1
+            self._check_in_flight()
+        return True
+
+    def _wrote(self, written: "asyncio.Future[None]", pending: PendingPush) -> None:
         error = written.exception()
         if isinstance(error, StorageFull | StorageFailed):
             self._rejected.add()
-        resolve(future, error or _buffered(items), answer)
+        pending.complete(error or _buffered(pending.request))
 
-    async def _push_behind(self, items: list[Item], answer: Callable[[list[Pushed]], T]) -> T:
+    async def _push_behind(self, items: list[Item]) -> list[Pushed]:
         check(items)  # what the engine would refuse is refused now, not at replay
         self._queues.check_keys(items)
         while True:
             if not self._up:
-                await self._others_first()
+                await self._wait_for_in_flight()
                 break
             if self.qos0.holds(items):
                 await self.qos0.flush()
             elif not self.backlog.holds(items):
-                return await self._push_directly(items, answer)
+                return await self._push_directly(items)
             elif await self.admission.ask(len(items)):
                 break
-        await self._written(self._submit(items))
-        return answer(_buffered(items))
+        try:
+            await self._write(items)
+        except (StorageFull, StorageFailed):
+            self._rejected.add()
+            raise
+        return _buffered(items)
 
     async def _push_qos0(
-        self, items: list[Item], buffer_ms: float, buffer_max: int
+        self, items: list[Item], buffer_ms: float | None, buffer_max: int | None
     ) -> list[Pushed]:
-        if not self._up or self.backlog.holds(items):
-            return await self._push_behind(items, list)
-        check(items)
-        try:
-            await self._queues.sealable(items)  # or the clear text would lie in a file for nothing
-        except MissingKey:
-            raise
-        except Unavailable:
-            return await self._push_behind(items, list)
-        try:
-            written = await self.qos0.push(items, buffer_ms, buffer_max)
-        except (StorageFull, StorageFailed) as error:
-            log.warning("%s: a QoS 0 push goes to the database directly", error)
-            return await self._push_directly(items, list)
-        if not written:  # it had to wait, and meanwhile things may have changed
-            return await self._push_qos0(items, buffer_ms, buffer_max)
+        milliseconds = DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms
+        most = DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max
+        written = False
+        while not written:  # it may have to wait, and meanwhile things may have changed
+            if not self._up or self.backlog.holds(items):
+                return await self._push_behind(items)
+            check(items)
+            try:
+                await self._queues.sealable(items)  # or clear text would lie in a file for nothing
+            except MissingKey:
+                raise
+            except Unavailable:
+                return await self._push_behind(items)
+            try:
+                written = await self.qos0.push(items, milliseconds, most)
+            except (StorageFull, StorageFailed) as error:
+                log.warning("%s: a QoS 0 push goes to the database directly", error)
+                return await self._push_directly(items)
         self._buffered.add(len(items), "qos0")
         return _buffered(items)
 
@@ -324,40 +308,33 @@ class Buffer:
         """Lines for a file: payloads of encrypted queues are sealed before they touch the disk."""
         return encode(map(self._queues.at_rest, items))
 
-    def _submit(self, items: list[Item]) -> asyncio.Future[None]:
+    def _write(self, items: list[Item]) -> asyncio.Future[None]:
         written = self.journal.submit(self._encode(items), keys_of(items))
         self._buffered.add(len(items), "failover")
         if self._up:
             self._wake.set()
         return written
 
-    async def _written(self, written: asyncio.Future[None]) -> None:
-        try:
-            await written
-        except (StorageFull, StorageFailed):
-            self._rejected.add()
-            raise
-
-    async def _others_first(self) -> None:
+    async def _wait_for_in_flight(self) -> None:
         """Let the pushes that were in flight when the database went down reach the file before this
         one.
         """
-        if not self._settled.is_set():
+        if not self._none_in_flight.is_set():
             try:
-                async with asyncio.timeout(SETTLE_LIMIT):
-                    await self._settled.wait()
+                async with asyncio.timeout(IN_FLIGHT_SECONDS):
+                    await self._none_in_flight.wait()
             except TimeoutError:
                 log.warning(
                     "%d pushes are still in flight though the database is down", self._in_flight
                 )
 
-    def _settle(self) -> None:
-        if not self._settled.is_set() and not self._in_flight and not self.qos0.busy:
-            self._settled.set()
+    def _check_in_flight(self) -> None:
+        if not self._none_in_flight.is_set() and not self._in_flight and not self.qos0.busy:
+            self._none_in_flight.set()
 
     def _database_changed(self, healthy: bool) -> None:
         if healthy:
-            self._settled.set()
+            self._none_in_flight.set()
             self.maintenance.told(None)
             self._wake.set()
             return
@@ -365,7 +342,7 @@ class Buffer:
         self._recovered = False
         self.qos0.hurry()
         if self._in_flight or self.qos0.busy:
-            self._settled.clear()
+            self._none_in_flight.clear()
         self.admission.end()
 
     def _look(self) -> None:
@@ -379,7 +356,7 @@ class Buffer:
         retry.
         """
         pause = shortest = self._settings.flush_ms / 1000
-        adopt_at = time.monotonic() + ADOPT_EVERY
+        adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
             waits = self._up and self._waiting_events > 0
             next_look = min(adopt_at, self.failed.next_due) if self._up else adopt_at
@@ -392,19 +369,19 @@ class Buffer:
             self._wake.clear()
             try:
                 if time.monotonic() >= adopt_at:
-                    adopt_at = time.monotonic() + ADOPT_EVERY
+                    adopt_at = time.monotonic() + ADOPT_SECONDS
                     await self._adopt()
                 if self._up and self._waiting_events:
                     done = await self._drain()
-                    pause = shortest if done else min(pause * 2, LONGEST_PAUSE)
+                    pause = shortest if done else min(pause * 2, MAX_RETRY_SECONDS)
                 if self._up:
                     await self.retry_failed()
             except PenstockError as error:
                 log.error("the buffer's worker: %s", error)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = min(pause * 2, MAX_RETRY_SECONDS)
             except Exception:  # a bug here must not end the replay for the life of the process
                 log.exception("the buffer's worker failed; it goes on")
-                pause = LONGEST_PAUSE
+                pause = MAX_RETRY_SECONDS
 
     @property
     def _waiting_events(self) -> int:
@@ -421,7 +398,7 @@ class Buffer:
                     await self._replay(self.backlog.files[0])
                 if not self.journal.events:
                     break
-                if self.journal.events <= LAST_PASS:
+                if self.journal.events <= LAST_PASS_EVENTS:
                     self.admission.close()
                     await self.journal.flush()
                 await self.journal.seal()
@@ -544,7 +521,7 @@ class Buffer:
             self._room_left = min(
                 self._settings.max_bytes - used, free - self._settings.free_space_reserve
             )
-            self._room_until = now + ROOM_FOR
+            self._room_until = now + SPACE_CHECK_SECONDS
         self._room_left -= more
 
     async def _in_pool(self, work: Callable[..., T], *args: object) -> T:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
@@ -47,22 +47,14 @@ from penstock.errors import (
 )
 from penstock.log.fs import Fs
 from penstock.metrics import Metrics
-from penstock.queues.merge import Done
+from penstock.queues.merge import Pending
+from penstock.queues.retry import halving, retrying
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
 
-REFUSED = (
-    InvalidRequest,
-    TooLarge,
-    Full,
-    MissingKey,
-    Damaged,
-    ValueError,
-)  # what says "this will not do" of an event's content
-TRIES = 4
-PAUSE = 0.05
+MAX_DISK_ATTEMPTS = 4  # per file
 MERGED = (
     10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
 )
@@ -72,10 +64,18 @@ PAUSE_EVERY = 1000
 RATE_SPAN = 10.0
 
 
+class GivenUp(Exception):
+    """An event that the database, though it is up, did not take however often it was asked."""
+
+
+# what says "this will not do" of an event's content
+REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, GivenUp)
+
+
 class Engine(Protocol):
     """The part of the queue engine that the buffer stands in front of."""
 
-    async def push(self, items: list[Item]) -> list[Pushed]: ...
+    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]: ...
 
     async def sealable(self, items: list[Item]) -> None: ...
 
@@ -84,10 +84,6 @@ class Engine(Protocol):
     def at_rest(self, item: Item) -> Item: ...
 
     def opened(self, items: list[Item]) -> list[Item]: ...
-
-    def put(
-        self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]
-    ) -> None: ...
 
 
 class Health(Protocol):
@@ -191,8 +187,10 @@ class Replay:
     async def trouble(self, file: BufferFile, error: StorageFailed) -> bool:
         """The disk failed during the replay of a file; whether to go on without it."""
         file.troubles += 1
-        log.error("replay of %s: %s (%d of %d tries)", file.name, error, file.troubles, TRIES)
-        if file.troubles < TRIES:
+        log.error(
+            "replay of %s: %s (%d of %d tries)", file.name, error, file.troubles, MAX_DISK_ATTEMPTS
+        )
+        if file.troubles < MAX_DISK_ATTEMPTS:
             return False
         await self._in_pool(self._set_aside, file)
         self.quarantined.add(file.events)
@@ -229,47 +227,40 @@ class Replay:
             self._failed.postpone(self._failed.files[str(file.name)])
         return not refusals
 
-    async def insert(self, items: list[Item], kind: Kind, *, tries: int = TRIES) -> list[Refusal]:
+    async def insert(self, items: list[Item], kind: Kind) -> list[Refusal]:
         """Put the items into the database, in order; those it refuses come back. Unavailable when
         it is down.
         """
+        outcomes = await halving(items, self._push, REFUSED, lambda item, e: Refusal(item, str(e)))
+        refusals = [refusal for refusal in outcomes if refusal]
+        self._count(len(items) - len(refusals), kind)
+        return refusals
+
+    async def _push(self, items: list[Item]) -> list[Refusal | None]:
         try:
-            results = await self._push(items, tries)
-        except REFUSED as error:
-            reason = str(error)
+            results = await retrying(lambda _: self._attempt(items), self._is_transient)
+        except MissingKey:
+            raise
         except Unavailable as error:
             if not self._health.healthy or (isinstance(error, Busy) and len(items) == 1):
                 raise
-            reason = f"given up after {tries} tries: {error}"
-        else:
-            refusals = [
-                Refusal(item, f"the queue {item.queue} is full")
-                for item, result in zip(items, results, strict=True)
-                if result.status == "full"
-            ]
-            self._count(len(items) - len(refusals), kind)
-            return refusals
-        if len(items) == 1:
-            return [Refusal(items[0], reason)]
-        middle = len(items) // 2
-        first = await self.insert(items[:middle], kind, tries=2)
-        return first + await self.insert(items[middle:], kind, tries=2)
+            raise GivenUp(f"given up: {error}") from error
+        return [
+            Refusal(item, f"the queue {item.queue} is full") if result.status == "full" else None
+            for item, result in zip(items, results, strict=True)
+        ]
 
-    async def _push(self, items: list[Item], tries: int) -> list[Pushed]:
-        for turn in range(1, tries + 1):
-            self.writes.add()
-            try:
-                return await self._engine.push(self._engine.opened(items))
-            except PenstockError as error:
-                for item in items:
-                    item.fresh = False  # from now on it may be stored
-                hopeless = not isinstance(error, Unavailable) or isinstance(
-                    error, MissingKey | Busy
-                )
-                if hopeless or turn == tries or not self._health.healthy:
-                    raise
-                await asyncio.sleep(PAUSE * turn)
-        raise AssertionError("unreachable")
+    async def _attempt(self, items: list[Item]) -> list[Pushed]:
+        self.writes.add()
+        try:
+            return await self._engine.push(self._engine.opened(items))
+        except PenstockError:
+            for item in items:
+                item.fresh = False  # from now on it may be stored
+            raise
+
+    def _is_transient(self, error: Unavailable) -> bool:
+        return self._health.healthy and not isinstance(error, MissingKey | Busy)
 
     def _count(self, flushed: int, kind: Kind) -> None:
         self.flushed.add(flushed, kind)

@@ -10,7 +10,7 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
-from penstock.queues.merge import Done, Merger
+from penstock.queues.merge import Merger, Pending
 from penstock.queues.push import SLICE, Fetch
 from penstock.queues.signals import Signals
 from penstock.queues.types import Ack, Acked, Extended
@@ -46,18 +46,10 @@ class Acknowledger:
             self._extend, size=_one, limit=1000, slots=1
         )
 
-    async def ack(self, acks: list[Ack]) -> list[Acked]:
-        if not acks:
-            return []
+    def ack(self, acks: list[Ack]) -> Pending[list[Ack], list[Acked]]:
         for ack in acks:
             check(ack)
-        return await self.merger.submit(acks)
-
-    def put(self, acks: list[Ack], future: "asyncio.Future[Any]", done: Done[list[Acked]]) -> None:
-        """`ack` without a coroutine: `done(future, outcome)` is called once."""
-        for ack in acks:
-            check(ack)
-        self.merger.put(acks, future, done)
+        return self.merger.submit(acks)
 
     async def extend(self, lease_id: str, seconds: int) -> Extended:
         lease = uuid_of(lease_id)
@@ -71,8 +63,9 @@ class Acknowledger:
         self, requests: list[list[Ack]], again: bool
     ) -> list[list[Acked] | PenstockError]:
         del again
+        await self._catalog.load_installation()
         acks = [ack for request in requests for ack in request]
-        answers = await self.settle(self._database.fetch, acks)
+        answers = await self.acknowledge(self._database.fetch, acks)
         self.announce(acks, answers)
         results: list[list[Acked] | PenstockError] = []
         begin = 0
@@ -81,8 +74,8 @@ class Acknowledger:
             begin += len(request)
         return results
 
-    async def settle(self, fetch: Fetch, acks: list[Ack]) -> list[Acked]:
-        """Settle through `fetch` (of the pool or of a transaction)."""
+    async def acknowledge(self, fetch: Fetch, acks: list[Ack]) -> list[Acked]:
+        """Answer messages through `fetch` (of the pool or of a transaction)."""
         answers: list[Any] = [None] * len(acks)
         starts: list[int] = []
         runs: list[tuple[int | None, str, UUID | None, str | None, str | None]] = []

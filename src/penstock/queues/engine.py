@@ -10,9 +10,7 @@ All state is in the database: any number of brokers may do this on the same one.
 for the promises.
 """
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
@@ -24,7 +22,7 @@ from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.groups import Groups
-from penstock.queues.merge import Done, resolve, tell
+from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
@@ -44,8 +42,6 @@ from penstock.queues.types import (
     TransactionResult,
 )
 from penstock.queues.upkeep import Upkeep
-
-A = TypeVar("A")
 
 
 class Queues:
@@ -92,7 +88,6 @@ class Queues:
         )
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
         if self.database.healthy:
             await self.catalog.load_installation()
         self.database.on_change(self._database_changed)
@@ -112,14 +107,11 @@ class Queues:
         """
         self._popper.answer_waiting()
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
-        """Store messages; answered when they are durable. Safe to repeat when transaction ids are
+    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
+        """Store messages; done when they are durable. Safe to repeat when transaction ids are
         given.
         """
-        if not items:
-            return []
-        await self.catalog.load_installation()
-        return await self._pusher.merger.submit(self._pusher.named(items))
+        return self._pusher.push(items) if items else completed(items, [])
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and there is no key for
@@ -151,42 +143,14 @@ class Queues:
         """The items with their payloads in clear. MissingKey, or Damaged, when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
-    def submit(self, items: list[Item], answer: Callable[[list[Pushed]], A]) -> "asyncio.Future[A]":
-        """`push` without a coroutine; the future gets what `answer` makes of the result."""
-        future = self._loop.create_future()
-        self.put(items, future, lambda future, outcome: resolve(future, outcome, answer))
-        return future
-
-    def put(
-        self, items: list[Item], future: "asyncio.Future[Any]", done: Done[list[Pushed]]
-    ) -> None:
-        """Have `done(future, outcome)` called once. Cancelling the future before the call begins
-        withdraws the push.
-        """
-        if items and self.catalog.installation >= 0:
-            self._pusher.merger.put(self._pusher.named(items), future, done)
-        else:
-            tell(self.push(items), future, done)
-
-    def settle(self, acks: list[Ack], answer: Callable[[list[Acked]], A]) -> "asyncio.Future[A]":
-        """`ack` without a coroutine; the future gets what `answer` makes of the result."""
-        future = self._loop.create_future()
-        if acks and self.catalog.installation >= 0:
-            self._acknowledger.put(
-                acks, future, lambda future, outcome: resolve(future, outcome, answer)
-            )
-        else:
-            tell(self.ack(acks), future, lambda future, outcome: resolve(future, outcome, answer))
-        return future
-
     async def pop(self, request: PopRequest) -> Popped:
         """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""
         await self.catalog.load_installation()
         return await self._popper.pop(request)
 
-    async def ack(self, acks: list[Ack]) -> list[Acked]:
-        await self.catalog.load_installation()
-        return await self._acknowledger.ack(acks)
+    def ack(self, acks: list[Ack]) -> Pending[list[Ack], list[Acked]]:
+        """Answer messages, each on its own. Repeating an acknowledgement changes nothing."""
+        return self._acknowledger.ack(acks) if acks else completed(acks, [])
 
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases that pops took as `holder` (`PopRequest.holder`), no attempt counted; how

@@ -129,7 +129,7 @@ class Popper:
             wait: float | None = None
             reason = "empty" if targets else "unknown"
             for target in targets:
-                taken = await self.merger.submit(
+                taken = await self._take(
                     Take(target, batch, partitions, _new_lease(request.holder), request.holder)
                 )
                 if taken.rows:
@@ -230,6 +230,15 @@ class Popper:
                 return []
             self._catalog.remember_group(queue, group, number, group_id)
         return [Target(queue, group, group_id, number)]
+
+    async def _take(self, take: Take) -> Taken:
+        pending = self.merger.submit(take)
+        try:
+            return await pending
+        except asyncio.CancelledError:
+            if pending.done() and not pending.cancelled() and pending.exception() is None:
+                self._orphaned(pending.result())  # in the very turn the caller was cancelled
+            raise
 
     async def _run(self, takes: list[Take], again: bool) -> list[Taken | PenstockError]:
         if (

@@ -9,6 +9,7 @@ import os
 from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Container, Iterable
 from copy import copy
+from itertools import chain
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
-from penstock.queues.merge import Merger
+from penstock.queues.merge import Merger, Pending
 from penstock.queues.signals import Signals
 from penstock.queues.types import Item, Pushed
 
@@ -51,6 +52,9 @@ class Pusher:
             self._run, size=_weight, limit=merge_max, slots=4, enough=200
         )
 
+    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
+        return self.merger.submit(self.named(items))
+
     def knowing(self, catalog: Catalog) -> "Pusher":
         """The same with another knowledge of queues and partitions, for `store`."""
         other = copy(self)
@@ -60,11 +64,8 @@ class Pusher:
     async def _run(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[Pushed] | PenstockError]:
-        items = (
-            requests[0]
-            if len(requests) == 1
-            else [item for request in requests for item in request]
-        )
+        await self._catalog.load_installation()
+        items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         answers = await self.store(self._database.fetch, items, again)
         self.announce(answers)
         results: list[list[Pushed] | PenstockError] = []
@@ -254,19 +255,16 @@ def _unless_empty(values: list[T]) -> list[T] | None:
 def named(items: list[Item]) -> list[Item]:
     """The same items, those without a transaction id under one made for them."""
     nameless = [item for item in items if not item.transaction_id]
-    for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
-        item.transaction_id, item.fresh = identifier, True
+    if nameless:
+        for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
+            item.transaction_id, item.fresh = identifier, True
     return items
 
 
-def random_id() -> str:
-    """A transaction id for a message whose producer gave none (UUID version 4)."""
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
-
-
 def random_ids(count: int) -> list[str]:
-    """Many at once: asking the system for random bytes is what takes the time."""
+    """Transaction ids (UUIDs of version 4) for messages whose producers gave none. Many at once:
+    asking the system for random bytes is what takes the time.
+    """
     digits = os.urandom(16 * count).hex()
     return [
         f"{digits[i : i + 8]}-{digits[i + 8 : i + 12]}-4{digits[i + 13 : i + 16]}-a{digits[i + 17 : i + 20]}"

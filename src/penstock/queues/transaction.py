@@ -135,10 +135,10 @@ class Transactions:
             if answer.status == "full":
                 raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
             pushed.append(answer)
-        acked = await self._acknowledger.settle(connection.fetch, acks)
-        for settled in acked:
-            if not settled.success:
-                raise Conflict(f"ACK operation failed: {settled.error}")
+        acked = await self._acknowledger.acknowledge(connection.fetch, acks)
+        for outcome in acked:
+            if not outcome.success:
+                raise Conflict(f"ACK operation failed: {outcome.error}")
         return pushed, acked
 
     async def _known(self, items: list[Item]) -> Known:

@@ -16,6 +16,7 @@ from penstock.buffer.maintenance import PopGate
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
+from penstock.queues.merge import Pending
 from penstock.queues.push import named
 from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
@@ -49,15 +50,11 @@ class Pushes(Protocol):
     @property
     def healthy(self) -> bool: ...
 
-    async def push(
+    def push(
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
-    ) -> Sequence[Pushed]: ...
+    ) -> Pending[list[Item], list[Pushed]]: ...
 
-    def submit(
-        self, items: list[Item], answer: Callable[[list[Pushed]], Response]
-    ) -> "asyncio.Future[Response]": ...
-
-    async def passing(self, items: list[Item]) -> None: ...
+    async def wait_until_drained(self, items: list[Item]) -> None: ...
 
 
 # -- what comes in
@@ -249,7 +246,7 @@ class ExtendAnswer(msgspec.Struct, rename="camel"):
 def routes(
     queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = None
 ) -> list[Route]:
-    submit = (pushes or queues).submit
+    store = (pushes or queues).push
     gate = gate or PopGate()
 
     limit = ItemLimit(queues.settings.max_items)
@@ -262,7 +259,7 @@ def routes(
             return push_many(pushes or queues, pushes, body, request.subject)
         if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
             return push_later(pushes, body, request.subject)
-        return submit(items_of(body.items, request.subject), push_answer)
+        return store(items_of(body.items, request.subject)).then(push_answer)
 
     async def pop(request: Request) -> Response:
         args: PopQuery = request.args
@@ -310,7 +307,7 @@ def routes(
 
     def ack(request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)
-        return queues.settle([_ack(body, body.consumer_group or QUEUE_MODE)], ack_answer)
+        return queues.ack([_ack(body, body.consumer_group or QUEUE_MODE)]).then(ack_answer)
 
     def acks(request: Request) -> Answer | Awaitable[Answer]:
         limit.check_body(request.body)
@@ -321,7 +318,7 @@ def routes(
         if not body.acknowledgments:
             return json_response([])
         group = body.consumer_group or QUEUE_MODE
-        return queues.settle([_ack(item, group) for item in body.acknowledgments], ack_answer)
+        return queues.ack([_ack(item, group) for item in body.acknowledgments]).then(ack_answer)
 
     async def extend(request: Request) -> Response:
         body = read_extend(request.body)

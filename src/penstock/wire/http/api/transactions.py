@@ -94,7 +94,7 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
         if pushes and (
             items := [operation for operation in operations if isinstance(operation, Item)]
         ):
-            await pushes.passing(items)
+            await pushes.wait_until_drained(items)
         done = await queues.transaction(operations, body.required_leases)
         results = [_result(index, result) for index, result in enumerate(done.results)]
         answer = TransactionAnswer(done.transaction_id, done.success, results, done.error)
