@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.queues.merge import Merger
+from penstock.queues.merge import Merger, completed
 from penstock.queues.retry import MAX_ATTEMPTS
 
 Run = Callable[[list[int], bool], Awaitable[list[str | PenstockError]]]
@@ -71,6 +71,7 @@ def test_an_answer_that_cannot_be_made_fails_its_own_request_only() -> None:
         assert await good == 1
         with pytest.raises(ZeroDivisionError):
             await bad
+        assert await completed(2, ["a"]).then(len) == 1
 
     asyncio.run(body())
 

@@ -57,6 +57,8 @@ class Pending(asyncio.Future[R], Generic[T, R]):
 
     def then(self, convert: Callable[[R], A]) -> "asyncio.Future[A]":
         """This very future, which gets what `convert` makes of the result."""
+        if self.done():
+            return completed(self.request, convert(self.result()))
         self._convert = convert
         return cast("asyncio.Future[A]", self)
 
