@@ -29,7 +29,7 @@ HEAD = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
 
 
 def connection_of(server: HttpServer) -> Connection:
-    (connection,) = server._shared.connections
+    (connection,) = server._state.connections
     return connection
 
 
@@ -291,7 +291,8 @@ def test_a_client_that_pipelines_and_does_not_read_stops_being_served_and_read()
             most = 0
             for _ in range(20):
                 most = max(
-                    most, connection._transport.get_write_buffer_size() + len(connection.rest)
+                    most,
+                    connection._output.transport.get_write_buffer_size() + len(connection.rest),
                 )
                 await asyncio.sleep(0.01)
             assert called == before < 1000, "requests were answered although nobody reads"
@@ -563,7 +564,7 @@ def test_it_also_runs_on_the_loop_of_the_standard_library() -> None:
 def test_after_an_error_a_connection_lingers_for_a_limited_time_however_much_its_client_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "_LINGER_TIME", 0.5)
+    monkeypatch.setattr(http_connection, "_LINGER_SECONDS", 0.5)
 
     async def body() -> None:
         async with talking(ECHO, header_timeout=0.4) as (server, wire):
@@ -586,7 +587,7 @@ def test_after_an_error_a_limited_number_of_bytes_is_read_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_connection, "_LINGER_BYTES", 1_000_000)
-    monkeypatch.setattr(http_connection, "_LINGER_TIME", 600.0)
+    monkeypatch.setattr(http_connection, "_LINGER_SECONDS", 600.0)
 
     async def body() -> None:
         async with talking(ECHO, max_body=1000) as (server, wire):
@@ -638,7 +639,7 @@ def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -> None
         start = CHUNKED + b"7A120\r\n" if chunked else HEAD + b"Content-Length: 500000\r\n\r\n"
         end = b"x\r\n0\r\n\r\n" if chunked else b"x"
         async with serving(ECHO, max_body=600_000, max_bodies=1_010_000) as server:
-            memory = server._shared.memory
+            memory = server._state.memory
             async with (
                 connected(server) as one,
                 connected(server) as two,
@@ -681,10 +682,10 @@ def test_a_large_body_counts_until_its_request_is_answered(client_stays: bool) -
             return json_response("done")
 
         async with serving(Route("POST", "/slow", slow)) as server:
-            memory = server._shared.memory
+            memory = server._state.memory
             async with connected(server) as wire:
                 wire.send(post("/slow", b"x" * 3_000_000))
-                await eventually(lambda: memory.total >= 3_000_000 and server._shared.running)
+                await eventually(lambda: memory.total >= 3_000_000 and server._state.running)
                 if client_stays:
                     release.set()
                     assert (await wire.reply()).status == 200
@@ -713,7 +714,7 @@ def test_a_stream_that_answers_a_large_body_gives_its_bytes_back() -> None:
 
         async with talking(Route("POST", "/stream", stream)) as (server, wire):
             assert (await wire.ask(post("/stream", b"x" * 3_000_000))).body == b"piece"
-            assert server._shared.memory.total == 0
+            assert server._state.memory.total == 0
 
     run(body)
 
@@ -737,11 +738,11 @@ def test_unpacked_bodies_count_as_well() -> None:
             ):
                 for count, wire in enumerate((one, two), 1):
                     wire.send(packed)
-                    await eventually(lambda: server._shared.memory.total == count * 600_000)  # noqa: B023
+                    await eventually(lambda: server._state.memory.total == count * 600_000)  # noqa: B023
                 reply = await three.ask(packed)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1")
                 release.set()
                 assert [(await wire.reply()).status for wire in (one, two)] == [200, 200]
-            assert server._shared.memory.total == 0
+            assert server._state.memory.total == 0
 
     run(body)

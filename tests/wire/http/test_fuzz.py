@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.wire.http.chunked import ChunkedBody
-from penstock.wire.http.head import Refused, parse
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.head import parse
+from penstock.wire.http.messages import Refused, Request, Response, json_response
 from penstock.wire.http.routes import Route
 from penstock.wire.http.server import HttpServer
 from tests.support.http import Wire, connected, get, post, request, run, serving

@@ -357,14 +357,14 @@ def test_every_answer_is_counted_by_route_and_status() -> None:
 def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
     async def body() -> None:
         async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
-            cache = server._shared.cache
+            cache = server._state.cache
             for start in range(0, 10_000, 100):
                 wire.send(
                     b"".join(get(f"/q?limit={number}") for number in range(start, start + 100))
                 )
                 found = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
                 assert found == list(range(start, start + 100))
-                assert len(cache.young) + len(cache.old) + len(cache._seen) <= 6144
+                assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
             assert not cache.young, "a head that was seen once is not kept"
             for _ in range(2):
                 await wire.ask(get("/q?limit=0"))
@@ -374,7 +374,7 @@ def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_onc
             assert cache.young == kept
             for number in range(10_000):
                 cache.get(get(f"/q?limit={number // 2}"))
-                assert len(cache.young) + len(cache.old) + len(cache._seen) <= 6144
+                assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
             assert len(cache.young) > 0
 
     run(body)

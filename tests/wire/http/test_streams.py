@@ -80,12 +80,12 @@ def test_a_stream_waits_for_a_client_that_does_not_read() -> None:
             wire.send(get("/s"))
             await wire.reader.readuntil(b"\r\n\r\n")
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            (connection,) = server._shared.connections
-            await eventually(lambda: not connection._writable)
+            (connection,) = server._state.connections
+            await eventually(lambda: not connection._output.writable)
             before = written
             for _ in range(20):
                 await asyncio.sleep(0.005)
-                assert connection._transport.get_write_buffer_size() < 1_000_000
+                assert connection._output.transport.get_write_buffer_size() < 1_000_000
             assert written == before
             wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
             while written < before + 5_000_000:
@@ -115,7 +115,7 @@ def test_a_stream_is_cancelled_when_the_client_goes_away(how: str) -> None:
                 {"close": wire.writer.close, "abort": wire.writer.transport.abort}[how]()
                 async with asyncio.timeout(5):
                     await ended.wait()
-            await eventually(lambda: not server._shared.running)
+            await eventually(lambda: not server._state.running)
 
     run(body)
 

@@ -13,7 +13,7 @@ no more, and the limit is checked when a chunk is announced, before any of it is
 import re
 from io import BytesIO
 
-from penstock.wire.http.head import Refused
+from penstock.wire.http.messages import Refused
 
 _LONGEST_LINE = 1024
 _MOST_TRAILER_BYTES = 8192

@@ -4,134 +4,158 @@ The states:
 
     READY   between requests, or with a part of a head in `rest`
     BODY    a head was read and its body is arriving
-    BUSY    a handler is at work (a coroutine, a future or a stream); what else arrives waits in `rest`
-    LINGER  an error was answered; what arrives is dropped until the client closes, for a limited time and size
+    BUSY    a handler is at work (a coroutine, a future or a stream); what else arrives waits
+    LINGER  an error was answered; what arrives is dropped until the client closes, for a limited
+            time and size
     CLOSED
 
 A plain handler is called and answered inside `data_received`: no task, no callback, one write.
 Pipelined requests are not run in parallel (a client that pipelines a push and a pop expects that
-order); those that wait are kept as the bytes they came in, and when these exceed `_MOST_WAITING` we
-stop reading. We also stop when the client does not read: the transport's buffer above its
+order); those that wait are kept as the bytes they came in, and when these exceed `_MAX_WAITING`
+we stop reading. We also stop when the client does not read: the transport's buffer above its
 high-water mark holds the next request back, and a stream's `write` waits. So a connection costs at
 most one request, one answer and a bounded buffer.
 
-How answers are written, also those that take their time, is in `penstock.wire.http.answering`. Time
-is looked at by one sweep over all connections (`sweep`, called by the server), never by a timer per
-request.
+The parts: `Output` writes, `Partial` is the head that is arriving, `IncomingBody` the body,
+`OutgoingStream` an answer of unknown length. The connection says whose turn it is. Time is looked
+at by one sweep over all connections (`sweep`, called by the server), never by a timer per request.
 """
 
 import asyncio
 import logging
-from io import BytesIO
+from collections.abc import Awaitable, Callable
 from typing import cast
 
-from penstock.wire.http.answering import BODY, BUSY, CLOSED, HIGH_WATER, LINGER, READY, Answering
-from penstock.wire.http.chunked import ChunkedBody
-from penstock.wire.http.head import CHUNKED, Head, Partial, Refused
-from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.shared import Shared, failure
-from penstock.wire.request_memory import RETRY_SECONDS, SMALL, TOO_MANY
+from penstock.errors import Unavailable
+from penstock.wire.http.body import IncomingBody
+from penstock.wire.http.compress import compressed, is_compressible
+from penstock.wire.http.head import Partial
+from penstock.wire.http.messages import (
+    Answer,
+    Head,
+    Refused,
+    Request,
+    Response,
+    StreamResponse,
+    error_response,
+    failure_response,
+)
+from penstock.wire.http.output import HIGH_WATER_BYTES, Output
+from penstock.wire.http.server_state import ServerState
+from penstock.wire.http.stream import OutgoingStream
 
 log = logging.getLogger("penstock.http")
 
-_MOST_WAITING = 64 << 10
-_LINGER_QUIET = 2.0  # seconds without a byte
-_LINGER_TIME = 10.0  # in all
+READY, BODY, BUSY, LINGER, CLOSED = range(5)
+_MAX_WAITING = 64 << 10  # bytes of pipelined requests
+_LINGER_QUIET_SECONDS = 2.0  # without a byte
+_LINGER_SECONDS = 10.0  # in all
 _LINGER_BYTES = 64 << 20
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def _too_many_bodies() -> Refused:
-    return Refused(503, TOO_MANY, (("Retry-After", f"{RETRY_SECONDS:.0f}"),))
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_address", "_body", "_dropped", "_eof", "_lingers_since", "_output", "_partial",
+        "_paused", "_request", "_seen", "_server", "_state", "_stream", "_watchers", "rest",
+    )  # fmt: skip
 
-
-class Connection(Answering):
-    __slots__ = ("_dropped", "_fed")
-
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
+        self._output: Output  # set by connection_made
+        self._state = READY
+        self.rest = b""  # bytes that wait: the start of a head, or pipelined requests
+        self._paused = False  # reading, because too much waits
+        self._eof = False  # the client will send no more
+        self._partial: Partial | None = None  # the head that is arriving; its bytes are in `rest`
+        self._body: IncomingBody | None = None  # until its request is answered
+        self._request: Request | None = None  # that a handler is working on, while BUSY
+        self._watchers: list[Callable[[], None]] = []  # of that request
+        self._stream: OutgoingStream | None = None  # the answer to that request
+        self._seen = server.now  # when bytes arrived last
+        self._lingers_since = 0.0
         self._dropped = 0  # bytes, while lingering
-        self._fed = 0  # how much of `rest` the head that is arriving has seen
+        self._address = ""  # of the client, once someone asked for it
 
     # From the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        shared = self._shared
-        if len(shared.connections) >= shared.settings.max_connections:
+        self._output = Output(cast(asyncio.Transport, transport))
+        server = self._server
+        if len(server.connections) >= server.settings.max_connections:
             self._refuse(
-                Refused(503, f"All {shared.settings.max_connections} connections are in use")
+                Refused(503, f"All {server.settings.max_connections} connections are in use")
             )
             self._close()
             return
-        self._transport.set_write_buffer_limits(high=HIGH_WATER)
-        shared.connections.add(self)
+        self._output.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self.seen = self._shared.now
-        state = self._state
-        if state == READY and self._writable:
+        self._seen = self._server.now
+        state, output = self._state, self._output
+        if state == READY and output.writable:
             if self.rest:
                 data = self.rest + data
                 self.rest = b""
             self._serve(data)
-            if self._held:
-                self._flush()
+            if output.held:
+                output.flush()
         elif state == BODY:
             rest = self._take_body(data)
             if rest is not None:
                 self._serve(rest)
-                self._flush()
+                output.flush()
         elif state == LINGER:
             self._dropped += len(data)
             if self._dropped > _LINGER_BYTES:
-                self._transport.abort()
+                output.transport.abort()
         elif state <= BUSY:
             self.rest += data
-            if len(self.rest) > _MOST_WAITING and not self._paused:
+            if len(self.rest) > _MAX_WAITING and not self._paused:
                 self._paused = True
-                self._transport.pause_reading()
+                output.transport.pause_reading()
 
     def eof_received(self) -> bool:
         self._eof = True
+        transport = self._output.transport
         if self._state == BUSY:
-            self._tell_watchers()
+            self._notify_watchers()
             if self._stream is not None:
-                self._transport.abort()
+                transport.abort()
         elif self._state == BODY:
             self._refuse(Refused(400, "The connection ended within the body"))
-        elif self._state == READY and self.rest and self._writable:
+        elif self._state == READY and self.rest and self._output.writable:
             self._refuse(Refused(400, "The connection ended within the headers"))
         elif self._state != READY or not self.rest:
             self._close()
-        return (
-            self._transport.can_write_eof()
-        )  # keep our half open until the answer is out; TLS cannot
+        # Keep our half open until the answer is out; TLS cannot.
+        return transport.can_write_eof()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._state = CLOSED
         self.rest = b""
-        self._head = self._body = self._partial = None
+        self._partial = None
         if self._request is None:  # else its handler still has the body
             self._release_body()
-        shared = self._shared
-        shared.connections.discard(self)
-        self._tell_watchers()
+        server = self._server
+        server.connections.discard(self)
+        self._notify_watchers()
         if self._stream is not None:
             self._stream.cancel()
-        self._wake_stream()
-        if shared.draining and not shared.connections:
-            shared.drained.set()
+        if server.draining and not server.connections:
+            server.drained.set()
 
     def pause_writing(self) -> None:
-        self._writable = False
-        self._unsent, self._stuck_since = 0, self._shared.now
+        self._output.writable = False
+        self._output.watch_progress(self._server.now)
 
     def resume_writing(self) -> None:
-        self._writable = True
-        self._wake_stream()
+        self._output.writable = True
+        if self._stream is not None:
+            self._stream.resume()
         if self._state == READY:
-            self._continue()
+            self._serve_waiting()
 
     # Requests
 
@@ -139,7 +163,7 @@ class Connection(Answering):
         """Answer the requests in `data`, which begins where a request begins; what cannot be
         answered yet waits.
         """
-        cache = self._shared.cache
+        cache = self._server.cache
         start, size = 0, len(data)
         while start < size:
             end = data.find(b"\r\n\r\n", start) + 4
@@ -153,7 +177,7 @@ class Connection(Answering):
                     start += 2
                     continue
                 try:
-                    if len(raw) > self._shared.settings.max_header:
+                    if len(raw) > self._server.settings.max_header:
                         raise self._header_too_large()
                     head = cache.get(raw)
                 except Refused as refused:
@@ -172,7 +196,7 @@ class Connection(Answering):
                     return
                 data, start, size = rest, 0, len(rest)
                 continue
-            self._hold = start < size
+            self._output.hold = start < size
             if not self._call(head, body):
                 self.rest = data[start:] if self._state != CLOSED else b""
                 return
@@ -184,56 +208,52 @@ class Connection(Answering):
         request = Request(head, body, self)
         try:
             answer = head.endpoint.call(request)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes an answer and a log line
-            answer = failure(error, request)
+        except Exception as error:  # noqa: BLE001 - it becomes an answer and a log line
+            answer = failure_response(error, request)
         if type(answer) is Response:
             return self._send(head, answer)
         self._wait_for(request, answer)
-        return self._state == READY and self._writable
+        return self._state == READY and self._output.writable
 
     def _wait_for_head(self, rest: bytes) -> None:
         while rest.startswith(b"\r\n"):
             rest = rest[2:]
         if not rest:
+            self._partial = None
             if self._eof:
                 self._close()
             return
         try:
-            if len(rest) > self._shared.settings.max_header:
+            if len(rest) > self._server.settings.max_header:
                 raise self._header_too_large()
             if self._eof:
                 raise Refused(400, "The connection ended within the headers")
             if self._partial is None:
-                self._partial, self._fed, self._since = Partial(), 0, self.seen
-            if rest != b"\r":  # which may turn out to be half an empty line
-                self._partial.feed(rest[self._fed :])
-                self._fed = len(rest)
+                self._partial = Partial(self._seen)
+            self._partial.feed(rest)
         except Refused as refused:
             self._refuse(refused)
             return
         self.rest = rest
 
     def _header_too_large(self) -> Refused:
-        return Refused(
-            431,
-            f"The headers are larger than the limit of {self._shared.settings.max_header} bytes",
-        )
+        limit = self._server.settings.max_header
+        return Refused(431, f"The headers are larger than the limit of {limit} bytes")
 
     def _begin_body(self, head: Head, data: bytes) -> bytes | None:
-        self._flush()
-        refusal = head.endpoint.admit(head) if head.endpoint.admit is not None else None
-        self._head = head
-        if refusal is None and head.length > SMALL and self._shared.memory.full:
-            refusal = _too_many_bodies()
-        if refusal is not None:
-            self._refuse(refusal)
+        self._output.flush()
+        try:
+            precheck = head.endpoint.precheck
+            if precheck is not None and (refusal := precheck(head)) is not None:
+                raise refusal
+            max_body = self._server.settings.max_body
+            self._body = IncomingBody(head, self._server.memory, max_body, self._seen)
+        except Refused as refused:
+            self._refuse(refused, head)
             return None
-        self._state, self._since = BODY, self.seen
-        self._body = (
-            ChunkedBody(self._shared.settings.max_body) if head.length == CHUNKED else BytesIO()
-        )
+        self._state = BODY
         if head.expects_continue and not data:
-            self._transport.write(_CONTINUE)
+            self._output.transport.write(_CONTINUE)
         rest = self._take_body(data)
         if rest is None and self._state == BODY and self._eof:
             self._refuse(Refused(400, "The connection ended within the body"))
@@ -243,101 +263,280 @@ class Connection(Answering):
         """Add to the body; once it is whole and its request answered, what follows it and can be
         served now.
         """
-        head, body = self._head, self._body
-        assert head is not None
-        memory = self._shared.memory
-        self._received += len(data)
-        memory.total += len(data)
-        if memory.full and self._received > SMALL:
-            self._refuse(_too_many_bodies())
+        body = self._body
+        assert body is not None
+        try:
+            whole = body.feed(data)
+        except Refused as refused:
+            self._refuse(refused)
             return None
-        if isinstance(body, ChunkedBody):
-            try:
-                whole = body.feed(data)
-            except Refused as refused:
-                self._refuse(refused)
-                return None
-            if whole is None:
-                return None
-            rest = body.rest
-        else:
-            assert body is not None
-            missing = head.length - body.tell()
-            body.write(data[:missing] if len(data) > missing else data)
-            if len(data) < missing:
-                return None
-            whole, rest = body.getvalue(), data[missing:]
-        self._state, self._head, self._body = READY, None, None
-        more = self._call(head, whole)
+        if whole is None:
+            return None
+        self._state = READY
+        more = self._call(body.head, whole)
         if self._request is None:
             self._release_body()
         if more:
-            return rest
-        self.rest = rest if self._state != CLOSED else b""
+            return body.rest
+        self.rest = body.rest if self._state != CLOSED else b""
         return None
 
-    def _continue(self) -> None:
+    def _serve_waiting(self) -> None:
         """Serve what has waited, then read on."""
         rest, self.rest = self.rest, b""
         if rest or self._eof:
             self._serve(rest)
-            self._flush()
-        if len(self.rest) <= _MOST_WAITING:
+            self._output.flush()
+        if len(self.rest) <= _MAX_WAITING:
             self._resume_reading()
+
+    def _release_body(self) -> None:
+        if self._body is not None:
+            self._body.release()
+            self._body = None
+
+    def _resume_reading(self) -> None:
+        if self._paused and self._state != CLOSED:
+            self._paused = False
+            self._output.transport.resume_reading()
+
+    # Answers
+
+    def _send(self, head: Head, response: Response) -> bool:
+        """Write an answer; whether the next request may be served at once."""
+        server, output = self._server, self._output
+        try:
+            if (
+                head.plain
+                and not response.headers
+                and not server.draining
+                and len(response.body) < server.simple_below
+            ):
+                data = server.encoder.simple(response)
+                if output.hold or output.held:
+                    output.write(data)
+                else:
+                    output.transport.write(data)
+            elif self._wants_gzip(head, response):
+                self._compress_and_send(head, response)
+                return False
+            else:
+                self._send_general(head, response)
+        except (ValueError, UnicodeEncodeError) as error:  # headers that cannot be sent
+            response = failure_response(error, None)
+            self._send_general(head, response)
+        status = response.status
+        labels = head.endpoint.labels.get(status) or server.labels(head.endpoint, status)
+        server.counts[labels] = server.counts.get(labels, 0) + 1
+        return output.writable and self._state == READY
+
+    def _send_general(self, head: Head, response: Response) -> None:
+        close = not head.keep_alive or self._server.draining
+        start = self._server.encoder.head(head, response, close)
+        bodiless = head.method == "HEAD" or response.status in (204, 304)
+        self._output.write_message(start, b"" if bodiless else response.body)
+        if close:
+            self._close()
+
+    def _wants_gzip(self, head: Head, response: Response) -> bool:
+        least = self._server.settings.compress_from
+        return (
+            head.accepts_gzip
+            and 0 < least <= len(response.body)
+            and head.endpoint.gzip
+            and is_compressible(response)
+            and head.method != "HEAD"
+        )
+
+    def _compress_and_send(self, head: Head, response: Response) -> None:
+        """Compress in the pool for blocking work: a megabyte takes long enough to be noticed by
+        everyone else.
+        """
+        loop = asyncio.get_running_loop()
+        request = Request(head, b"", self)
+        self._wait_for(request, loop.run_in_executor(self._server.executor, compressed, response))
+
+    def _refuse(self, refused: Refused, head: Head | None = None) -> None:
+        """Answer an error of the protocol itself. Where the next request begins is unknown, so this
+        is the last one.
+        """
+        if self._state >= LINGER:
+            return
+        if self._body is not None:
+            head = self._body.head
+        response = error_response(refused.status, str(refused), refused.headers)
+        self._output.flush()
+        self._output.write_message(
+            self._server.encoder.head(head, response, close=True), response.body
+        )
+        self._server.refused.add(1, str(refused.status))
+        self.rest = b""
+        self._partial = None
+        self._release_body()
+        if self._eof:
+            self._close()
+            return
+        # Closing with unread bytes in the socket would reset the connection and might destroy the
+        # answer on its way.
+        self._state = LINGER
+        self._seen = self._lingers_since = self._server.now
+        if self._output.transport.can_write_eof():
+            self._output.transport.write_eof()
+        self._resume_reading()
+
+    def _close(self) -> None:
+        if self._state != CLOSED:
+            self._output.flush()
+            self._state = CLOSED
+            self._output.watch_progress(self._server.now)
+            self._output.transport.close()
+
+    # Handlers that take their time
+
+    def _wait_for(self, request: Request, answer: Answer | Awaitable[Answer]) -> None:
+        self._output.flush()
+        self._state, self._request = BUSY, request
+        if isinstance(answer, StreamResponse):
+            self._start_stream(request, answer)
+            return
+        later = cast(Awaitable[Answer], answer)
+        future = later if isinstance(later, asyncio.Future) else asyncio.ensure_future(later)
+        self._server.running.add(future)
+        future.add_done_callback(self._answered)
+
+    def _answered(self, future: "asyncio.Future[Answer]") -> None:
+        self._server.running.discard(future)
+        if self._body is not None:
+            self._release_body()
+        request = self._request
+        assert request is not None
+        try:
+            answer = future.result()
+        except asyncio.CancelledError:
+            answer = failure_response(Unavailable("The broker is stopping"), request)
+        except Exception as error:  # noqa: BLE001 - as for a plain handler
+            answer = failure_response(error, request)
+        if self._watchers:
+            self._watchers.clear()
+        if self._state != BUSY:
+            self._request = None
+        elif isinstance(answer, StreamResponse):
+            self._start_stream(request, answer)
+        else:
+            self._state, self._request = READY, None
+            if self._send(request.head, answer) and (self.rest or self._eof or self._paused):
+                self._serve_waiting()
+
+    def _start_stream(self, request: Request, answer: StreamResponse) -> None:
+        head, server = request.head, self._server
+        self._release_body()
+        close = not head.keep_alive or head.http10 or server.draining
+        try:
+            start = server.encoder.stream_head(head, answer, close)
+        except (ValueError, UnicodeEncodeError) as error:
+            self._state, self._request = READY, None
+            if self._send(head, failure_response(error, request)):
+                self._serve_waiting()
+            return
+        self._output.transport.write(start)
+        server.requests.add(1, *server.labels(head.endpoint, answer.status))
+        self._stream = OutgoingStream(self._output, chunked=not head.http10, live=answer.live)
+        task = self._stream.start(answer.run if head.method != "HEAD" else None)
+        server.running.add(task)
+        task.add_done_callback(self._streamed)
+
+    def _streamed(self, task: "asyncio.Task[None]") -> None:
+        """The stream has ended by itself, failed, or was cancelled: by us, because the client has
+        gone or a live stream ends with the server.
+        """
+        server, transport, request = self._server, self._output.transport, self._request
+        server.running.discard(task)
+        self._stream = self._request = None
+        self._watchers.clear()
+        assert request is not None
+        head = request.head
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            gone = isinstance(error, ConnectionError) and transport.is_closing()
+            if self._state != CLOSED and not gone:
+                log.error("a stream failed: %s %s", head.method, head.path, exc_info=error)
+            transport.abort()  # the missing last chunk says that the answer is not whole
+        elif self._state == BUSY:
+            if head.method != "HEAD" and not head.http10:
+                transport.write(b"0\r\n\r\n")
+            self._state = READY
+            if not head.keep_alive or head.http10 or server.draining:
+                self._close()
+            elif self._output.writable:
+                self._serve_waiting()
+
+    # What a request needs of its connection
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        if self._state == CLOSED or self._eof:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._watchers.append(callback)
+
+    def _notify_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for callback in watchers:
+            try:
+                callback()
+            except Exception:
+                log.exception("a disconnect callback failed")
+
+    @property
+    def address(self) -> str:
+        if not self._address:
+            peer = self._output.transport.get_extra_info("peername")
+            self._address = str(peer[0]) if isinstance(peer, tuple) else "unix"
+        return self._address
 
     # Time, and the end
 
     def sweep(self, now: float, slack: float) -> None:
-        """Enforce the time limits; `slack` is how late `seen` and `since` may have been written
-        down.
-        """
-        limits = self._shared.limits
-        quiet = now - self.seen - slack
+        """Enforce the time limits; `slack` is how late the times here may have been written down."""
+        limits = self._server.limits
+        quiet = now - self._seen - slack
         if self._state == LINGER and (
-            quiet > _LINGER_QUIET or now - self._since - slack > _LINGER_TIME
+            quiet > _LINGER_QUIET_SECONDS or now - self._lingers_since - slack > _LINGER_SECONDS
         ):
-            self._transport.abort()
-        elif not self._writable or self._state == CLOSED:
-            self._check_progress(now, limits.send)
-        elif self._state == READY:
-            if self.rest:
-                if now - self._since - slack > limits.header:
-                    self._refuse(
-                        Refused(408, f"The headers did not arrive within {limits.header:g} s")
-                    )
-            elif quiet > limits.idle:
-                self._close()
-        elif self._state == BODY:
+            self._output.transport.abort()
+        elif not self._output.writable or self._state == CLOSED:
+            self._cut_if_stuck(now, limits.send)
+        elif self._state == READY and self._partial is not None:
+            if now - self._partial.since - slack > limits.header:
+                self._refuse(Refused(408, f"The headers did not arrive within {limits.header:g} s"))
+        elif self._state == READY and quiet > limits.idle:
+            self._close()
+        elif self._state == BODY and self._body is not None:
+            least = self._server.settings.body_min_rate
+            allowed = now - self._body.since - slack - limits.body  # seconds it has to account for
             if quiet > limits.body:
                 self._refuse(Refused(408, f"Nothing of the body arrived for {limits.body:g} s"))
-            elif (
-                self._received
-                < (now - self._since - slack - limits.body) * self._shared.settings.body_min_rate
-            ):
-                least = self._shared.settings.body_min_rate
+            elif self._body.received < allowed * least:
                 self._refuse(
                     Refused(408, f"The body arrives too slowly, below {least} bytes per second")
                 )
 
-    def _check_progress(self, now: float, limit: float) -> None:
-        unsent = self._transport.get_write_buffer_size()
-        if unsent != self._unsent:
-            self._unsent, self._stuck_since = unsent, now
-        elif now - self._stuck_since > limit:
+    def _cut_if_stuck(self, now: float, limit: float) -> None:
+        if self._output.is_stuck(now, limit):
+            transport = self._output.transport
             log.info(
                 "cut a client that took no bytes for %g s with %d bytes unsent: %s",
                 limit,
-                unsent,
+                transport.get_write_buffer_size(),
                 self.address,
             )
-            self._transport.abort()
+            transport.abort()
 
     def drain(self) -> None:
         """The server stops: close now if nothing is under way, else after the answer."""
         if self._state == LINGER or (self._state == READY and not self.rest):
             self._close()
-        elif self._stream is not None and self._live:
-            self._stream.cancel()
+        elif self._stream is not None and self._stream.live:
+            self._stream.task.cancel()
 
     def abort(self) -> None:
-        self._transport.abort()
+        self._output.transport.abort()

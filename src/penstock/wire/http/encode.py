@@ -6,8 +6,7 @@ from email.utils import formatdate
 from typing import cast
 
 from penstock.protocol.status import REASONS
-from penstock.wire.http.head import Head
-from penstock.wire.http.messages import Headers, Response
+from penstock.wire.http.messages import Head, Headers, Response, StreamResponse
 
 _SMALL = 1024
 _LENGTHS = [b"Content-Length: %d\r\n\r\n" % size for size in range(_SMALL)]
@@ -64,10 +63,9 @@ class Encoder:
         parts.append(_connection(head, close))
         return b"".join(parts)
 
-    def stream_head(
-        self, head: Head, status: int, content_type: str, headers: Headers, close: bool
-    ) -> bytes:
-        parts = [self.start(status, content_type), header_lines(headers), head.cors]
+    def stream_head(self, head: Head, answer: StreamResponse, close: bool) -> bytes:
+        start = self.start(answer.status, answer.content_type)
+        parts = [start, header_lines(answer.headers), head.cors]
         if not head.http10:
             parts.append(b"Transfer-Encoding: chunked\r\n")
         parts.append(_connection(head, close))

@@ -21,9 +21,18 @@ from penstock.errors import Forbidden, PenstockError
 from penstock.protocol.status import status_of
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer, seconds_left
-from penstock.wire.http.head import Head, Refused
-from penstock.wire.http.messages import CHALLENGE, Answer, Handler, Request, Stream, StreamResponse
-from penstock.wire.http.routes import Admit, Route
+from penstock.wire.http.messages import (
+    CHALLENGE,
+    Answer,
+    Handler,
+    Head,
+    Precheck,
+    Refused,
+    Request,
+    Stream,
+    StreamResponse,
+)
+from penstock.wire.http.routes import Route
 
 EVENTS = "text/event-stream"
 
@@ -38,7 +47,7 @@ class Guard:
     def needs_token(self, path: str) -> bool:
         return path not in self._open and not (self._below and path.startswith(self._below))
 
-    def protect(self, route: Route, call: Handler) -> tuple[Handler, Admit | None]:
+    def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]:
         """`call` behind the guard, and what judges a request by its head alone; (call, None) when
         it is public.
         """
@@ -59,7 +68,7 @@ class Guard:
             head.identity = identity
             return call(request)
 
-        def admit(head: Head) -> Refused | None:
+        def precheck(head: Head) -> Refused | None:
             try:
                 if self.needs_token(head.path):
                     verifier.identify(token_of(head, in_query=events)).require(role)
@@ -70,7 +79,7 @@ class Guard:
                 return Refused(status, str(error), CHALLENGE if status == 401 else ())
             return None
 
-        return (_ending(guarded) if events else guarded), admit
+        return (_ending(guarded) if events else guarded), precheck
 
     def _look(
         self, request: Request, token: str, role: Role, call: Handler

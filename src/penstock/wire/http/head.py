@@ -16,72 +16,18 @@ What the head alone decides is decided with it and kept: the route, whether a we
 (`origins`), and whether its body is of a type and coding that the route takes.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import httptools
 
-from penstock.wire.http.messages import Headers
+from penstock.wire.http.messages import CHUNKED, Head, Refused
 
-if TYPE_CHECKING:
-    from penstock.wire.auth import Identity
-    from penstock.wire.http.routes import Endpoint
-
-CHUNKED = -1
-_LARGEST_CACHED = 2048
-_GENERATION = 2048
+_LARGEST_CACHED = 2048  # bytes
+_GENERATION = 2048  # heads
 _READ = frozenset(  # the headers that are looked at here
-    b"accept-encoding content-encoding content-length content-type expect host origin sec-fetch-site"
-    b" transfer-encoding".split()
+    b"accept-encoding content-encoding content-length content-type expect host origin"
+    b" sec-fetch-site transfer-encoding".split()
 )
-
-
-class Refused(Exception):
-    """The request cannot be served as HTTP; it is answered with `status` and the connection is
-    closed.
-    """
-
-    def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = headers
-
-
-class Head:
-    __slots__ = (
-        "_by_name", "accepts_gzip", "args", "coding", "cors", "endpoint", "expects_continue", "from_browser", "headers",
-        "host", "http10", "identity", "keep_alive", "length", "media", "method", "params", "path", "plain", "query",
-        "target", "token",
-    )  # fmt: skip
-
-    def __init__(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers  # names in lower case
-        self.path, _, self.query = origin_form(target).partition("?")
-        self.length = 0  # of the body; CHUNKED when only its end will tell
-        self.keep_alive = self.http10 = self.expects_continue = self.accepts_gzip = False
-        self.host: bytes | None = None
-        self.media: bytes | None = None  # the type of the body
-        self.coding: bytes | None = None  # its Content-Encoding
-        self.from_browser = False  # it has a header by which browsers say where it comes from
-        self.cors = b""  # lines of the answer that let the page of another origin read it
-        self.params: Mapping[str, str] = {}
-        self.endpoint: Endpoint
-        self.args: Any = None  # the decoded query, kept only when its type is frozen
-        self.plain = False  # HTTP/1.1, kept alive, not HEAD: the answer's head has no special lines
-        self._by_name: dict[str, str] | None = None
-        self.token: str | None = None  # the bearer token, once someone asked for it
-        self.identity: Identity | None = None  # whose it is; None while authentication is off
-
-    def header(self, name: str) -> str | None:
-        if self._by_name is None:
-            self._by_name = {}
-            for raw_name, raw_value in self.headers:
-                key, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-                known = self._by_name.get(key)
-                self._by_name[key] = value if known is None else f"{known}, {value}"
-        return self._by_name.get(name)
 
 
 class HeadCache:
@@ -93,19 +39,19 @@ class HeadCache:
     walk over.
     """
 
-    __slots__ = ("_find", "_seen", "old", "young")
+    __slots__ = ("_old", "_route", "_seen", "young")
 
-    def __init__(self, find: Callable[[Head], None]) -> None:
-        self._find = find  # sets endpoint and params
+    def __init__(self, route: Callable[[Head], None]) -> None:
+        self._route = route  # sets endpoint and params
         self._seen: set[bytes] = set()  # once
-        self.young: dict[bytes, Head] = {}
-        self.old: dict[bytes, Head] = {}
+        self.young: dict[bytes, Head] = {}  # asked for in this generation
+        self._old: dict[bytes, Head] = {}  # asked for in the last one
 
     def get(self, raw: bytes) -> Head:
-        head = self.young.get(raw) or self.old.get(raw)
+        head = self.young.get(raw) or self._old.get(raw)
         if head is None:
             head = parse(raw)
-            self._find(head)
+            self._route(head)
             if raw not in self._seen:
                 if len(self._seen) >= _GENERATION:
                     self._seen.clear()
@@ -114,7 +60,7 @@ class HeadCache:
                 return head
             self._seen.discard(raw)
         if len(self.young) >= _GENERATION:
-            self.old, self.young = self.young, {}
+            self._old, self.young = self.young, {}
         self.young[raw] = head
         return head
 
@@ -148,13 +94,19 @@ class Partial:
     end arrives.
     """
 
-    __slots__ = ("_collector",)
+    __slots__ = ("_collector", "_fed", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
+        self.since = since  # when its first bytes arrived
         self._collector = _Collector()
+        self._fed = 0  # bytes that llhttp has seen
 
-    def feed(self, piece: bytes) -> None:
-        _feed(self._collector, piece)
+    def feed(self, head: bytes) -> None:
+        """`head` is all that has arrived of it."""
+        if head == b"\r":
+            return  # it may turn out to be half an empty line
+        _feed(self._collector, head[self._fed :])
+        self._fed = len(head)
         if self._collector.complete:
             raise Refused(400, "Malformed request: the headers must end with an empty line (CR LF)")
 
@@ -174,9 +126,8 @@ def parse(raw: bytes) -> Head:
     try:
         _feed(collector, raw)
     finally:
-        del (
-            collector.parser
-        )  # which knows the collector: without the circle both go at once, not at a collection
+        # It refers to the collector: without the circle both go at once, not at a collection.
+        del collector.parser
     if collector.complete != 1:
         raise Refused(400, "Malformed request: incomplete headers")
     if collector.version not in ("1.1", "1.0"):
@@ -189,7 +140,7 @@ def parse(raw: bytes) -> Head:
         ) from None
     if "#" in target:
         raise Refused(400, "Malformed request: the target must not contain a fragment (#)")
-    head = Head(collector.method, target, collector.headers)
+    head = Head(collector.method, target, origin_form(target), collector.headers)
     head.keep_alive = collector.keep_alive
     head.http10 = collector.version == "1.0"
     _read_headers(head)

@@ -5,19 +5,92 @@ else. A request shares its head (method, path, parameters, headers) with every o
 arrived with the same bytes (see `head.py`), so those are read-only.
 """
 
+import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-if TYPE_CHECKING:
-    from penstock.wire.http.head import Head
+from penstock.protocol.ids import uuid7
+from penstock.protocol.status import details_of, is_expected, status_of
+from penstock.wire.auth import Identity
 
+log = logging.getLogger("penstock.http")
+
+CHUNKED = -1  # the length of a body whose end will tell
 JSON = "application/json"
 Headers = Sequence[tuple[str, str]]
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)  # of a 401
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Refused(Exception):
+    """The request cannot be served as HTTP; it is answered with `status` and the connection is
+    closed.
+    """
+
+    def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
+
+
+class MatchedRoute(Protocol):
+    """What answers a head, as far as a connection needs it."""
+
+    method: str  # of its route
+    name: str  # its route's path
+    gzip: bool  # a large answer may be compressed
+    labels: dict[int, tuple[str, ...]]  # of the request counter, by status
+    call: "Handler"
+    precheck: "Precheck | None"  # asked before a long body is received
+
+
+class Head:
+    """Request line and headers; what the head alone decides is decided once and kept with it."""
+
+    __slots__ = (
+        "_by_name", "accepts_gzip", "args", "coding", "cors", "endpoint", "expects_continue",
+        "from_browser", "headers", "host", "http10", "identity", "keep_alive", "length", "media",
+        "method", "params", "path", "plain", "query", "target", "token",
+    )  # fmt: skip
+
+    def __init__(
+        self, method: str, target: str, location: str, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """`target` is what was sent, `location` its path and query."""
+        self.method = method
+        self.target = target
+        self.headers = headers  # names in lower case
+        self.path, _, self.query = location.partition("?")
+        self.length = 0  # of the body; CHUNKED when only its end will tell
+        self.keep_alive = False  # another request may follow on the connection
+        self.http10 = False
+        self.expects_continue = False  # the client waits for 100 before it sends the body
+        self.accepts_gzip = False
+        self.host: bytes | None = None
+        self.media: bytes | None = None  # the type of the body
+        self.coding: bytes | None = None  # its Content-Encoding
+        self.from_browser = False  # it has a header by which browsers say where it comes from
+        self.cors = b""  # lines of the answer that let the page of another origin read it
+        self.params: Mapping[str, str] = {}
+        self.endpoint: MatchedRoute  # set by the router
+        self.args: Any = None  # the decoded query, kept only when its type is frozen
+        self.plain = False  # HTTP/1.1, kept alive, not HEAD: the answer's head has no special lines
+        self._by_name: dict[str, str] | None = None
+        self.token: str | None = None  # the bearer token, once someone asked for it
+        self.identity: Identity | None = None  # whose it is; None while authentication is off
+
+    def header(self, name: str) -> str | None:
+        if self._by_name is None:
+            self._by_name = {}
+            for raw_name, raw_value in self.headers:
+                key, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+                before = self._by_name.get(key)
+                self._by_name[key] = value if before is None else f"{before}, {value}"
+        return self._by_name.get(name)
 
 
 class Peer(Protocol):
@@ -30,7 +103,7 @@ class Peer(Protocol):
 
 
 class Request(msgspec.Struct, eq=False):
-    head: "Head"
+    head: Head
     body: bytes
     peer: Peer
     args: Any = None  # the decoded query, when the route names a type for it
@@ -111,6 +184,7 @@ class StreamResponse(msgspec.Struct, eq=False):
 
 Answer = Response | StreamResponse
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
+Precheck = Callable[[Head], Refused | None]  # a refusal, from the head alone
 
 EMPTY = Response(204)
 
@@ -121,3 +195,23 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Respo
 
 def error_response(status: int, text: str, headers: Headers = (), **more: Any) -> Response:
     return json_response({"error": text, **more}, status, headers)
+
+
+def failure_response(error: BaseException, request: Request | None) -> Response:
+    """The answer to an error. What was not raised on purpose is logged under an id, and the answer
+    names only the id.
+    """
+    status = status_of(error).http
+    if is_expected(error):
+        wait = getattr(error, "retry_after", None)
+        headers: Headers = (
+            (("Retry-After", str(max(1, math.ceil(wait)))),) if wait is not None else ()
+        )
+        if status == 401:
+            headers = CHALLENGE
+        details = msgspec.to_builtins(details_of(error))
+        return error_response(status, str(error), headers, **details)
+    number = str(uuid7())
+    what = f"{request.method} {request.path}" if request is not None else "an answer"
+    log.error("internal error %s at %s", number, what, exc_info=error)
+    return error_response(500, "internal error", id=number)

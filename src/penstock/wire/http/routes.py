@@ -27,12 +27,20 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
-from penstock.wire.http.head import Head, Refused
-from penstock.wire.http.messages import Answer, Handler, Headers, Request, Response, error_response
+from penstock.wire.http.messages import (
+    Answer,
+    Handler,
+    Head,
+    Headers,
+    Precheck,
+    Refused,
+    Request,
+    Response,
+    error_response,
+)
 
 ANY = "*"
 _LONGEST_SHOWN = 100  # characters of a wrong value in the text of an error
-Admit = Callable[[Head], Refused | None]  # a refusal, from the head alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +120,20 @@ def routes_of(api: Api) -> list[Route]:
 class Protection(Protocol):
     """What stands in front of routes when authentication is on (`guard.py`)."""
 
-    def protect(self, route: Route, call: Handler) -> tuple[Handler, Admit | None]: ...
+    def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]: ...
 
 
 class Endpoint:
     """A route made ready to be called: decoders built, metric labels at hand."""
 
     __slots__ = (
-        "_args", "_cache_args", "_data", "admit", "call", "decodes", "gzip", "labels", "name", "parameters", "route",
+        "_args", "_cache_args", "_data", "call", "gzip", "labels", "method", "name", "parameters",
+        "precheck", "route",
     )  # fmt: skip
 
     def __init__(self, route: Route, guard: Protection | None = None) -> None:
         self.route = route
+        self.method = route.method
         self.name = route.path
         self.gzip = route.gzip
         self.parameters = tuple(route.parameters)
@@ -136,11 +146,11 @@ class Endpoint:
             if route.decode and route.body is not None
             else None
         )
-        self.decodes = self._args is not None or self._data is not None
-        self.call: Handler = self._decode_and_call if self.decodes else route.handler
-        self.admit: Admit | None = None  # asked before a long body is received
+        decodes = self._args is not None or self._data is not None
+        self.call: Handler = self._decode_and_call if decodes else route.handler
+        self.precheck: Precheck | None = None  # asked before a long body is received
         if guard is not None:
-            self.call, self.admit = guard.protect(route, self.call)
+            self.call, self.precheck = guard.protect(route, self.call)
 
     def _decode_and_call(self, request: Request) -> Answer | Awaitable[Answer]:
         if self._args is not None:
@@ -285,68 +295,28 @@ class Router:
     def routes(self) -> list[Route]:
         return [endpoint.route for endpoint in self._endpoints]
 
-    def find(self, head: Head) -> None:
-        """Set the head's endpoint and parameters."""
+    def find(self, head: Head) -> Endpoint:
+        """What answers this head; its path parameters are set."""
         method, path = head.method, head.path
         methods = self._static.get(path)
         if methods is not None:
             endpoint = _pick(methods, method)
             if endpoint is not None:
-                head.endpoint = endpoint
-                return
+                return endpoint
         raw = path.split("/")[1:]
         try:
             segments = [_percent_decoded(segment) for segment in raw] if "%" in path else raw
         except InvalidRequest as error:
-            head.endpoint = self._refusal(f"400 {error}", 400, str(error), ())
-            return
-        allowed: set[str] = set()
-        values: list[str] = []
-        endpoint = self._match(self._root, segments, 0, method, values, allowed)
+            return self._refusal(f"400 {error}", 400, str(error), ())
+        search = _Search(method, segments)
+        endpoint = search.below(self._root, 0)
         if endpoint is not None:
-            head.endpoint = endpoint
-            head.params = dict(zip(endpoint.parameters, values, strict=True))
-            return
+            head.params = dict(zip(endpoint.parameters, search.values, strict=True))
+            return endpoint
+        allowed = search.allowed
         if path == "*" and method == "OPTIONS":
-            allowed = {endpoint.route.method for endpoint in self._endpoints} - {ANY}
-        head.endpoint = self._without_route(method, allowed) if allowed else self._not_found
-
-    def _match(
-        self,
-        node: _Node,
-        segments: list[str],
-        place: int,
-        method: str,
-        values: list[str],
-        allowed: set[str],
-    ) -> Endpoint | None:
-        """The best endpoint below `node`; `values` get its parameters, `allowed` the methods of
-        what fits otherwise.
-        """
-        if place == len(segments):
-            found = _pick(node.methods, method)
-            if found is None:
-                allowed.update(node.methods)
-            return found
-        segment = segments[place]
-        literal = node.literal.get(segment)
-        if literal is not None:
-            found = self._match(literal, segments, place + 1, method, values, allowed)
-            if found is not None:
-                return found
-        if node.one is not None and segment:
-            values.append(segment)
-            found = self._match(node.one, segments, place + 1, method, values, allowed)
-            if found is not None:
-                return found
-            values.pop()
-        if node.rest is not None:
-            found = _pick(node.rest.methods, method)
-            if found is not None:
-                values.append("/".join(segments[place:]))
-                return found
-            allowed.update(node.rest.methods)
-        return None
+            allowed = {endpoint.method for endpoint in self._endpoints} - {ANY}
+        return self._without_route(method, allowed) if allowed else self._not_found
 
     def _without_route(self, method: str, allowed: set[str]) -> Endpoint:
         if "GET" in allowed:
@@ -372,6 +342,42 @@ class Router:
             )
             self._refusals[key] = Endpoint(Route(ANY, f"({status})", answer))
         return self._refusals[key]
+
+
+class _Search:
+    """One search for the best endpoint of a path."""
+
+    __slots__ = ("_method", "_segments", "allowed", "values")
+
+    def __init__(self, method: str, segments: list[str]) -> None:
+        self._method = method
+        self._segments = segments
+        self.values: list[str] = []  # of the parameters on the way to the endpoint
+        self.allowed: set[str] = set()  # the methods of what fits otherwise
+
+    def below(self, node: _Node, depth: int) -> Endpoint | None:
+        """The best endpoint for the segments from `depth` on."""
+        if depth == len(self._segments):
+            return self._of(node)
+        segment = self._segments[depth]
+        literal = node.literal.get(segment)
+        if literal is not None and (endpoint := self.below(literal, depth + 1)) is not None:
+            return endpoint
+        if node.one is not None and segment:
+            self.values.append(segment)
+            if (endpoint := self.below(node.one, depth + 1)) is not None:
+                return endpoint
+            self.values.pop()
+        if node.rest is not None and (endpoint := self._of(node.rest)) is not None:
+            self.values.append("/".join(self._segments[depth:]))
+            return endpoint
+        return None
+
+    def _of(self, node: _Node) -> Endpoint | None:
+        endpoint = _pick(node.methods, self._method)
+        if endpoint is None:
+            self.allowed.update(node.methods)
+        return endpoint
 
 
 def _pick(methods: dict[str, Endpoint], method: str) -> Endpoint | None:
@@ -401,7 +407,7 @@ def _is_hex(text: str) -> bool:
 def refusing(status: int, text: str, headers: Headers = ()) -> Endpoint:
     """An endpoint that refuses, if it can before the body is received."""
     endpoint = Endpoint(Route(ANY, f"({status})", _constant(error_response(status, text, headers))))
-    endpoint.admit = lambda _: Refused(status, text, headers)
+    endpoint.precheck = lambda _: Refused(status, text, headers)
     return endpoint
 
 

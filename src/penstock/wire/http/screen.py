@@ -19,8 +19,7 @@ from concurrent.futures import Executor
 
 from penstock.errors import Unavailable
 from penstock.wire.http.compress import CODINGS, unpack
-from penstock.wire.http.head import Head
-from penstock.wire.http.messages import Answer, Request
+from penstock.wire.http.messages import Answer, Head, Request
 from penstock.wire.http.routes import Endpoint, Route, refusing
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RETRY_SECONDS, TOO_MANY, RequestMemory
@@ -54,31 +53,31 @@ class Screen:
         self._executor = executor
         self._hosts: set[bytes | None] = set()  # values of Host that passed
 
-    def apply(self, head: Head) -> None:
-        """Set what the head's origin and body make of its endpoint."""
-        route = head.endpoint.route
+    def apply(self, head: Head, endpoint: Endpoint) -> Endpoint:
+        """What the head's origin and body make of its endpoint."""
+        route = endpoint.route
         if self._origins is not None and (head.from_browser or head.host not in self._hosts):
             refusal = self._look_at_origin(self._origins, head, route)
             if refusal is None:
                 self._remember(head.host)
             elif not route.forwards:
-                head.endpoint = refusing(403, refusal)
-                return
+                return refusing(403, refusal)
         if head.length == 0 or route.forwards:
-            return
+            return endpoint
         if head.media is not None and route.takes_json:
             media = head.media.decode("latin-1").partition(";")[0].strip().lower()
             if media not in _AS_JSON and not media.endswith("+json") and media not in route.media:
                 takes = ", ".join(("application/json", *route.media))
-                head.endpoint = refusing(415, f"The body is {media[:255]!r}; this takes: {takes}")
-                return
+                return refusing(415, f"The body is {media[:255]!r}; this takes: {takes}")
         if head.coding is not None:
             coding = head.coding.strip().lower()
             if coding in CODINGS:
-                head.endpoint = self._unpacking(head.endpoint, CODINGS[coding])
-            elif coding not in _IDENTITY:
-                text = f"Content-Encoding {coding.decode('latin-1')[:255]!r} is not supported, gzip and zstd are"
-                head.endpoint = refusing(415, text, _ACCEPTED)
+                return self._unpacking(endpoint, CODINGS[coding])
+            if coding not in _IDENTITY:
+                name = coding.decode("latin-1")[:255]
+                text = f"Content-Encoding {name!r} is not supported, gzip and zstd are"
+                return refusing(415, text, _ACCEPTED)
+        return endpoint
 
     def _remember(self, host: bytes | None) -> None:
         if len(self._hosts) >= _MOST_HOSTS:
@@ -105,7 +104,7 @@ class Screen:
 
     def _unpacking(self, endpoint: Endpoint, coding: str) -> Endpoint:
         async def unpack_and_call(request: Request) -> Answer:
-            if endpoint.admit is not None and endpoint.admit(request.head) is not None:
+            if endpoint.precheck is not None and endpoint.precheck(request.head) is not None:
                 return await _finished(endpoint.call(request))  # which refuses it
             memory = self._memory
             if memory.full:

@@ -17,7 +17,7 @@ from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.connection import Connection
 from penstock.wire.http.routes import Router
-from penstock.wire.http.shared import Shared
+from penstock.wire.http.server_state import ServerState
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
@@ -60,22 +60,22 @@ class HttpServer:
         self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._certificate = certificate
-        self._shared = Shared(
+        self._state = ServerState(
             router,
             settings,
-            metrics if metrics is not None else Metrics(),
-            executor,
-            origins,
-            memory if memory is not None else RequestMemory(sys.maxsize),
+            metrics=metrics if metrics is not None else Metrics(),
+            executor=executor,
+            origins=origins,
+            memory=memory if memory is not None else RequestMemory(sys.maxsize),
         )
-        self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._shared.limits))
+        self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._state.limits))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._shared.now = loop.time()
+        self._state.now = loop.time()
 
         def connection() -> Connection:
-            return Connection(self._shared)
+            return Connection(self._state)
 
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
@@ -111,14 +111,14 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        return len(self._shared.connections)
+        return len(self._state.connections)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        shared = self._shared
-        shared.now = now = loop.time()
-        shared.encoder.tick()
-        for connection in list(shared.connections):
+        state = self._state
+        state.now = now = loop.time()
+        state.encoder.tick()
+        for connection in list(state.connections):
             connection.sweep(now, self._interval)
         self._sweeper = loop.call_later(self._interval, self._sweep)
 
@@ -127,26 +127,26 @@ class HttpServer:
         if self._server is None:
             return
         self._server.close()
-        shared = self._shared
-        shared.draining = True
-        for connection in list(shared.connections):
+        state = self._state
+        state.draining = True
+        for connection in list(state.connections):
             connection.drain()
         try:
             async with asyncio.timeout(deadline):
-                if shared.connections:
-                    await shared.drained.wait()
-                while shared.running:  # handlers whose client has gone still finish what they began
-                    await asyncio.wait(shared.running)
+                if state.connections:
+                    await state.drained.wait()
+                while state.running:  # handlers whose client has gone still finish what they began
+                    await asyncio.wait(state.running)
         except TimeoutError:
             log.warning(
                 "cut at the end of the drain time of %g s: %d connections, %d handlers",
                 deadline,
-                len(shared.connections),
-                len(shared.running),
+                len(state.connections),
+                len(state.running),
             )
-        for connection in list(shared.connections):
+        for connection in list(state.connections):
             connection.abort()
-        left = list(shared.running)
+        left = list(state.running)
         for future in left:
             future.cancel()
         await asyncio.gather(*left, return_exceptions=True)

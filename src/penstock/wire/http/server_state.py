@@ -1,0 +1,95 @@
+"""What the connections of one server have in common: settings, routes, metrics, and each other."""
+
+import asyncio
+import math
+from concurrent.futures import Executor
+from typing import Any, NamedTuple, Protocol
+
+from penstock.config.schema import HttpServer as Settings
+from penstock.metrics import Metrics
+from penstock.wire.http.encode import Encoder
+from penstock.wire.http.head import HeadCache
+from penstock.wire.http.messages import Head, MatchedRoute, Refused
+from penstock.wire.http.output import JOINED_BYTES
+from penstock.wire.http.routes import Router
+from penstock.wire.http.screen import Screen
+from penstock.wire.origins import Origins
+from penstock.wire.request_memory import RequestMemory
+
+
+class Limits(NamedTuple):
+    """The time limits in seconds; one that is off (0 in the configuration) is infinite."""
+
+    header: float
+    body: float
+    idle: float
+    send: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        return cls(
+            header=settings.header_timeout or math.inf,
+            body=settings.body_timeout or math.inf,
+            idle=settings.idle_timeout or math.inf,
+            send=settings.send_timeout or math.inf,
+        )
+
+
+class OpenConnection(Protocol):
+    """A connection, as far as its server needs it."""
+
+    def sweep(self, now: float, slack: float) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class ServerState:
+    def __init__(
+        self,
+        router: Router,
+        settings: Settings,
+        *,
+        metrics: Metrics,
+        executor: Executor | None,
+        origins: Origins | None,
+        memory: RequestMemory,
+    ) -> None:
+        self.settings = settings
+        self.limits = Limits.of(settings)
+        self.executor = executor  # for what would keep the loop busy: compression
+        self.memory = memory
+        self.encoder = Encoder()
+        self.cache = HeadCache(self._route)
+        self._router = router
+        self._screen = Screen(origins, memory, settings.max_body, executor)
+        # bytes of a body that is certainly neither compressed nor too large to be copied
+        self.simple_below = min(JOINED_BYTES, settings.compress_from or JOINED_BYTES)
+        self.connections: set[OpenConnection] = set()
+        self.running: set[asyncio.Future[Any]] = set()  # handlers, also those without a client
+        self.draining = False  # no further request is served after the one under way
+        self.drained = asyncio.Event()  # draining, and the last connection has gone
+        self.now = 0.0  # the loop's time as of the last sweep
+        self.requests = metrics.counter(
+            "penstock_http_requests_total", "HTTP answers", "method", "route", "status"
+        )
+        # added to directly: a call per request would cost more than the counting
+        self.counts = self.requests.values
+        self.refused = metrics.counter(
+            "penstock_http_refused_total", "Requests refused as HTTP", "status"
+        )
+        metrics.gauge(
+            "penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections)
+        )
+
+    def _route(self, head: Head) -> None:
+        if head.length > self.settings.max_body:
+            raise Refused(
+                413, f"The body is larger than the limit of {self.settings.max_body} bytes"
+            )
+        head.endpoint = self._screen.apply(head, self._router.find(head))
+
+    def labels(self, endpoint: MatchedRoute, status: int) -> tuple[str, ...]:
+        labels = endpoint.labels[status] = (endpoint.method, endpoint.name, str(status))
+        return labels
