@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         """Answer the requests in `data`, which begins where a request begins; what cannot be
         answered yet waits.
         """
-        cache = self._server.cache
+        cache, output = self._server.cache, self._output
         start, size = 0, len(data)
         while start < size:
             end = data.find(b"\r\n\r\n", start) + 4
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
                     return
                 data, start, size = rest, 0, len(rest)
                 continue
-            self._output.hold = start < size
+            output.hold = start < size
             if not self._call(head, body):
                 self.rest = data[start:] if self._state != CLOSED else b""
                 return
@@ -496,7 +496,7 @@ class Connection(asyncio.Protocol):
     # Time, and the end
 
     def sweep(self, now: float, slack: float) -> None:
-        """Enforce the time limits; `slack` is how late the times here may have been written down."""
+        """Enforce the time limits; `slack` is how late our own times may have been written down."""
         limits = self._server.limits
         quiet = now - self._seen - slack
         if self._state == LINGER and (

@@ -1,4 +1,4 @@
-"""An answer of unknown length on its way: one task runs the handler, which writes piece by piece."""
+"""An answer of unknown length: one task runs the handler, which writes piece by piece."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
