@@ -98,7 +98,7 @@ def test_method_path_query_headers_body_and_answer_pass_through_unchanged(scratc
             wire.send(get("/conflict") + get("/empty") + get("/large") + get("/big") + get("/nope"))
             replies = [await wire.reply() for _ in range(5)]
             assert [reply.status for reply in replies] == [409, 204, 200, 200, 404]
-            assert json.loads(replies[0].body) == {"error": "not now"}
+            assert json.loads(replies[0].body) == {"error": "not now", "code": "Conflict"}
             assert replies[2].body == b"y" * 2_000_000
             assert replies[3].body == b"z" * 3_000_000
             head = await wire.ask(request("HEAD", "/topics/x", b""))
