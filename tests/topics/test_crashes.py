@@ -130,7 +130,7 @@ async def at_every_call(attempt: Callable[[int], Awaitable[bool]], least: int) -
 
 
 async def crashed(fs: FaultyFs, ledger: Ledger, n: int, policy: str) -> bool:
-    """A broker at work whose disk is gone from the n-th call on; whether it got to its end before."""
+    """A broker whose disk is gone from the n-th call on; whether it got to its end before."""
     async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
         fs.fail(n, errno.EIO, forever=True, only=CHANGES)
         await work(store, ledger)

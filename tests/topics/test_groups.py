@@ -190,10 +190,10 @@ def test_damaged_lines_of_the_journal_are_skipped_and_counted(tmp_path: Path) ->
         journal.write_bytes(lines[0] + lines[1] + lines[2].replace(b",9]", b",8]") + b"torn")
         async with running(tmp_path) as store, groups_of(store, Clock()) as groups:
             assert groups.committed("g", "t") == 6
-            assert groups.skipped == 2
+            assert groups._journal.skipped == 2
             await groups.commit("g", "t", 7)
         async with running(tmp_path) as store, groups_of(store, Clock()) as groups:
-            assert (groups.skipped, groups.committed("g", "t")) == (0, 7)
+            assert (groups._journal.skipped, groups.committed("g", "t")) == (0, 7)
 
     run(body())
 

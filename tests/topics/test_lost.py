@@ -37,7 +37,7 @@ ENDINGS = ("stopped", "killed", "killed under interval")
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A topic with two sealed segments and an active one, as a clean stop and as kill -9 leave it."""
+    """Two sealed segments and an active one, as a clean stop and as kill -9 leave them."""
     root = tmp_path_factory.mktemp("lost")
 
     async def body() -> None:
@@ -278,7 +278,7 @@ async def grouped(directory: Path, **settings: Any) -> AsyncIterator[tuple[Topic
 
 
 def outcomes(groups: Groups) -> set[str]:
-    return {outcome for (outcome,) in groups._damage.values}
+    return {outcome for (outcome,) in groups._journal._damage.values}
 
 
 @pytest.fixture

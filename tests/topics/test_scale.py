@@ -75,9 +75,7 @@ def test_a_long_topic_opens_within_a_second_and_reads_anywhere(tmp_path: Path) -
                 assert topic.raw(offset, 1 << 20).first_offset == offset
             grown = psutil.Process().memory_info().rss - before
             assert grown < 32 << 20, f"{grown >> 20} MiB for {records} records"
-            print(
-                f"\n{records} records: opened in {took * 1000:.1f} ms, {grown >> 10} KiB more memory"
-            )
+            print(f"\n{records} records: opened in {took * 1000:.1f} ms, {grown >> 10} KiB more")
 
     run(body())
 
@@ -122,12 +120,14 @@ from tests.support.topics import running
 from penstock.log.producers import Producer
 
 async def main(directory, policy, start):
-    async with running(Path(directory), fsync=policy, segment_bytes=20000, fsync_interval=0.01) as store:
+    settings = {"fsync": policy, "segment_bytes": 20000, "fsync_interval": 0.01}
+    async with running(Path(directory), **settings) as store:
         topic = await store.create("t")
         i = start
         pending = []
         while True:
-            pending.append((i, topic.append([b"%d/%d" % (i, j) for j in range(i % 7 + 1)], Producer(b"p" * 16, i))))
+            payloads = [b"%d/%d" % (i, j) for j in range(i % 7 + 1)]
+            pending.append((i, topic.append(payloads, Producer(b"p" * 16, i))))
             i += 1
             if len(pending) == 8:
                 for number, future in pending:

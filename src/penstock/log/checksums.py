@@ -39,7 +39,7 @@ def sidecar(file: File, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray
 
 
 def runs(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
-    """Neighbouring batches that span up to `most` bytes together; one that is larger comes alone."""
+    """Neighbouring batches that span up to `most` bytes together; a larger one comes alone."""
     starts, ends = rows["start"].tolist(), rows["end"].tolist()
     at = 0
     while at < len(starts):

@@ -104,7 +104,7 @@ class Fs(Protocol):
 
 
 def storage_error(error: OSError, doing: str, path: Path) -> StorageFull | StorageFailed:
-    """The error a caller sees for a failed system call: full is worth waiting for, failed is not."""
+    """What a caller sees of a failed system call: full is worth waiting for, failed is not."""
     if error.errno in NO_SPACE:
         return StorageFull(f"no space left while {doing} {path.name}")
     return StorageFailed(f"{doing} {path.name} failed: {error.strerror}")

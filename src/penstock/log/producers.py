@@ -1,12 +1,12 @@
 """Idempotence: which batches of which producers are in the log already.
 
-A producer numbers its batches 0, 1, 2, ...; the last `BATCHES_REMEMBERED` of each are kept with where they
-went. A batch sent again is answered with its first offsets, a batch that skips one is refused, so a
-producer that pipelines and retries gets its records stored once and in order. An unknown producer
-may start anywhere (its history may have expired). Sequences from `SPARSE` on may leave gaps and
-only have to grow: they are for those who number something larger than a batch, as a Spark query
-numbers its epochs. One that is behind the last and no longer remembered counts as stored; where it
-went is then unknown, and its answer says 0 records.
+A producer numbers its batches 0, 1, 2, ...; the last `BATCHES_REMEMBERED` of each are kept with
+where they went. A batch sent again is answered with its first offsets, a batch that skips one is
+refused, so a producer that pipelines and retries gets its records stored once and in order. An
+unknown producer may start anywhere (its history may have expired). Sequences from `SPARSE` on may
+leave gaps and only have to grow: they are for those who number something larger than a batch, as a
+Spark query numbers its epochs. One that is behind the last and no longer remembered counts as
+stored; where it went is then unknown, and its answer says 0 records.
 
 The table is derived from the sidecar; the checkpoint carries a copy so that a restart reads only
 the rows after it. It is asked when a commit is put together, at which moment nothing of this topic

@@ -228,7 +228,7 @@ def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
 def is_record(
     data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1
 ) -> bool:
-    """Whether `chain` records follow from here, or fewer that end exactly at the end of the file."""
+    """Whether `chain` records follow from here, or fewer that end exactly where the file does."""
     for _ in range(chain):
         header = data.read_at(position, HEADER_SIZE)
         if len(header) < HEADER_SIZE:

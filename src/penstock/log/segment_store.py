@@ -449,7 +449,7 @@ class SegmentStore:
 
 
 def remove_files(segment: Segment) -> None:
-    """The data last: a data file missing beside its index is damage, never an interrupted removal."""
+    """The data last: its absence beside an index is damage, never an interrupted removal."""
     for kind in KINDS:
         segment.fs.remove(segment.path(kind))
     # here in the pool: the last close of a removed file gives its blocks back

@@ -48,7 +48,7 @@ MAX_BYTES = 16 << 20
 
 
 class Slice(NamedTuple):
-    """Consecutive records: record i is `raw[starts[i]:starts[i + 1]]`, its 12-byte header included."""
+    """Consecutive records: record i is `raw[starts[i]:starts[i + 1]]`, its header included."""
 
     raw: memoryview
     starts: npt.NDArray[np.int64]  # one more than there are records
@@ -140,7 +140,7 @@ class _Segment:
     def _check(
         self, raw: bytes, starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], begin: int
     ) -> None:
-        """Every header must agree with the index: that is what tells a stale index from a good one."""
+        """Every header must agree with the index: that tells a stale index from a good one."""
         sizes = np.diff(starts)
         if len(raw) != int(starts[-1]) or int(sizes.min()) < HEADER_SIZE:
             raise _Contradiction(

@@ -192,7 +192,8 @@ def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tup
         )
     if topic.archived_offset is not None and end > topic.archived_offset:
         raise Conflict(
-            f"topic {topic.name!r} is archived up to offset {topic.archived_offset}, not up to {end}"
+            f"topic {topic.name!r} is archived up to offset {topic.archived_offset}, "
+            f"not up to {end}"
         )
     following = topic.segments[at + len(old)].base
     for place in topic.damage:
@@ -312,7 +313,8 @@ def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
             for i in failing(data, run):
                 start, end = int(run["start"][i]), int(run["end"][i])
                 raise Damaged(
-                    f"{segment.path(DATA).name}: bytes {start} to {end} do not match their checksum",
+                    f"{segment.path(DATA).name}: bytes {start} to {end} "
+                    "do not match their checksum",
                     segment.end,
                 )
 

@@ -1,19 +1,20 @@
-"""What groups on topics did in each minute: records settled, how long after their append, handed
-out again, lag.
+"""What groups on topics did in each minute: records acknowledged, how long after their append,
+handed out again, lag.
 
 Counted when a group's committed offset moves, at a cost per commit and none per record: append
 times never decrease along a topic, so the first and the last record of what was committed mostly
 fall into one bucket of latencies, and otherwise a search by time per bucket finds its share. The
 counts of a minute live in memory until it is over.
 
-    <data_directory>/.penstock/groups/minutes.log, minutes.old     text, a line per group, topic and minute
+    <data_directory>/.penstock/groups/minutes.log, minutes.old     text, a line per group, topic and
+                                                                   minute
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
         [minute (seconds since 1970), topic, group, acked, retried, lag, [buckets], [counts]]
 
 Several lines of the same minute (the broker was restarted in it) are added up; the last one's lag
-counts. When minutes.log is as large or as old as `LARGEST` or `OLDEST` says, it becomes
-minutes.old: at least half a week is kept. These are figures, not state: a damaged line is left out,
-and a disk that is full costs the minutes it could not take.
+counts. When minutes.log is as large or as old as `MAX_FILE_BYTES` or `MAX_FILE_SECONDS` says, it
+becomes minutes.old: at least half a week is kept. These are figures, not state: a damaged line is
+left out, and a disk that is full costs the minutes it could not take.
 """
 
 import asyncio
@@ -35,9 +36,9 @@ from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics.group_history")
 
-MINUTE = 60
-LARGEST = 32 << 20
-OLDEST = 3.5 * 86_400
+MINUTE_SECONDS = 60
+MAX_FILE_BYTES = 32 << 20
+MAX_FILE_SECONDS = 3.5 * 86_400
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Minute:
         )
 
 
-class Minutes:
+class GroupHistory:
     """Lives on the event loop; files are touched in `pool`."""
 
     def __init__(
@@ -78,8 +79,11 @@ class Minutes:
         fs: Fs = DISK,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._current, self._before = directory / "minutes.log", directory / "minutes.old"
-        self._pool, self._fs, self._clock = pool, fs, clock
+        self._current = directory / "minutes.log"
+        self._before = directory / "minutes.old"
+        self._pool = pool
+        self._fs = fs
+        self._clock = clock
         self._open: dict[tuple[int, str, str], Minute] = {}
         self._writing: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +94,7 @@ class Minutes:
         await self._write(list(self._open.values()))
         self._open = {}
 
-    def settled(self, topic: Topic, group: str, start: int, end: int, lag: int) -> None:
+    def committed(self, topic: Topic, group: str, start: int, end: int, lag: int) -> None:
         """The group's committed offset moved from `start` to `end`, after which it is `lag` records
         behind.
         """
@@ -101,10 +105,8 @@ class Minutes:
             for bucket, count in latencies(topic, start, end, now).items():
                 minute.latency[bucket] = minute.latency.get(bucket, 0) + count
                 minute.acked += count
-        except (
-            Damaged,
-            StorageFailed,
-        ) as error:  # then reading says so; a commit does not depend on it
+        except (Damaged, StorageFailed) as error:
+            # reading says so as well; a commit does not depend on it
             log.warning(
                 "topic %s: latencies of group %s are not known: %s", topic.name, group, error
             )
@@ -116,26 +118,26 @@ class Minutes:
     async def between(self, since: float, until: float) -> list[Minute]:
         """In order of time. Reads the files, in the pool."""
         lines = await in_pool(self._pool, self._read)
-        found: dict[tuple[int, str, str], Minute] = {}
+        minutes: dict[tuple[int, str, str], Minute] = {}
         for minute in (*filter(None, map(_decode, lines)), *self._open.values()):
             if since <= minute.at < until:
                 key = (minute.at, minute.topic, minute.group)
-                found.setdefault(key, Minute(*key)).add(minute)
-        return [found[key] for key in sorted(found)]
+                minutes.setdefault(key, Minute(*key)).add(minute)
+        return [minutes[key] for key in sorted(minutes)]
 
     def groups(self) -> list[str]:
         """The groups that were at work lately. Reads the files."""
         return sorted({minute.group for minute in filter(None, map(_decode, self._read()))})
 
     def _minute(self, now: float, topic: str, group: str) -> Minute:
-        at = int(now) // MINUTE * MINUTE
+        at = int(now) // MINUTE_SECONDS * MINUTE_SECONDS
         key = (at, topic, group)
         minute = self._open.get(key)
         if minute is None:
             minute = self._open[key] = Minute(at, topic, group)
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(
-                    at + MINUTE - now + 1, self._over
+                    at + MINUTE_SECONDS - now + 1, self._over
                 )
         return minute
 
@@ -143,12 +145,12 @@ class Minutes:
         """Write down the minutes that have ended."""
         self._timer = None
         now = self._clock()
-        ended = [key for key in self._open if key[0] + MINUTE <= now]
+        ended = [key for key in self._open if key[0] + MINUTE_SECONDS <= now]
         if ended:
             lines = [self._open.pop(key) for key in ended]
             self._writing = asyncio.ensure_future(self._write(lines))
         if self._open:
-            self._timer = asyncio.get_running_loop().call_later(MINUTE, self._over)
+            self._timer = asyncio.get_running_loop().call_later(MINUTE_SECONDS, self._over)
 
     async def _write(self, minutes: list[Minute]) -> None:
         before = self._writing
@@ -171,7 +173,9 @@ class Minutes:
                 if file.size
                 else None
             )
-            if file.size > LARGEST or (began is not None and at - began.at > OLDEST):
+            if file.size > MAX_FILE_BYTES or (
+                began is not None and at - began.at > MAX_FILE_SECONDS
+            ):
                 file.close()
                 self._fs.rename(self._current, self._before)
                 file = self._fs.open(self._current, create=True)
@@ -180,15 +184,15 @@ class Minutes:
             file.close()
 
     def _read(self) -> list[bytes]:
-        found: list[bytes] = []
+        lines: list[bytes] = []
         for path in (self._before, self._current):
             try:
-                found += self._fs.read(path).split(b"\n")[:-1]
+                lines += self._fs.read(path).split(b"\n")[:-1]
             except FileNotFoundError:
                 continue
             except PenstockError as error:
                 log.warning("%s cannot be read: %s", path.name, error)
-        return found
+        return lines
 
 
 def latencies(topic: Topic, start: int, end: int, now: float) -> dict[int, int]:
@@ -198,7 +202,7 @@ def latencies(topic: Topic, start: int, end: int, now: float) -> dict[int, int]:
         return {}
     first, last = (int(at) / 1e6 for at in topic.timestamps(np.array([start, end - 1])))
     oldest, newest = bucket_of(now - first), bucket_of(now - last)
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     rest, upto = topic.records_from(end), end
     for bucket in range(newest, oldest + 1):  # from the end of the range, where the youngest are
         cut = (
@@ -209,9 +213,9 @@ def latencies(topic: Topic, start: int, end: int, now: float) -> dict[int, int]:
         if cut < upto:
             more = topic.records_from(cut)
             if more > rest:
-                found[bucket] = more - rest
+                counts[bucket] = more - rest
             rest, upto = more, cut
-    return found
+    return counts
 
 
 def _decode(text: bytes) -> Minute | None:

@@ -27,27 +27,25 @@ async def retain(topic: Topic, context: Context) -> int:
         if context.now() - begun >= settings.segment_age * 1e6:
             await topic.seal()
     if topic.maintenance.locked():
-        return (
-            0  # segments are being compacted: another time, the other topics need not wait for that
-        )
+        return 0  # segments are being compacted: the other topics need not wait for that
     if topic.ending or not (
         settings.retention_age or settings.retention_bytes or topic.unfinished_swap
     ):
         return 0
     async with topic.maintenance:
         await finish_or_undo_swap(topic, context)
-        going = surplus(topic, context)
-        if not going:
+        expired = surplus(topic, context)
+        if not expired:
             return 0
-        await topic.drop(going)
-    context.instruments.deleted.add(len(going))
+        await topic.drop(expired)
+    context.instruments.deleted.add(len(expired))
     log.info(
         "topic %s: retention deleted %d segments, up to offset %d",
         topic.name,
-        len(going),
-        going[-1].end,
+        len(expired),
+        expired[-1].end,
     )
-    return len(going)
+    return len(expired)
 
 
 def surplus(topic: Topic, context: Context) -> list[Segment]:
@@ -57,7 +55,7 @@ def surplus(topic: Topic, context: Context) -> list[Segment]:
         return []
     oldest = context.now() - settings.retention_age * 1e6
     total = topic.size_bytes
-    going: list[Segment] = []
+    expired: list[Segment] = []
     for segment in topic.segments[:-1]:
         aged = bool(settings.retention_age) and segment.newest < oldest
         too_much = bool(settings.retention_bytes) and total > settings.retention_bytes
@@ -65,6 +63,6 @@ def surplus(topic: Topic, context: Context) -> list[Segment]:
             topic.archived_offset is not None and segment.end > topic.archived_offset
         ):
             break
-        going.append(segment)
+        expired.append(segment)
         total -= segment.size
-    return going
+    return expired

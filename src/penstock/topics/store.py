@@ -34,7 +34,7 @@ log = logging.getLogger("penstock.topics")
 PRIVATE = ".penstock"
 TRASH = "deleted-topics"
 IDLE_SECONDS = 30.0
-OPEN_AT_ONCE = 256
+TOPICS_PER_STEP = 256
 # Whatever a topic's files may do to the code that reads them: the topic is left out, the others are
 # served.
 CANNOT_OPEN = (PenstockError, OSError, ValueError, LookupError, ArithmeticError)
@@ -84,10 +84,10 @@ class TopicStore:
 
     async def start(self) -> None:
         await self._context.run(self._prepare)
-        names = await self._context.run(self._find)
-        for i in range(0, len(names), OPEN_AT_ONCE):
-            found = await self._context.run(self._open_many, names[i : i + OPEN_AT_ONCE])
-            for name, recovered in found:
+        names = await self._context.run(self._topic_names)
+        for i in range(0, len(names), TOPICS_PER_STEP):
+            opened = await self._context.run(self._open_many, names[i : i + TOPICS_PER_STEP])
+            for name, recovered in opened:
                 self._topics[name] = Topic(name, self.directory / name, self._context, recovered)
         self._running = True
         self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
@@ -100,7 +100,7 @@ class TopicStore:
         for name in self._fs.list_dir(self.directory / PRIVATE / TRASH):
             self._fs.remove_tree(self.directory / PRIVATE / TRASH / name)
 
-    def _find(self) -> list[str]:
+    def _topic_names(self) -> list[str]:
         return [name for name in self._fs.list_dir(self.directory) if self._is_topic(name)]
 
     def _is_topic(self, name: str) -> bool:
@@ -112,10 +112,10 @@ class TopicStore:
         return self._fs.is_dir(directory)
 
     def _open_many(self, names: list[str]) -> list[tuple[str, Any]]:
-        found = []
+        opened = []
         for name in names:
             try:
-                found.append((name, recover(self._context, self.directory / name)))
+                opened.append((name, recover(self._context, self.directory / name)))
             except CANNOT_OPEN as error:
                 self._unreadable[name] = str(error)
                 self._context.instruments.damage.add(1, "refused")
@@ -125,7 +125,7 @@ class TopicStore:
                     error,
                     exc_info=not isinstance(error, PenstockError),
                 )
-        return found
+        return opened
 
     async def stop(self) -> None:
         self._running = False
@@ -135,8 +135,8 @@ class TopicStore:
             self._maintenance = None
         await self.scrub.stop()
         topics = list(self._topics.values())
-        for i in range(0, len(topics), OPEN_AT_ONCE):
-            await asyncio.gather(*(topic.stop() for topic in topics[i : i + OPEN_AT_ONCE]))
+        for i in range(0, len(topics), TOPICS_PER_STEP):
+            await asyncio.gather(*(topic.stop() for topic in topics[i : i + TOPICS_PER_STEP]))
 
     # Topics by name
 

@@ -8,7 +8,8 @@ batch has come again with its old checksum: until then it waits, so that a batch
 changed is refused before anything new of it is written. A batch that is behind the newest takes no
 new tasks, nor does one that was committed.
 
-    <data_directory>/.penstock/groups/sinks.log    text, one line per event, the last one of a place counts
+    <data_directory>/.penstock/groups/sinks.log    text, one line per event, the last one of a task
+                                                   counts
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
         ["task", target, app, batch, task, checksum, run, note, seconds since 1970]
         ["commit", target, app, batch, seconds since 1970]
@@ -35,14 +36,14 @@ log = logging.getLogger("penstock.topics")
 JOURNAL = "sinks.log"
 SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
 SNAPSHOT_FACTOR = 8
-BATCHES = 4  # remembered of a sink; a legitimate run comes back to the newest only
+BATCHES_REMEMBERED = 4  # remembered of a sink; a legitimate run comes back to the newest only
 FIELDS = {"task": 9, "commit": 5}
 
 Key = tuple[str, str]  # target, app
 
 
 @dataclass(slots=True)
-class _Place:
+class _TaskClaim:
     checksum: str
     run: str
     note: str
@@ -51,7 +52,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Batch:
-    places: dict[int, _Place] = field(default_factory=dict)
+    tasks: dict[int, _TaskClaim] = field(default_factory=dict)
     committed: float = 0.0
 
 
@@ -69,8 +70,11 @@ class WriteClaims:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = directory / JOURNAL
-        self._pool, self._fs, self._clock = pool, fs, clock
-        self._expiry, self._sync = expiry, sync
+        self._pool = pool
+        self._fs = fs
+        self._clock = clock
+        self._expiry = expiry  # seconds
+        self._sync = sync
         self._sinks: dict[Key, dict[int, _Batch]] = {}
         self._size = 0  # of the journal, in bytes
         self._limit = SNAPSHOT_BYTES  # bytes from which on the journal is replaced by a snapshot
@@ -106,18 +110,18 @@ class WriteClaims:
             batches = self._sinks.get((claim.target, claim.app), {})
             newest = max([claim.batch, *batches])
             batch = batches.get(claim.batch, _Batch())
-            place = batch.places.get(claim.task)
-            if place is not None:
-                if place.checksum != claim.checksum:
-                    return Claimed("other", newest, place.note)
-                if place.run != claim.run:
-                    await self._record(claim, place.note)
-                return Claimed("write", newest, place.note)
+            earlier = batch.tasks.get(claim.task)
+            if earlier is not None:
+                if earlier.checksum != claim.checksum:
+                    return Claimed("other", newest, earlier.note)
+                if earlier.run != claim.run:
+                    await self._record(claim, earlier.note)
+                return Claimed("write", newest, earlier.note)
             if claim.batch < newest:
                 return Claimed("behind", newest)
             if batch.committed:
                 return Claimed("complete", newest)
-            waits = sorted(task for task, place in batch.places.items() if place.run != claim.run)
+            waits = sorted(task for task, held in batch.tasks.items() if held.run != claim.run)
             if waits:
                 return Claimed("wait", newest, tasks=waits)
             await self._record(claim, claim.note)
@@ -139,8 +143,8 @@ class WriteClaims:
         self._rewrite = True
 
     async def _record(self, claim: Claim, note: str) -> None:
-        place = [claim.target, claim.app, claim.batch, claim.task, claim.checksum, claim.run, note]
-        await self._write(["task", *place, self._clock()])
+        task = [claim.target, claim.app, claim.batch, claim.task, claim.checksum, claim.run, note]
+        await self._write(["task", *task, self._clock()])
 
     async def _write(self, event: list[Any]) -> None:
         text = line(event)
@@ -176,23 +180,23 @@ class WriteClaims:
             batch.committed = rest[0]
             return
         task, checksum, run, note, at = rest
-        batch.places[task] = _Place(checksum, run, note, at)
-        for old in [old for old in batches if old <= number - BATCHES]:
+        batch.tasks[task] = _TaskClaim(checksum, run, note, at)
+        for old in [old for old in batches if old <= number - BATCHES_REMEMBERED]:
             del batches[old]
 
     def _expire(self) -> None:
         """Drop sinks that have not written for as long as producers are remembered."""
         cut = self._clock() - self._expiry
         for key, batches in list(self._sinks.items()):
-            if all(place.at < cut for batch in batches.values() for place in batch.places.values()):
+            if all(task.at < cut for batch in batches.values() for task in batch.tasks.values()):
                 del self._sinks[key]
 
     def _snapshot(self) -> bytes:
         lines = []
         for key, batches in self._sinks.items():
             for number, batch in batches.items():
-                for task, place in batch.places.items():
-                    rest = [place.checksum, place.run, place.note, place.at]
+                for task, held in batch.tasks.items():
+                    rest = [held.checksum, held.run, held.note, held.at]
                     lines.append(line(["task", *key, number, task, *rest]))
                 if batch.committed:
                     lines.append(line(["commit", *key, number, batch.committed]))

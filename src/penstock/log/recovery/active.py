@@ -405,7 +405,7 @@ class ActiveSegment:
                 segment.newest = int(last["time"][0])
 
     def _cut_and_sync(self, segment: Segment, data: File, index: File, batches: File) -> None:
-        """Cut the files to what is whole, and make that durable: from here on it counts as synced."""
+        """Cut the files to what is whole and make that durable: it counts as synced from now on."""
         if data.size > segment.data_size:
             name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
             if not self._directory.fs.exists(self._directory.path / name):

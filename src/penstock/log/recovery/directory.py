@@ -67,7 +67,8 @@ class TopicDirectory:
         self.context.instruments.quarantined.add(len(data))
         self.report(
             "quarantined",
-            f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, kept in {target.name}",
+            f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, "
+            f"kept in {target.name}",
         )
 
 

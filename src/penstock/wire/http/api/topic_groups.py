@@ -149,7 +149,7 @@ class TopicGroupsApi:
         query: TimesQuery = request.args
         start, end = epoch_seconds(query.from_), epoch_seconds(query.to)
         rows = []
-        for minute in await self._groups.minutes.between(start, end):
+        for minute in await self._groups.history.between(start, end):
             buckets = sorted(minute.latency)
             row = GroupMinute(
                 time=datetime.fromtimestamp(minute.at, UTC).isoformat(),

@@ -11,14 +11,14 @@ import pytest
 
 from penstock.metrics import Metrics
 from penstock.protocol.latency import bucket_of
-from penstock.topics import group_history as minutes_module
-from penstock.topics.group_history import Minute, Minutes, latencies
+from penstock.topics import group_history
+from penstock.topics.group_history import GroupHistory, Minute, latencies
 from penstock.topics.groups import Groups
 from tests.support.topics import running
 
 
 class Timed:
-    """A topic of which only the append times matter: batches of the given sizes at the given times."""
+    """A topic of which only the append times matter: batches of given sizes at given times."""
 
     name, first_offset = "t", 0
 
@@ -94,7 +94,7 @@ def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Path) ->
             other = groups()
             await other.start()
             await other.commit("reader", "t", 50)
-            found = await other.minutes.between(0, 1 << 40)
+            found = await other.history.between(0, 1 << 40)
             by_group: dict[str, Minute] = {}
             for minute in found:
                 by_group.setdefault(minute.group, Minute(0, "t", minute.group)).add(minute)
@@ -111,15 +111,15 @@ def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Path) ->
 def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behind(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(minutes_module, "LARGEST", 150)
+    monkeypatch.setattr(group_history, "MAX_FILE_BYTES", 150)
 
     async def body() -> None:
         now = [600.0]
         topic: Any = Timed([(500.0, 1000)])
         with ThreadPoolExecutor(1) as pool:
-            minutes = Minutes(tmp_path, pool=pool, clock=lambda: now[0])
+            minutes = GroupHistory(tmp_path, pool=pool, clock=lambda: now[0])
             for _ in range(10):
-                minutes.settled(topic, "g", 0, 5, 7)
+                minutes.committed(topic, "g", 0, 5, 7)
                 now[0] += 60
                 minutes._over()
                 assert minutes._writing is not None

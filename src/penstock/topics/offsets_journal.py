@@ -1,0 +1,259 @@
+"""The committed offsets of consumer groups on disk: a journal, and a copy of what it says.
+
+    <data_directory>/.penstock/groups/offsets.log    text, one line per event, the last one of a
+                                                     group and topic counts
+        <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
+        ["commit", group, topic, incarnation, offset]      ["delete", group, topic]
+
+A line that does not match its checksum is skipped and counted; the group then starts from its
+commit before that. The journal is replaced by a snapshot when it has grown to several times what it
+says, and after any failed write.
+
+    <data_directory>/.penstock/groups/offsets.copy   a commit for each group and topic as of then;
+                                                     before them
+        ["copy", size]                               how large the journal was; it never becomes
+                                                     smaller than that
+
+The copy is written when the broker starts and stops, and whenever the journal has doubled. A
+journal that is missing or smaller than its copy says has lost commits: the groups resume from the
+copy, which is reported. They read again what they did since; nothing is passed over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import StorageFailed, StorageFull
+from penstock.log.fs import File, Fs
+from penstock.log.journal_lines import line, parse
+from penstock.log.pool import in_pool
+from penstock.metrics import Counter
+
+log = logging.getLogger("penstock.topics.groups")
+
+JOURNAL, COPY = "offsets.log", "offsets.copy"
+SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
+SNAPSHOT_FACTOR = 8
+FIELDS = {"commit": 5, "delete": 3}
+
+
+class CommittedOffset(NamedTuple):
+    group: str
+    topic: str
+    incarnation: str
+    offset: int
+
+
+class OffsetsJournal:
+    """Lives on the event loop; whatever is waiting shares one write and one fsync in the pool.
+
+    `damage` counts faults by outcome.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        pool: Executor,
+        fs: Fs,
+        sync: bool,
+        damage: Counter,
+    ) -> None:
+        self._directory = directory
+        self._pool = pool
+        self._fs = fs
+        self._sync = sync
+        self._damage = damage
+        # What the journal says, or will say when what waits is written; by group and topic.
+        self.offsets: dict[tuple[str, str], CommittedOffset] = {}
+        self._lines: list[bytes] = []  # still to be written
+        self._waiting: list[asyncio.Future[None]] = []  # for them
+        self._writing: asyncio.Task[None] | None = None
+        self._file: File | None = None
+        self._size = 0
+        self._copied = 0  # size of the journal as the copy says; 0: there is none
+        self._rewrite = False  # the journal cannot be trusted: replace it by a snapshot
+        self.skipped = 0  # damaged lines met at the start
+
+    # Loading
+
+    def load(self, recent_groups: Callable[[], list[str]]) -> None:
+        """Blocks. `recent_groups` were at work before, whatever the journal says."""
+        self._fs.make_dir(self._directory)
+        journal, copy = self._read(JOURNAL), self._read(COPY)
+        head, _, snapshot = (copy or b"").partition(b"\n")
+        noted = parse(head)
+        if isinstance(noted, list) and len(noted) == 2 and noted[0] == "copy":
+            self._copied = int(noted[1])
+        elif copy is not None:
+            self.report("damaged", f"{COPY} is damaged and is recreated")
+        self._size = len(journal or b"")
+        if self._size < self._copied:
+            self._replay(snapshot)
+            what = (
+                f"has {len(journal)} bytes, {self._copied} were written"
+                if journal is not None
+                else "is missing"
+            )
+            self.report(
+                "restored",
+                f"{JOURNAL} {what}: {len(self.offsets)} cursors of groups resume from {COPY} "
+                "and may read records again",
+            )
+            self._rewrite = True
+        elif journal is None and copy is None and (groups := recent_groups()):
+            self.report(
+                "lost",
+                f"{JOURNAL} is missing: the committed offsets of {', '.join(groups)} are lost, "
+                "they start over",
+            )
+        self._replay(journal or b"")
+        if journal and not journal.endswith(b"\n"):
+            self.skipped += 1
+        if self.skipped:
+            self._rewrite = True
+            self.report(
+                "damaged",
+                f"{JOURNAL}: {self.skipped} damaged lines were skipped; "
+                "groups resume from earlier commits",
+            )
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._fs.read(self._directory / name)
+        except FileNotFoundError:
+            return None
+
+    def report(self, outcome: str, text: str) -> None:
+        log.warning("group offsets: %s: %s", outcome, text)
+        self._damage.add(1, outcome)
+
+    def _replay(self, data: bytes) -> None:
+        for text in data.split(b"\n")[:-1]:
+            event = parse(text)
+            if not (isinstance(event, list) and event and len(event) == FIELDS.get(event[0])):
+                self.skipped += 1
+            elif event[0] == "delete":
+                self.offsets.pop((event[1], event[2]), None)
+            else:
+                self.offsets[event[1], event[2]] = CommittedOffset(*event[1:])
+
+    # Writing
+
+    def commit(self, committed: CommittedOffset) -> None:
+        """Written soon; `flush` waits for it."""
+        self.offsets[committed.group, committed.topic] = committed
+        self._append(_commit_line(committed))
+
+    def delete(self, group: str, topic: str) -> None:
+        """Written soon; `flush` waits for it."""
+        self.offsets.pop((group, topic), None)
+        self._append(line(["delete", group, topic]))
+
+    def correct(self, committed: CommittedOffset) -> None:
+        """What the journal says of this group and topic is wrong: `copy` replaces it."""
+        self.offsets[committed.group, committed.topic] = committed
+        self._rewrite = True
+
+    async def flush(self) -> None:
+        """Return when what was just committed or deleted is durable."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def _append(self, text: bytes) -> None:
+        self._lines.append(text)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        try:
+            while self._lines:
+                lines, self._lines = self._lines, []
+                waiting, self._waiting = self._waiting, []
+                rewrite = self._rewrite or self._is_too_large()
+                copy = rewrite or self._size >= 2 * self._copied
+                snapshot = self._snapshot() if copy else b""
+                failure: StorageFull | StorageFailed | None = None
+                try:
+                    await in_pool(self._pool, self._write_lines, b"".join(lines), snapshot, rewrite)
+                    self._rewrite = self._rewrite and not rewrite
+                except (StorageFull, StorageFailed) as error:
+                    failure, self._rewrite = error, True
+                    log.error("group offsets could not be written: %s", error)
+                for future in waiting:
+                    if future.done():
+                        continue
+                    if failure is None:
+                        future.set_result(None)
+                    else:
+                        future.set_exception(type(failure)(str(failure)))
+        finally:
+            self._writing = None
+
+    def _is_too_large(self) -> bool:
+        limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * 128 * len(self.offsets))
+        return self._file is not None and self._file.size > limit
+
+    def _snapshot(self) -> bytes:
+        return b"".join(map(_commit_line, self.offsets.values()))
+
+    def _write_lines(self, lines: bytes, snapshot: bytes, rewrite: bool) -> None:
+        """Append the lines; with `rewrite` the snapshot, which has them, becomes the journal
+        instead.
+        """
+        path = self._directory / JOURNAL
+        if rewrite:
+            self._write_copy(snapshot, min(len(snapshot), self._size or len(snapshot)))
+            self._fs.replace(path, snapshot, sync=self._sync)
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._size = len(snapshot)
+            return
+        if self._file is None:
+            fresh = not self._fs.exists(path)
+            self._file = self._fs.open(path, create=True)
+            if fresh and self._sync:
+                self._fs.sync_dir(self._directory)
+        self._file.append([lines])
+        if self._sync:
+            self._file.sync()
+        self._size = self._file.size
+        if snapshot:
+            self._write_copy(snapshot, self._size)
+
+    async def copy(self) -> None:
+        """Write the copy, unless it says what there is; after damage, the journal as well."""
+        if self._rewrite and self.offsets:
+            self._append(b"")
+            await self._drain()
+        elif self._size != self._copied:
+            await in_pool(self._pool, self._write_copy, self._snapshot(), self._size)
+
+    def _write_copy(self, snapshot: bytes, size: int) -> None:
+        try:
+            self._fs.replace(
+                self._directory / COPY, line(["copy", size]) + snapshot, sync=self._sync
+            )
+            self._copied = size
+        except (StorageFull, StorageFailed) as error:
+            log.warning("the copy of the group offsets could not be written: %s", error)
+
+    async def _drain(self) -> None:
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def stop(self) -> None:
+        await self._drain()
+        await self.copy()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _commit_line(committed: CommittedOffset) -> bytes:
+    return line(["commit", *committed])
