@@ -187,13 +187,13 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "answered 401" in shown
     assert "tries again in" in shown
     assert "no route named x" in cli("pause", "x", *url, code=1)
-    assert "cannot connect" in cli("list", "--url", "http://127.0.0.1:1", code=1)
+    assert "no broker answers" in cli("list", "--url", "http://127.0.0.1:1", code=1)
 
 
 def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cli_export, "PAGE", 2)
+    monkeypatch.setattr(cli_export, "PAGE_RECORDS", 2)
     monkeypatch.setattr(api, "ANSWER_BYTES", 10)  # one record an answer
     where = ("r", "--url", serving.url)
     serving.destination.rule = lambda ids, number: 400 if max(ids) < 5 else 200

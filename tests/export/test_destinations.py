@@ -10,6 +10,8 @@ import pytest
 from penstock.config.schema import SendQueue
 from penstock.errors import ConfigError
 from penstock.export import destinations
+from penstock.export.destinations import Denied, Refused, Retry, TooBig
+from penstock.export.destinations.http import check_status, parse_retry_after
 from penstock.export.spec import parse_route
 
 DOCUMENT = Path(__file__).parents[2] / "docs/export.md"
@@ -62,3 +64,44 @@ def test_the_documents_name_every_destination_and_its_keys():
     for name, target in destinations.targets().items():
         keys = {field.name for field in dataclasses.fields(target)} - {"type"}
         assert keys <= documented[name], f"{name}: {sorted(keys - documented[name])}"
+
+
+@pytest.mark.parametrize(
+    ("status", "meaning"),
+    [
+        (200, None),
+        (204, None),
+        (400, Refused),
+        (409, Refused),
+        (422, Refused),
+        (404, Denied),
+        (405, Denied),
+        (410, Denied),
+        (415, Denied),
+        (401, Denied),
+        (403, Denied),
+        (302, Denied),
+        (413, TooBig),
+        (408, Retry),
+        (425, Retry),
+        (429, Retry),
+        (500, Retry),
+        (502, Retry),
+        (503, Retry),
+    ],
+)
+def test_what_an_answer_means(status: int, meaning: type[Exception] | None):
+    if meaning is None:
+        check_status(status, {}, b"")
+    else:
+        with pytest.raises(meaning):
+            check_status(status, {}, b"why")
+
+
+def test_retry_after_is_seconds_or_a_date():
+    assert parse_retry_after("120") == 120
+    assert parse_retry_after(
+        "Wed, 21 Oct 2026 07:28:00 GMT", now=1792567680.0 - 90
+    ) == pytest.approx(90)
+    assert parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert parse_retry_after("soon") is None

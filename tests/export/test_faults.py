@@ -5,12 +5,23 @@ import errno
 import os
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import (
+    Locked,
+    StorageFailed,
+    StorageFull,
+)
 from penstock.export.sendqueue.journal import CRASH, DAMAGED
-from tests.export.making import balanced, block, number_of, opened, taken
+from tests.export.making import (
+    balanced,
+    block,
+    number_of,
+    opened,
+    taken,
+)
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 
 REFUSED = (StorageFull, StorageFailed)
@@ -308,3 +319,16 @@ def test_a_read_error_is_no_damage(tmp_path: Path):
         await queue.close()
 
     asyncio.run(body())
+
+
+def test_a_lock_is_taken_on_a_disk_without_a_byte_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: Any) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    from penstock.log.lock import DirectoryLock
+
+    with DirectoryLock(tmp_path), pytest.raises(Locked), DirectoryLock(tmp_path):
+        pass

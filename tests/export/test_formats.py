@@ -103,7 +103,8 @@ def test_golden_dead_letter():
     letter = DeadLetter(3, 1, "refused", "answered 400", 2, 1.5, 2.5, b'{"a":1}')
     line = letter.line()
     text = (
-        b'{"sequence": 3, "index": 1, "reason": "refused", "detail": "answered 400", "attempts": 2, "enqueued": 1.5, '
+        b'{"sequence": 3, "index": 1, "reason": "refused", "detail": "answered 400", '
+        b'"attempts": 2, "enqueued": 1.5, '
         b'"died": 2.5, "record": "{\\"a\\":1}", "encoding": "utf-8"}'
     )
     assert line == b"%08x " % castagnoli(text) + text + b"\n"

@@ -17,6 +17,7 @@ from penstock.metrics import Metrics
 from tests.export.making import exports, http_route, kill
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
+from tests.support.topics import running as topics_in
 from tests.support.wait import eventually
 from tests.topics.test_damage import readable
 from tests.topics.test_scrub import scrubbed
@@ -390,5 +391,25 @@ def test_damage_at_the_very_end_is_booked_once_over_restarts(tmp_path: Path):
                 books = routes.get("r").status()["queue"]["accounting"]
                 assert books["accepted"] == 11 == books["delivered"] + books["dropped"]["damaged"]
                 assert books["delivered"] == len(destination.ids) == len(set(destination.ids))
+
+    asyncio.run(body())
+
+
+def test_a_deleted_topic_stays_deleted_and_a_new_one_is_read_from_its_beginning(tmp_path: Path):
+    async def body() -> None:
+        async with topics_in(tmp_path / "data") as topics, ScriptedDestination() as destination:
+            early = from_topic(destination.url) | {"source": {"topic": "orders", "start": "latest"}}
+            async with exports(tmp_path / "x", {"r": early}, topics=topics) as running:
+                route = running.get("r")
+                await eventually(lambda: "no topic orders" in (route.status()["sourceError"] or ""))
+                topic = await topics.create("orders")
+                await topic.append([record(1)])
+                await eventually(lambda: destination.ids == [1])
+                assert route.status()["sourceError"] is None
+                await topics.delete("orders")
+                await eventually(lambda: route.status()["sourceError"])
+                assert topics.get("orders") is None
+                await (await topics.create("orders")).append([record(2)])
+                await eventually(lambda: destination.ids == [1, 2])
 
     asyncio.run(body())

@@ -30,9 +30,8 @@ from penstock.config.values import format_duration, format_size
 from penstock.errors import PenstockError
 from penstock.export.manager import route_directory
 from penstock.export.sendqueue import inspect as files
-from penstock.net import HttpClient
+from penstock.net.broker_caller import BrokerCaller
 from penstock.net.http import CannotConnect
-from penstock.protocol.status import error_from_http
 
 commands = typer.Typer(
     help="Watch, steer and check export routes.",
@@ -56,8 +55,12 @@ DataDir = Annotated[
 Dir = Annotated[Path | None, typer.Option("--directory", help="The route's directory itself.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DEFAULT_URL = "http://127.0.0.1:6632"
-EXAMINE_TIMEOUT = 600.0  # seconds; gigabytes are read
-PAGE = 1000  # records asked for at a time
+EXAMINE_TIMEOUT_SECONDS = 600.0  # gigabytes are read
+PAGE_RECORDS = 1000  # asked for at a time
+COLUMNS = (
+    *("route", "state", "to", "lag", "batches", "records", "size"),
+    *("oldest", "in/s", "out/s", "ETA", "breaker", "dead"),
+)
 
 
 @contextmanager
@@ -73,45 +76,21 @@ def _errors() -> Iterator[None]:
 
 
 def _ask(url: str, token: str, method: str, target: str, timeout: float = 30.0) -> Any:
-    async def ask() -> Any:
-        client = HttpClient(url, headers=[("Authorization", f"Bearer {token}")] if token else ())
-        try:
-            answer = await client.request(method, f"/api/v1/routes{target}", timeout=timeout)
-        finally:
-            await client.close()
-        if answer.status >= 400:
-            raise error_from_http(answer.status, answer.body)
-        return text.loads(answer.body) if answer.body else None
-
-    return asyncio.run(ask())
+    with BrokerCaller(url, token=token or None, timeout=timeout) as broker:
+        return broker.json(method, f"/api/v1/routes{target}")
 
 
 def _print_json(value: Any) -> None:
     print(text.dumps(value, indent=2))
 
 
-def _table(found: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "route",
-        "state",
-        "to",
-        "lag",
-        "batches",
-        "records",
-        "size",
-        "oldest",
-        "in/s",
-        "out/s",
-        "ETA",
-        "breaker",
-        "dead",
-    )
-    for route in found:
+def _table(routes: list[dict[str, Any]]) -> Table:
+    table = Table(*COLUMNS)
+    for route in routes:
         queue = route.get("queue")
         if queue is None:
-            table.add_row(
-                route["name"], f"[red]{route['state']}[/red]", escape(route.get("lastError", ""))
-            )
+            error = escape(route.get("lastError", ""))
+            table.add_row(route["name"], f"[red]{route['state']}[/red]", error)
             continue
         colour = {"running": "green", "paused": "red"}.get(route["state"], "yellow")
         eta = queue["drainEtaSeconds"]
@@ -145,11 +124,11 @@ def _size(size: int) -> str:
 def list_routes(url: Url = DEFAULT_URL, token: Token = "", json: Json = False) -> None:
     """All routes of a broker."""
     with _errors():
-        found = _ask(url, token, "GET", "")["routes"]
+        routes = _ask(url, token, "GET", "")["routes"]
         if json:
-            _print_json(found)
+            _print_json(routes)
         else:
-            Console().print(_table(found))
+            Console().print(_table(routes))
 
 
 @commands.command()
@@ -169,23 +148,22 @@ def status(
     """What routes are doing: depth, age, rates, breaker, accounting."""
 
     def look() -> list[dict[str, Any]]:
-        return (
-            [_ask(url, token, "GET", f"/{quote(route, safe='')}")]
-            if route
-            else _ask(url, token, "GET", "")["routes"]
-        )
+        if route:
+            return [_ask(url, token, "GET", f"/{quote(route, safe='')}")]
+        routes: list[dict[str, Any]] = _ask(url, token, "GET", "")["routes"]
+        return routes
 
     with _errors():
         if watch:
             _watch(look, interval, count)
             return
-        found = look()
+        routes = look()
         if json:
-            _print_json(found[0] if route else found)
+            _print_json(routes[0] if route else routes)
             return
         console = Console()
-        console.print(_table(found))
-        for each in found:
+        console.print(_table(routes))
+        for each in routes:
             for trouble in _troubles(each):
                 console.print(f"{each['name']}: {trouble}", style="red", markup=False)
             if route and "queue" in each:
@@ -201,9 +179,8 @@ def status(
 def _troubles(route: dict[str, Any]) -> Iterator[str]:
     again = route.get("triesAgainSeconds")
     if route.get("paused"):
-        yield route["paused"] + (
-            f" (tries again in {format_duration(round(again))})" if again is not None else ""
-        )
+        when = "" if again is None else f" (tries again in {format_duration(round(again))})"
+        yield route["paused"] + when
     elif route.get("lastError"):
         yield route["lastError"]
     if route.get("sourceError"):
@@ -229,7 +206,7 @@ def _act(url: str, token: str, route: str, action: str) -> Any:
 
 @commands.command()
 def pause(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
-    """Stop sending; the route goes on queueing."""
+    """Stop sending; the route still queues."""
     with _errors():
         _act(url, token, route, "pause")
 
@@ -296,14 +273,15 @@ class Inspected:
 
     def _get(self, target: str) -> Any:
         try:
-            return _ask(self._url, self._token, "GET", self._route + target, EXAMINE_TIMEOUT)
+            return _ask(
+                self._url, self._token, "GET", self._route + target, EXAMINE_TIMEOUT_SECONDS
+            )
         except CannotConnect as error:
             hint = "if the broker is down, --data-dir DIR reads the route's files"
             raise PenstockError(f"{error} ({hint})") from None
 
     def everything(self) -> dict[str, Any]:
-        found: dict[str, Any] = files.examine(self._files) if self._files else self._get("/inspect")
-        return found
+        return files.examine(self._files) if self._files else dict(self._get("/inspect"))
 
     def dead_letters(self) -> Iterator[bytes]:
         if self._files:
@@ -311,7 +289,7 @@ class Inspected:
             return
         offset: int | None = 0
         while offset is not None:
-            page = self._get(f"/deadletters?limit={PAGE}&offset={offset}")
+            page = self._get(f"/deadletters?limit={PAGE_RECORDS}&offset={offset}")
             yield from (
                 text.dumps(letter, ensure_ascii=False).encode() for letter in page["letters"]
             )
@@ -323,7 +301,7 @@ class Inspected:
                 record for _, _, record in islice(files.waiting_records(self._files), limit)
             )
             return
-        for one in self._get(f"/records?limit={min(limit, PAGE)}")["records"]:
+        for one in self._get(f"/records?limit={min(limit, PAGE_RECORDS)}")["records"]:
             yield (
                 base64.b64decode(one["record"])
                 if one["encoding"] == "base64"
@@ -359,12 +337,12 @@ def inspect(
             for line in inspected.dead_letters() if dead else inspected.records(records):
                 sys.stdout.buffer.write(line + b"\n")
             return
-        found = inspected.everything()
+        report = inspected.everything()
         if json:
-            _print_json(found)
+            _print_json(report)
             return
         table = Table("chunk", "size", "blocks", "waiting", "first", "last", "damaged")
-        for chunk in found["chunks"]:
+        for chunk in report["chunks"]:
             damaged = sum(place["bytes"] for place in chunk["damaged"])
             table.add_row(
                 chunk["name"],
@@ -377,14 +355,14 @@ def inspect(
             )
         console = Console()
         console.print(table)
-        books = found["accounting"]
+        books = report["accounting"]
         console.print(
-            f"{found['waitingBatches']:,} batches with {found['waitingRecords']:,} records wait; "
+            f"{report['waitingBatches']:,} batches with {report['waitingRecords']:,} records wait; "
             f"{books['delivered']:,} delivered, {books['deadLettered']:,} dead-lettered, "
-            f"{sum(books['dropped'].values()):,} dropped; {found['deadLetters']:,} dead letters",
+            f"{sum(books['dropped'].values()):,} dropped; {report['deadLetters']:,} dead letters",
             highlight=False,
         )
-        for problem in found["problems"]:
+        for problem in report["problems"]:
             console.print(problem, style="red")
 
 
@@ -402,17 +380,16 @@ def verify(
     wrong.
     """
     with _errors():
-        found = Inspected(route, url, token, config, data_dir, directory).everything()
+        report = Inspected(route, url, token, config, data_dir, directory).everything()
+        problems, chunks = report["problems"], report["chunks"]
         if json:
-            _print_json({"problems": found["problems"], "accounting": found["accounting"]})
+            _print_json({"problems": problems, "accounting": report["accounting"]})
         else:
-            blocks = sum(chunk["blocks"] for chunk in found["chunks"])
-            for problem in found["problems"]:
+            blocks = sum(chunk["blocks"] for chunk in chunks)
+            for problem in problems:
                 print(problem)
-            print(
-                f"{blocks} blocks in {len(found['chunks'])} chunks: {len(found['problems'])} problems"
-            )
-        if found["problems"]:
+            print(f"{blocks} blocks in {len(chunks)} chunks: {len(problems)} problems")
+        if problems:
             raise typer.Exit(1)
 
 
@@ -428,9 +405,9 @@ def repair(
     must be stopped.
     """
     with _errors():
-        found = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
+        report = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
         if json:
-            _print_json(found)
+            _print_json(report)
             return
-        lost = found["events"].get("lost_blocks", 0)
-        print(f"{found['waitingBatches']} batches wait, {lost} damaged ones were set aside")
+        lost = report["events"].get("lost_blocks", 0)
+        print(f"{report['waitingBatches']} batches wait, {lost} damaged ones were set aside")

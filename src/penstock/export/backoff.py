@@ -24,15 +24,14 @@ class Backoff:
         random: Callable[[], float],
         clock: Clock,
     ) -> None:
-        self._enabled, self._base, self._multiplier, self._longest = (
-            enabled,
-            base,
-            multiplier,
-            longest,
-        )
-        self._random, self._clock = random, clock
-        self.failures = 0
-        self._until = 0.0
+        self._enabled = enabled
+        self._base = base
+        self._multiplier = multiplier
+        self._longest = longest
+        self._random = random
+        self._clock = clock
+        self.failures = 0  # in a row
+        self._until = 0.0  # monotonic
         self._changed = asyncio.Event()
 
     def failed(self, retry_after: float | None = None) -> float:
@@ -60,5 +59,5 @@ class Backoff:
         return max(0.0, self._until - self._clock.monotonic())
 
     async def over(self) -> None:
-        while (left := self.remaining) > 0:
-            await self._clock.wait(self._changed, left)
+        while (remaining := self.remaining) > 0:
+            await self._clock.wait(self._changed, remaining)

@@ -1,7 +1,7 @@
 """Where a route's records come from: readers that fill the send queue.
 
 A topic is read by offset. How far is written into each block itself (`position`), so what is in the
-queue and how far the source was read can never disagree: after a kill the reader goes on exactly
+queue and how far the source was read can never disagree: after a kill the reader resumes exactly
 behind the last block on disk. A topic that was deleted and recreated starts again at 0: the upper
 16 bits of a position count incarnations. A topic that is not there is waited for, and not made:
 somebody who deletes a topic means it.
@@ -87,7 +87,7 @@ def make_blocks(
     batch: Batching,
     position: Callable[[int], int] | None = None,
 ) -> list[Block]:
-    """Records as blocks of at most `batch` size. `position`: where the source goes on behind the
+    """Records as blocks of at most `batch` size. `position`: where the source continues behind the
     n-th record.
     """
     blocks = []

@@ -162,7 +162,7 @@ def destination(name: str) -> Callable[[T], T]:
 
 @functools.cache
 def targets() -> Mapping[str, type[Target]]:
-    """Every target there is, by its type: a new module of this package is found by itself."""
+    """Every target there is, by its type: modules of this package are discovered."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
     return dict(sorted(_targets.items()))

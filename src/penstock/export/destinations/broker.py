@@ -10,7 +10,7 @@ the source.
 
 A batch whose answer was lost may have arrived. Before it is sent again, the other topic is asked:
 everything behind the last place we know is compared with the batch, except what other batches of
-ours are known to have written. Found there, it counts as delivered. So an outage, a reset or a kill
+ours have written. If it is there, it counts as delivered. So an outage, a reset or a kill
 of the other broker leaves no duplicates. What remains: a kill of this broker repeats the batches
 that were on their way, and a request so slow that it was given up may still arrive after we looked.
 """

@@ -5,7 +5,7 @@ to the last chunk through its own handle; readers have theirs (see `blocks`). A 
 all its blocks are completed.
 
 A start reads little, however long the queue is. After a clean stop the metadata hold a table of the
-chunks: if it fits the files, nothing is read at all. Otherwise the first block of each chunk tells
+chunks: if it fits the files, nothing is read at all. Otherwise the first block of each chunk says
 where the chunk begins, and only the last one is gone through, from where the metadata say it was
 good, to find its end.
 

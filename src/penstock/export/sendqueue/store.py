@@ -103,7 +103,7 @@ class Store:
             keep_unsynced=self._sync_wanted,
             on_event=lambda name: on_event(name, 1),
         )
-        self._stream_end = 0  # where the stream goes on, also when all chunks are gone
+        self._stream_end = 0  # where the stream continues, also when all chunks are gone
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
         self._flush_scheduled = False

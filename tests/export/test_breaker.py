@@ -1,0 +1,73 @@
+"""When a route holds back: the circuit breaker and the backoff."""
+
+import asyncio
+
+from penstock.config.schema import CircuitBreaker
+from penstock.export.backoff import Backoff
+from penstock.export.breaker import Breaker
+from tests.export.making import FakeClock
+
+
+def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
+    async def body() -> None:
+        clock = FakeClock()
+        breaker = Breaker("r", CircuitBreaker(threshold=3, reset_timeout=30.0), clock)
+        for _ in range(3):
+            (await breaker.admit()).failure()
+        assert breaker.state == "open"
+        waiting = [asyncio.ensure_future(breaker.admit()) for _ in range(5)]
+        await asyncio.sleep(0)
+        await clock.advance(29)
+        assert not any(each.done() for each in waiting)
+        await clock.advance(2)
+        [probe] = [each.result() for each in waiting if each.done()]
+        assert breaker.state == "half_open"
+        probe.failure()
+        await clock.advance(29)
+        assert sum(each.done() for each in waiting) == 1
+        await clock.advance(2)
+        probe = next(
+            each.result() for each in waiting if each.done() and each.result() is not probe
+        )
+        with probe:
+            pass  # its holder died without a word: the slot must come back
+        await asyncio.sleep(0.01)
+        permits = [each.result() for each in waiting if each.done()]
+        assert len(permits) == 3, "another worker has the probe slot now"
+        for permit in permits:
+            permit.success()
+        await asyncio.gather(*waiting)
+        assert breaker.state == "closed"
+
+    asyncio.run(body())
+
+
+def test_a_success_in_between_starts_the_count_again():
+    async def body() -> None:
+        breaker = Breaker("r", CircuitBreaker(threshold=2), FakeClock())
+        for _ in range(5):
+            (await breaker.admit()).failure()
+            (await breaker.admit()).success()
+        assert breaker.state == "closed"
+        disabled = Breaker("r", CircuitBreaker(enabled=False, threshold=1), FakeClock())
+        (await disabled.admit()).failure()
+        assert disabled.state == "closed"
+
+    asyncio.run(body())
+
+
+def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
+    clock = FakeClock()
+    made = {"base": 5.0, "multiplier": 2.0, "longest": 60.0, "clock": clock}
+    most = Backoff(enabled=True, random=lambda: 1.0, **made)
+    assert [most.failed() for _ in range(6)] == [5, 10, 20, 40, 60, 60]
+    half = Backoff(enabled=True, random=lambda: 0.5, **made)
+    assert [half.failed() for _ in range(3)] == [2.5, 5, 10]
+    half.succeeded()
+    assert half.failed() == 2.5
+    assert half.failed(retry_after=120) == 120
+    assert half.remaining == 120
+    half.reset()
+    assert half.remaining == 0
+    plain = Backoff(enabled=False, random=lambda: 0.1, **made)
+    assert [plain.failed() for _ in range(3)] == [5, 5, 5]
