@@ -1,5 +1,9 @@
 """The binary protocol's bytes, written out: whoever changes these breaks every client there is."""
 
+import re
+import struct
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import Damaged, InvalidRequest
 from penstock.protocol import frames
-from penstock.protocol.frames import Body, Command, Malformed
+from penstock.protocol.frames import Body, Command
 from penstock.protocol.record_batch import Batch, walk
-from penstock.protocol.status import TcpStatus
+from penstock.protocol.status import Malformed, TcpStatus
+from tests.support.http import run
+from tests.support.served import Wire, serving
 
 ID = bytes(range(16))
 
@@ -54,21 +60,118 @@ def test_requests_have_exactly_these_bytes(frame: bytes, expected: str) -> None:
         (frames.produced(258, 1), "81 00 00000008 0000000000000102"),
         (
             frames.produced(255, 3),
-            "81 00 00000008 00000000000000ff 81 00 00000008 0000000000000100 81 00 00000008 0000000000000101",
+            "".join(f"81 00 00000008 0000000000000{low}" for low in ("0ff", "100", "101")),
         ),
         (
             frames.consumed([3, 4], [b"x", b""]),
             "82 00 0000001d 00000002 0000000000000003 00000001 78 0000000000000004 00000000",
         ),
-        (frames.answer(Command.NEXT_OFFSET, frames.U64.pack(4)), "83 00 00000008 0000000000000004"),
-        (frames.answer(Command.CREATE_TOPIC), "84 00 00000000"),
         (frames.names(["a", "bc"]), "85 00 0000000b 00000002 0001 61 0002 6263"),
-        (frames.answer(Command.AUTH), "90 00 00000000"),
+        (
+            frames.times(np.array([7, 7, -1], np.int64)),
+            "00000002 00000002 00000001 0000000000000007 ffffffffffffffff",
+        ),
         (frames.failure(TcpStatus.TOPIC_NOT_FOUND, "no"), "ff 01 00000006 00000002 6e6f"),
+        (
+            frames.failure(TcpStatus.PRODUCE_FAILED, "no", b'{"code":"Full"}'),
+            "ff 04 00000015 00000002 6e6f 7b22636f6465223a2246756c6c227d",
+        ),
     ],
 )
 def test_answers_have_exactly_these_bytes(frame: bytes, expected: str) -> None:
     assert frame == hexed(expected)
+
+
+# What a broker answers to these, one after another. {name}: bytes it chose itself, used later.
+AB, G, M = "0002 6162", "0001 67", "0001 6d"
+RECORDS = (
+    "0000000000000000 03000000 686579 0100000000000000 01000000 78"
+    "0200000000000000 00000000 0300000000000000 02000000 797a"
+)
+THREE = "00000003 00000001 00000000 00000002 78 797a"
+INFO = "00000001 0000000000000004 ffffffffffffffff 00 00000000"
+CLAIM = b'{"target":"t","app":"a","batch":0,"task":0,"checksum":"c","run":"r"}'
+CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[]}'
+COMMIT = b'{"target":"t","app":"a","batch":0}'
+CONVERSATION = [
+    ("10 00000005 746f6b656e", "90 00 00000000"),
+    (f"04 00000004 {AB}", "84 00 00000000"),
+    ("05 00000000", f"85 00 00000008 00000001 {AB}"),
+    (f"01 0000000b {AB} 00000003 686579", "81 00 00000008 0000000000000000"),
+    (
+        f"06 00000030 {AB} 01 000102030405060708090a0b0c0d0e0f 0000000000000000 {THREE}",
+        "86 00 0000000c 0000000000000001 00000003",
+    ),
+    (
+        f"02 00000010 {AB} 0000000000000000 00000002",
+        "82 00 00000020 00000002 0000000000000000 00000003 686579 0000000000000001 00000001 78",
+    ),
+    (f"03 00000004 {AB}", "83 00 00000008 0000000000000004"),
+    (
+        f"09 00000004 {AB}",
+        "89 00 00000041 {incarnation:16} 0000000000000000 0000000000000004 {bytes:8} " + INFO,
+    ),
+    (
+        f"07 00000014 {AB} 0000000000000000 00010000 00000000",
+        "87 00 00000062 {incarnation} 0000000000000000 0000000000000004 0000000000000004 00000004"
+        + RECORDS,
+    ),
+    (
+        f"07 00000015 {AB} 0000000000000000 00010000 00000000 01",
+        "87 00 00000072 {incarnation} 0000000000000000 0000000000000004 0000000000000004 00000004"
+        "00000003 00000001 00000000 00000002" + RECORDS,
+    ),
+    (f"08 0000000c {AB} 0000000000000000", "88 00 00000008 0000000000000000"),
+    (
+        f"20 00000012 {AB} {G} {M} 0000000a 00000000",
+        "a0 00 00000024 {lease:16} 0000000000000000 0000000000000004 {milliseconds:4}",
+    ),
+    (f"25 00000017 {AB} {G} {{lease}}", "a5 00 00000004 {milliseconds:4}"),
+    (f"21 00000017 {AB} {G} {{lease}}", "a1 00 00000008 0000000000000004"),
+    (f"22 0000000f {AB} {G} 0000000000000002", "a2 00 00000000"),
+    (f"23 00000007 {AB} {G}", "a3 00 00000010 0000000000000002 0000000000000002"),
+    (f"24 0000000a {AB} {G} {M}", "a4 00 00000004 00000000"),
+    (f"30 {len(CLAIM):08x} {CLAIM.hex()}", f"b0 00 {len(CLAIMED):08x} {CLAIMED.hex()}"),
+    (f"31 {len(COMMIT):08x} {COMMIT.hex()}", "b1 00 00000000"),
+    (f"0a 00000004 {AB}", "8a 00 00000000"),
+    (f"0a 00000004 {AB}", "ff 01 {length:4} {message:*}"),
+]
+
+
+def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
+    async def talk() -> None:
+        async with serving(tmp_path) as served:
+            wire = await Wire.connect(served.tcp.port)
+            chosen: dict[str, str] = {}
+            for request, expected in CONVERSATION:
+                wire.writer.write(hexed(request.format(**chosen)))
+                command, status, body = await wire.answer()
+                answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
+                match = re.fullmatch(pattern(expected, chosen), answer)
+                assert match, f"{request}: {answer}"
+                chosen |= match.groupdict()
+            wire.close()
+
+    run(talk)
+
+
+def pattern(expected: str, chosen: dict[str, str]) -> str:
+    def group(match: re.Match[str]) -> str:
+        name, size = match[1], match[2]
+        if size is None:
+            return chosen[name]
+        return f"(?P<{name}>.*)" if size == "*" else f"(?P<{name}>.{{{2 * int(size)}}})"
+
+    return re.sub(r"{(\w+)(?::(\*|\d+))?}", group, expected.replace(" ", ""))
+
+
+def test_every_command_is_in_the_conversation_and_in_the_tables_of_the_docs() -> None:
+    assert {hexed(request.split("{")[0])[0] for request, _ in CONVERSATION} == {*Command}
+    table = re.findall(r"^ +0x(\w\w) ([A-Z_]+)", frames.__doc__ or "", re.MULTILINE)
+    assert [(int(code, 16), name) for code, name in table] == [(c, c.name) for c in Command]
+    page = Path("docs/protocols.md").read_text()
+    missing = [c.name for c in Command if c > 5 and f"0x{c:02X} {c.name}" not in page]
+    assert missing == []
 
 
 def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:

@@ -61,7 +61,7 @@ topic has seen is answered with the first answer and stored once.
 """
 
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 from struct import Struct, error
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.roles import Role
 from penstock.protocol.status import Malformed, TcpStatus
 
 Bytes = bytes | bytearray | memoryview
@@ -103,26 +104,39 @@ NO_OFFSET = (1 << 64) - 1
 SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow
 
 
+@unique
 class Command(IntEnum):
-    PRODUCE = 0x01
-    CONSUME = 0x02
-    NEXT_OFFSET = 0x03
-    CREATE_TOPIC = 0x04
-    LIST_TOPICS = 0x05
-    PRODUCE_BATCH = 0x06
-    FETCH = 0x07
-    OFFSET_AT = 0x08
-    TOPIC_INFO = 0x09
-    DELETE_TOPIC = 0x0A
-    AUTH = 0x10
-    GROUP_LEASE = 0x20
-    GROUP_COMPLETE = 0x21
-    GROUP_COMMIT = 0x22
-    GROUP_FETCH = 0x23
-    GROUP_LEAVE = 0x24
-    GROUP_RENEW = 0x25
-    SINK_CLAIM = 0x30
-    SINK_COMMIT = 0x31
+    """The one list of commands: code, name, and the role that a token needs for it. The handler is
+    the method of that name in `penstock.wire.tcp.commands`.
+    """
+
+    role: Role
+
+    def __new__(cls, code: int, role: Role) -> "Command":
+        command = int.__new__(cls, code)
+        command._value_ = code
+        command.role = role
+        return command
+
+    PRODUCE = 0x01, Role.READ_WRITE
+    CONSUME = 0x02, Role.READ_ONLY
+    NEXT_OFFSET = 0x03, Role.READ_ONLY
+    CREATE_TOPIC = 0x04, Role.READ_WRITE
+    LIST_TOPICS = 0x05, Role.READ_ONLY
+    PRODUCE_BATCH = 0x06, Role.READ_WRITE
+    FETCH = 0x07, Role.READ_ONLY
+    OFFSET_AT = 0x08, Role.READ_ONLY
+    TOPIC_INFO = 0x09, Role.READ_ONLY
+    DELETE_TOPIC = 0x0A, Role.ADMIN
+    AUTH = 0x10, Role.PUBLIC
+    GROUP_LEASE = 0x20, Role.READ_WRITE
+    GROUP_COMPLETE = 0x21, Role.READ_WRITE
+    GROUP_COMMIT = 0x22, Role.READ_WRITE
+    GROUP_FETCH = 0x23, Role.READ_ONLY
+    GROUP_LEAVE = 0x24, Role.READ_WRITE
+    GROUP_RENEW = 0x25, Role.READ_WRITE
+    SINK_CLAIM = 0x30, Role.READ_WRITE
+    SINK_COMMIT = 0x31, Role.READ_WRITE
 
 
 ERROR = 0xFF  # the command byte of every answer that is no success

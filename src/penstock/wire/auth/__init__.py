@@ -2,7 +2,8 @@
 carries.
 """
 
-from penstock.wire.auth.identity import Identity, Role
+from penstock.protocol.roles import Role
+from penstock.wire.auth.identity import Identity
 from penstock.wire.auth.verifier import Verifier, verifier_of
 
 __all__ = ["Identity", "Role", "Verifier", "verifier_of"]

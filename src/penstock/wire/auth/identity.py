@@ -2,24 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from penstock.config.schema import Auth as Settings
 from penstock.errors import Forbidden
-
-
-class Role(IntEnum):
-    """Levels, each of which includes those below it. `PUBLIC` needs no token."""
-
-    PUBLIC = 0
-    READ_ONLY = 1
-    READ_WRITE = 2
-    ADMIN = 3
-
-    @property
-    def title(self) -> str:
-        return self.name.lower().replace("_", "-")
+from penstock.protocol.roles import Role
 
 
 @dataclass(frozen=True, slots=True)

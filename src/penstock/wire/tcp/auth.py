@@ -8,53 +8,27 @@ send small frames only.
 
 import time
 from collections.abc import Awaitable
-from typing import Any
 
-from penstock.errors import PenstockError, Unauthorized
+from penstock.errors import Unauthorized
 from penstock.protocol import frames
-from penstock.protocol.frames import REQUEST, Command
-from penstock.wire.auth import Identity, Role, Verifier
+from penstock.protocol.frames import Bytes, Command
+from penstock.protocol.roles import Role
+from penstock.wire.auth import Identity, Verifier
 from penstock.wire.auth.verifier import UnknownKey
-from penstock.wire.tcp.commands import Answer, Commands, Pieces
-from penstock.wire.tcp.connection import Connection, failure
+from penstock.wire.tcp.connection import Connection
 
-FIRST_FRAME = 64 << 10
-READS = frozenset(
-    (
-        Command.CONSUME,
-        Command.NEXT_OFFSET,
-        Command.LIST_TOPICS,
-        Command.FETCH,
-        Command.OFFSET_AT,
-        Command.TOPIC_INFO,
-        Command.GROUP_FETCH,
-    )
-)
+MAX_FIRST_FRAME = 64 << 10  # bytes of a frame from a connection that has shown no token
 
 
-class GuardedCommands(Commands):
-    def __init__(self, verifier: Verifier, *parts: Any) -> None:
-        super().__init__(*parts)
+class TokenGuard:
+    """Says whether a connection may do what it asks for."""
+
+    def __init__(self, verifier: Verifier, max_frame: int) -> None:
+        """`max_frame`: the largest frame of a connection that has shown its token."""
         self._verifier = verifier
-        self.first_frame = min(FIRST_FRAME, self.max_frame)
+        self._max_frame = max_frame
 
-    def run(self, connection: Connection, command: int, body: memoryview) -> Answer:
-        if command == Command.AUTH:
-            self._count(1, "auth")
-            return self._admit(connection, bytes(body))
-        self._check(connection, command)
-        return super().run(connection, command, body)
-
-    def produce(self, connection: Connection, data: bytes | bytearray, at: int, end: int) -> int:
-        try:
-            self._check(connection, Command.PRODUCE)
-        except PenstockError as error:
-            self._count(1, "produce")
-            connection.answer(failure(error))
-            return at + REQUEST.size + int(REQUEST.unpack_from(data, at)[1])
-        return super().produce(connection, data, at, end)
-
-    def _check(self, connection: Connection, command: int) -> None:
+    def check(self, connection: Connection, role: Role) -> None:
         identity = connection.identity
         if identity is None:
             self._verifier.count("missing")
@@ -62,29 +36,23 @@ class GuardedCommands(Commands):
         if identity.expires <= time.time():
             self._verifier.count("expired")
             raise Unauthorized("The token has expired")
-        role = role_of(command)
         if identity.role < role:
             self._verifier.count("role")
             identity.require(role)
 
-    def _admit(self, connection: Connection, body: bytes) -> Pieces | Awaitable[Pieces]:
+    def admit(self, connection: Connection, body: bytes) -> list[Bytes] | Awaitable[list[Bytes]]:
+        """The answer to AUTH; from now on the connection is whoever the token names."""
         connection.identity = None
         token = body.decode("ascii", "replace").strip()
         try:
             return self._admitted(connection, self._verifier.identify(token))
         except UnknownKey:
-            return self._learn(connection, token)
+            return self._admit_later(connection, token)
 
-    async def _learn(self, connection: Connection, token: str) -> Pieces:
+    async def _admit_later(self, connection: Connection, token: str) -> list[Bytes]:
         return self._admitted(connection, await self._verifier.learn(token))
 
-    def _admitted(self, connection: Connection, identity: Identity) -> Pieces:
+    def _admitted(self, connection: Connection, identity: Identity) -> list[Bytes]:
         connection.identity = identity
-        connection.max_frame = self.max_frame
+        connection.max_frame = self._max_frame
         return [frames.answer(Command.AUTH)]
-
-
-def role_of(command: int) -> Role:
-    if command == Command.DELETE_TOPIC:
-        return Role.ADMIN
-    return Role.READ_ONLY if command in READS else Role.READ_WRITE

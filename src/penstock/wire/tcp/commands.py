@@ -39,17 +39,20 @@ from penstock.protocol.frames import (
     Command,
 )
 from penstock.protocol.names import check_name
+from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
 from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
+from penstock.wire.auth import Verifier
+from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TokenGuard
 from penstock.wire.tcp.connection import Connection, Slot, failure
 
 T = TypeVar("T")
 Pieces = list[Bytes]
 Answer = Pieces | Awaitable[Pieces] | None
-Handler = Callable[[Body], Pieces | Awaitable[Pieces]]
+Handler = Callable[[Connection, Body], Answer]
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
 FETCH_BYTES = (
@@ -61,31 +64,29 @@ EMPTY = bytes(16)
 
 
 class Commands:
+    """A method per command of `Command`, with its name."""
+
     def __init__(
-        self, topics: TopicStore, groups: Groups, metrics: Metrics, max_frame: int
+        self,
+        topics: TopicStore,
+        groups: Groups,
+        metrics: Metrics,
+        max_frame: int,
+        verifier: Verifier | None = None,
     ) -> None:
+        """`verifier`: connections must begin with AUTH and a token it accepts; None: they need
+        not.
+        """
         self.max_frame = max_frame
-        self.first_frame = max_frame  # the largest frame taken from a stranger
         self._topics = topics
         self._groups = groups
-        self._handlers: dict[int, Handler] = {
-            Command.CONSUME: self._consume,
-            Command.NEXT_OFFSET: self._next_offset,
-            Command.CREATE_TOPIC: self._create,
-            Command.LIST_TOPICS: self._list,
-            Command.FETCH: self._fetch,
-            Command.OFFSET_AT: self._offset_at,
-            Command.TOPIC_INFO: self._info,
-            Command.DELETE_TOPIC: self._delete,
-            Command.AUTH: self._authenticate,
-            Command.GROUP_LEASE: self._lease,
-            Command.GROUP_COMPLETE: self._complete,
-            Command.GROUP_COMMIT: self._commit,
-            Command.GROUP_FETCH: self._committed,
-            Command.GROUP_LEAVE: self._leave,
-            Command.GROUP_RENEW: self._renew,
-            Command.SINK_CLAIM: self._sink_claim,
-            Command.SINK_COMMIT: self._sink_commit,
+        self._guard = TokenGuard(verifier, max_frame) if verifier is not None else None
+        # the largest frame of a connection that has shown no token
+        self.first_frame = min(MAX_FIRST_FRAME, max_frame) if self._guard else max_frame
+        self._handlers: dict[int, tuple[Command, Handler]] = {
+            command: (command, getattr(self, command.name.lower()))
+            for command in Command
+            if command is not Command.PRODUCE  # several at a time, straight from the connection
         }
         requests = metrics.counter(
             "penstock_tcp_requests_total", "Requests over TCP, by command", "command"
@@ -93,15 +94,13 @@ class Commands:
         self._count = requests.add
 
     def run(self, connection: Connection, command: int, body: memoryview) -> Answer:
-        if command == Command.PRODUCE_BATCH:
-            self._count(1, "produce_batch")
-            self._produce_batch(connection, body)
-            return None
-        handler = self._handlers.get(command)
-        if handler is None:
+        known = self._handlers.get(command)
+        if self._guard is not None and command != Command.AUTH:
+            self._guard.check(connection, known[0].role if known else Role.READ_WRITE)
+        if known is None:
             raise UnknownCommand(f"unknown command {command:#04x}")
-        self._count(1, Command(command).name.lower())
-        return handler(Body(body))
+        self._count(1, known[0].name.lower())
+        return known[1](connection, Body(body))
 
     # -- appends
     # ----------------------------------------------------------------------------------------------------
@@ -112,6 +111,8 @@ class Commands:
         """
         stop: int = at + REQUEST.size + REQUEST.unpack_from(data, at)[1]
         try:
+            if self._guard is not None:
+                self._guard.check(connection, Command.PRODUCE.role)
             topic_end, length = _produce_head(data, at, stop)
             name = _text(data[at + 7 : topic_end])
             topic = self._topics.get(name)
@@ -200,8 +201,8 @@ class Commands:
         else:
             future.add_done_callback(partial(_fill, connection, connection.promise(weight), count))
 
-    def _produce_batch(self, connection: Connection, body: memoryview) -> None:
-        request = frames.read_batch(body)
+    def produce_batch(self, connection: Connection, body: Body) -> None:
+        request = frames.read_batch(body.view)
         lengths, payloads = request.lengths, request.payloads
         producer = Producer(*request.producer) if request.producer is not None else None
         if not len(lengths):
@@ -216,7 +217,7 @@ class Commands:
             )
             return
         future = topic.append_arrays(lengths, payloads, producer)
-        future.add_done_callback(partial(_fill, connection, connection.promise(len(body)), 0))
+        future.add_done_callback(partial(_fill, connection, connection.promise(len(body.view)), 0))
 
     def _create_and_append(
         self,
@@ -237,15 +238,17 @@ class Commands:
             lambda error: connection.fill(slot, failure(error)),
         )
 
-    def _authenticate(self, body: Body) -> Pieces:
-        """Nobody asks for tokens here: one is as good as none, as in a request over HTTP."""
-        body.rest()
-        return [frames.answer(Command.AUTH)]
+    def auth(self, connection: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
+        """Where nobody asks for tokens one is as good as none, as in a request over HTTP."""
+        token = bytes(body.rest())
+        return (
+            self._guard.admit(connection, token) if self._guard else [frames.answer(Command.AUTH)]
+        )
 
     # -- reads
     # ------------------------------------------------------------------------------------------------------
 
-    def _consume(self, body: Body) -> Pieces:
+    def consume(self, _: Connection, body: Body) -> Pieces:
         topic = self._find(body.name())
         start, most = body.take(CONSUME_REQUEST)
         body.end()
@@ -254,7 +257,7 @@ class Commands:
         batch = topic.read(start, most, CONSUME_BYTES)
         return [frames.consumed(batch.offsets.tolist(), batch.payloads())]
 
-    def _fetch(self, body: Body) -> Pieces | Awaitable[Pieces]:
+    def fetch(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
         start, most, wait_ms = body.take(FETCH_REQUEST)
         flags = body.rest()
@@ -271,7 +274,7 @@ class Commands:
         await topic.wait_for(start, wait)
         return _fetched(topic, start, most, extras)
 
-    def _next_offset(self, body: Body) -> Pieces:
+    def next_offset(self, _: Connection, body: Body) -> Pieces:
         topic = self._find(body.name())
         body.end()
         return [
@@ -280,13 +283,13 @@ class Commands:
             )
         ]
 
-    def _offset_at(self, body: Body) -> Pieces:
+    def offset_at(self, _: Connection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         (milliseconds,) = body.take(TIMESTAMP)
         body.end()
         return [frames.answer(Command.OFFSET_AT, U64.pack(topic.offset_at(milliseconds / 1000)))]
 
-    def _info(self, body: Body) -> Pieces:
+    def topic_info(self, _: Connection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         body.end()
         fixed = INFO_ANSWER.pack(
@@ -310,17 +313,17 @@ class Commands:
     # -- topics
     # -----------------------------------------------------------------------------------------------------
 
-    def _list(self, body: Body) -> Pieces:
+    def list_topics(self, _: Connection, body: Body) -> Pieces:
         body.end()
         return [frames.names(sorted(self._topics.names()))]
 
-    async def _create(self, body: Body) -> Pieces:
+    async def create_topic(self, _: Connection, body: Body) -> Pieces:
         name = body.name()
         body.end()
         await self._topics.create(name)
         return [frames.answer(Command.CREATE_TOPIC)]
 
-    async def _delete(self, body: Body) -> Pieces:
+    async def delete_topic(self, _: Connection, body: Body) -> Pieces:
         name = body.name()
         body.end()
         await self._topics.delete(name)
@@ -329,7 +332,7 @@ class Commands:
     # -- groups
     # -----------------------------------------------------------------------------------------------------
 
-    async def _lease(self, body: Body) -> Pieces:
+    async def group_lease(self, _: Connection, body: Body) -> Pieces:
         topic, group, member = (
             self._topics.require(body.name()),
             body.name("group"),
@@ -351,11 +354,11 @@ class Commands:
                 return [frames.answer(Command.GROUP_LEASE, LEASE_ANSWER.pack(EMPTY, 0, 0, 0))]
             await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
 
-    async def _complete(self, body: Body) -> Pieces:
+    async def group_complete(self, _: Connection, body: Body) -> Pieces:
         committed = await self._groups.complete(self._lease_id(body))
         return [frames.answer(Command.GROUP_COMPLETE, U64.pack(committed))]
 
-    def _renew(self, body: Body) -> Pieces:
+    def group_renew(self, _: Connection, body: Body) -> Pieces:
         lease = self._groups.renew(self._lease_id(body))
         return [frames.answer(Command.GROUP_RENEW, U32.pack(_milliseconds_left(lease)))]
 
@@ -366,14 +369,14 @@ class Commands:
         body.end()
         return found
 
-    async def _commit(self, body: Body) -> Pieces:
+    async def group_commit(self, _: Connection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
         (offset,) = body.take(U64)
         body.end()
         await self._groups.commit(group, topic.name, offset)
         return [frames.answer(Command.GROUP_COMMIT)]
 
-    def _committed(self, body: Body) -> Pieces:
+    def group_fetch(self, _: Connection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
         body.end()
         committed = self._groups.committed(group, topic.name)
@@ -381,7 +384,7 @@ class Commands:
         packed = FETCHED_ANSWER.pack(position, self._groups.lag(group, topic.name))
         return [frames.answer(Command.GROUP_FETCH, packed)]
 
-    def _leave(self, body: Body) -> Pieces:
+    def group_leave(self, _: Connection, body: Body) -> Pieces:
         topic, group, member = (
             self._topics.require(body.name()),
             body.name("group"),
@@ -397,11 +400,11 @@ class Commands:
     # -- exactly-once sinks
     # -----------------------------------------------------------------------------------------
 
-    async def _sink_claim(self, body: Body) -> Pieces:
+    async def sink_claim(self, _: Connection, body: Body) -> Pieces:
         claimed = await self._groups.write_claims.claim(_json(body, Claim))
         return [frames.answer(Command.SINK_CLAIM, msgspec.json.encode(claimed))]
 
-    async def _sink_commit(self, body: Body) -> Pieces:
+    async def sink_commit(self, _: Connection, body: Body) -> Pieces:
         await self._groups.write_claims.commit(_json(body, Commit))
         return [frames.answer(Command.SINK_COMMIT)]
 

@@ -13,7 +13,6 @@ from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Verifier
 from penstock.wire.request_memory import RequestMemory
-from penstock.wire.tcp.auth import GuardedCommands
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import Connection
 from penstock.wire.tcp.memory import keep_freed_memory
@@ -48,11 +47,7 @@ class TcpServer:
         self._certificate = certificate
         self._asks_for_tokens = verifier is not None
         self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
-        self._commands = (
-            GuardedCommands(verifier, topics, groups, metrics, settings.max_frame)
-            if verifier
-            else Commands(topics, groups, metrics, settings.max_frame)
-        )
+        self._commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
         self._connections: set[Connection] = set()
         self._ended = asyncio.Event()  # a connection has ended
         self._server: Server | None = None
