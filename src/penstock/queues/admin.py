@@ -8,10 +8,13 @@ from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import columns_of
+from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
 
 STEP = 5000
+
+PARTITIONS = query("partitions")
 
 
 class Admin:
@@ -133,20 +136,7 @@ class Admin:
         if number is None:
             raise InvalidRequest("after must be the id of a partition")
         rows = await self._database.browse(
-            """WITH page AS MATERIALIZED (  -- in the order of the index on (queue, id): a page is cut, not sorted
-                 SELECT p.*, q.name AS queue FROM queues q
-                  CROSS JOIN LATERAL (SELECT * FROM partitions p WHERE p.queue_id = q.id AND p.id > $4
-                                       ORDER BY p.queue_id, p.id LIMIT $2::bigint + $3::bigint) p
-                  WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
-                  ORDER BY p.id LIMIT $2 OFFSET $3)
-               SELECT p.id, p.name, p.queue, p.created_at, last.seq, last.created_at AS newest,
-                      first.seq AS first, first.created_at AS oldest, p.holes
-                 FROM page p
-                 LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
-                                     ORDER BY m.seq DESC LIMIT 1) last ON true
-                 LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
-                                     ORDER BY m.seq LIMIT 1) first ON true
-                ORDER BY p.id""",
+            PARTITIONS,
             queue,
             limit,
             offset,

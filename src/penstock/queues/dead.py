@@ -15,20 +15,16 @@ from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
+from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 
-MOST_COUNTED = 100_000  # `total` is exact up to here
-LOOKED_AT = 1000  # letters, for what they died of
-STEP = 500
+LISTING = query("dead_letters")
+ERRORS = query("dead_letter_errors")
+COUNT = query("dead_letter_count")
+PURGE = query("dead_letter_purge")
+NEXT = query("dead_letter_step")
+STEP = 500  # letters
 MOST_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
-
-SOURCE = """
-  FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
-  JOIN partitions p ON p.id = d.partition_id
-  LEFT JOIN groups g ON g.id = d.group_id
- WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR g.name = $2) AND ($3::text IS NULL OR p.name = $3)
-   AND ($4::timestamptz IS NULL OR d.failed_at >= $4) AND ($5::timestamptz IS NULL OR d.failed_at <= $5)
-   AND ($6::bigint IS NULL OR d.id = $6)"""
 
 
 @dataclass(slots=True)
@@ -57,23 +53,14 @@ class DeadLetters:
         MOST_BYTES of them. `before`: those older than this letter, for the next page."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
-            f"""WITH page AS MATERIALIZED (
-                  SELECT d.id, octet_length(d.payload) AS size, q.name AS queue, p.name AS partition, g.name AS group_name
-                         {SOURCE} AND ($10::bigint IS NULL OR d.id < $10) ORDER BY d.id DESC LIMIT $7 OFFSET $8)
-                SELECT d.id, d.partition_id, d.seq, d.failed_at, d.attempts, d.error, d.created_at, d.transaction_id, d.trace_id,
-                       d.producer, d.key_id, page.queue, page.partition, page.group_name, page.upto > $9 AS omitted,
-                       CASE WHEN page.upto > $9 THEN 'null' ELSE d.payload END AS payload
-                  FROM (SELECT *, sum(size) OVER (ORDER BY id DESC) - size AS upto FROM page) page JOIN dead_letters d USING (id)
-                 ORDER BY d.id DESC""",
+            LISTING,
             *which.args(),
             limit,
             offset,
             MOST_BYTES,
             before,
         )
-        total = await self._database.browse(
-            f"SELECT count(*) FROM (SELECT 1 {SOURCE} LIMIT {MOST_COUNTED}) x", *which.args()
-        )
+        total = await self._database.browse(COUNT, *which.args())
         return {
             "messages": [self._entry(row) for row in rows],
             "total": total[0][0],
@@ -82,14 +69,10 @@ class DeadLetters:
 
     async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
         """What the newest letters died of, the most frequent first, and in how many partitions; of
-        LOOKED_AT letters.
+        1000 letters.
         """
         rows = await self._database.browse(
-            f"""WITH newest AS MATERIALIZED (SELECT d.partition_id, left(d.error, 500) AS error, d.failed_at {SOURCE}
-                                             ORDER BY d.id DESC LIMIT {LOOKED_AT})
-                SELECT error, count(*) AS n, max(failed_at) AS last,
-                       (SELECT count(DISTINCT partition_id) FROM newest) AS partitions
-                  FROM newest GROUP BY 1 ORDER BY 2 DESC, 3 DESC LIMIT $7""",
+            ERRORS,
             *which.args(),
             most,
         )
@@ -121,8 +104,9 @@ class DeadLetters:
         done = 0
         while True:
             rows = await self._database.fetch(
-                f"DELETE FROM dead_letters WHERE id IN (SELECT d.id {SOURCE} ORDER BY d.id LIMIT {STEP}) RETURNING 1",
+                PURGE,
                 *which.args(),
+                STEP,
             )
             done += len(rows)
             if len(rows) < STEP:
@@ -133,10 +117,10 @@ class DeadLetters:
         back, the last of them.
         """
         rows = await connection.fetch(
-            f"""SELECT d.id, d.partition_id, d.group_id, d.seq, d.key_id, q.name AS queue, g.name AS group_name {SOURCE}
-                   AND d.id > $7 ORDER BY d.id LIMIT {STEP}""",
+            NEXT,
             *which.args(),
             after,
+            STEP,
         )
         numbers = sorted({row["partition_id"] for row in rows})
         await connection.execute(

@@ -2,8 +2,8 @@
 
 The count of a group's lag is stored messages of the queue minus those the group settled, both kept
 as counters, so it is exact and costs the same for ten partitions and for a million. The time lag
-looks at the partitions that have something for the group, at most `LOOK` of them: it is exact up to
-that many lagging partitions, and "at least" beyond.
+looks at the partitions that have something for the group, at most 10,000 of them: it is exact up
+to that many lagging partitions, and "at least" beyond.
 
 What walks all partitions of a queue because it must (seek and its preview, delete) does so in
 steps, each a short call.
@@ -16,97 +16,16 @@ from typing import Any
 from penstock.database import Database
 from penstock.errors import NotFound
 from penstock.queues.catalog import Catalog, check_text
+from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 
 STEP = 1000  # partitions per call
-LOOK = 10_000  # lagging partitions looked at for a time lag
 
-LAG = """
-  SELECT coalesce(sum(c.pushed - c.removed) FILTER (WHERE c.group_id = 0), 0)
-         - coalesce(sum(c.consumed) FILTER (WHERE c.group_id = g.id), 0) AS lag
-    FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-    LEFT JOIN LATERAL queue_counts(q.id) c ON true
-   WHERE g.name = $1 AND q.name = $2 GROUP BY g.id"""
-
-LISTING = f"""
-  SELECT g.id, g.name, g.queue_id, q.name AS queue, g.mode, g.start_at, g.created_at, g.discovered < g.discover_to AS discovering,
-         coalesce(total.stored, 0) - coalesce(mine.consumed, 0) AS lag, coalesce(mine.done, 0) AS done,
-         coalesce(mine.failed, 0) AS failed, coalesce(mine.dead, 0) AS dead, coalesce(mine.dropped, 0) AS dropped,
-         backlog.partitions, backlog.oldest, clock_timestamp() AS now
-    FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-    LEFT JOIN LATERAL (SELECT c.pushed - c.removed AS stored FROM queue_counts(q.id) c WHERE c.group_id = 0) total ON true
-    LEFT JOIN LATERAL (SELECT c.* FROM queue_counts(q.id) c WHERE c.group_id = g.id) mine ON true
-    LEFT JOIN LATERAL (
-      SELECT count(*) AS partitions, min(m.created_at) AS oldest
-        FROM (SELECT c.partition_id, c.position FROM cursors c WHERE c.group_id = g.id AND c.due_at IS NOT NULL
-               ORDER BY c.due_at LIMIT {LOOK}) c
-       CROSS JOIN LATERAL (
-          SELECT m.created_at FROM messages m WHERE m.partition_id = c.partition_id AND m.seq > c.position
-           ORDER BY m.seq LIMIT 1) m) backlog ON true
-   WHERE ($1::text IS NULL OR g.name = $1) AND ($2::text IS NULL OR q.name = $2)
-   ORDER BY q.name, g.name"""
-
-# One row per chosen partition ("group_id", "queue_id", "id" in `page`), as the group sees it.
-VIEW = """
-  SELECT g.name AS group, q.name AS queue, p.id, p.name, c.position, c.settled, c.consumed, c.batches, c.consumed_at,
-         c.next_expiry > clock_timestamp() AND NOT isempty(c.leased) AS leased, c.lease_id,
-         coalesce(head.seq, p.floor) AS head, coalesce(first.seq - 1, p.floor) AS below, first_open.created_at AS oldest,
-         clock_timestamp() AS now,
-         coalesce((SELECT sum(upper(r) - lower(r)) FROM unnest(c.settled) r), 0)::bigint AS beyond
-    FROM page JOIN groups g ON g.id = page.group_id JOIN queues q ON q.id = page.queue_id
-    JOIN partitions p ON p.id = page.id
-    JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = g.id
-                   ORDER BY c.version DESC LIMIT 1) c ON true
-    LEFT JOIN LATERAL (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) head ON true
-    LEFT JOIN LATERAL (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1) first ON true
-    LEFT JOIN LATERAL (SELECT m.created_at FROM messages m WHERE m.partition_id = p.id AND m.seq > c.position
-                        ORDER BY m.seq LIMIT 1) first_open ON true"""
-
-# The page is cut before anything is looked up for its partitions.
-DESCRIBE = f"""
-  WITH page AS MATERIALIZED (
-    SELECT g.id AS group_id, q.id AS queue_id, p.id, q.name
-      FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-     CROSS JOIN LATERAL (SELECT p.id FROM partitions p WHERE p.queue_id = q.id ORDER BY p.queue_id, p.id
-                          LIMIT $2::bigint + $3::bigint) p
-     WHERE g.name = $1 ORDER BY q.name, p.id LIMIT $2 OFFSET $3)
-  {VIEW} ORDER BY q.name, p.id"""
-
-LAGGING = f"""
-  WITH page AS MATERIALIZED (
-    SELECT g.id AS group_id, q.id AS queue_id, c.id
-      FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-     CROSS JOIN LATERAL (
-       SELECT c.partition_id AS id
-         FROM (SELECT c.partition_id, c.position FROM cursors c WHERE c.group_id = g.id AND c.due_at IS NOT NULL
-                ORDER BY c.due_at LIMIT {LOOK}) c
-        CROSS JOIN LATERAL (SELECT m.created_at FROM messages m WHERE m.partition_id = c.partition_id
-                               AND m.seq > c.position ORDER BY m.seq LIMIT 1) oldest
-        WHERE oldest.created_at < clock_timestamp() - make_interval(secs => $1)
-        ORDER BY oldest.created_at LIMIT $2) c)
-  {VIEW} WHERE first_open.created_at < clock_timestamp() - make_interval(secs => $1)
-   ORDER BY first_open.created_at LIMIT $2"""
-
-# Sequence numbers stand for messages: those deleted from the middle of a partition are counted as
-# well.
-PREVIEW = """
-  SELECT count(*) AS partitions,
-         coalesce(sum(greatest(0, greatest(c.position, below) - greatest(target, below)) + beyond_again), 0) AS again,
-         coalesce(sum(greatest(0, least(target, head) - greatest(c.position, below)) - beyond_skipped), 0) AS skipped
-    FROM partitions p
-    JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = $1
-                   ORDER BY c.version DESC LIMIT 1) c ON true
-    CROSS JOIN LATERAL (
-      SELECT coalesce((SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1), p.floor) AS head,
-             coalesce((SELECT m.seq - 1 FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1), p.floor) AS below
-    ) ends
-    CROSS JOIN LATERAL (
-      SELECT CASE $3::text WHEN 'end' THEN head WHEN 'beginning' THEN below ELSE queue_seq_at(p.id, $4) END AS target) place
-    CROSS JOIN LATERAL (
-      SELECT coalesce(sum(greatest(0, upper(r) - greatest(lower(r), target + 1))), 0) AS beyond_again,
-             coalesce(sum(greatest(0, least(upper(r) - 1, target) - lower(r) + 1)), 0) AS beyond_skipped
-        FROM unnest(c.settled) r) beyond
-   WHERE p.id = ANY ($2::bigint[])"""
+LAG = query("group_lag")
+LISTING = query("groups")
+DESCRIBE = query("group_partitions")
+LAGGING = query("lagging_partitions")
+PREVIEW = query("seek_preview")
 
 
 class Groups:

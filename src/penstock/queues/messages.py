@@ -13,49 +13,16 @@ from penstock.queues.ack import STATUSES
 from penstock.queues.catalog import Catalog, check_group, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import options_of
+from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 
-# Where a listing comes from: the newest of the chosen queues, found in the order of transactions
-# between those of the two moments; or of one partition, found in the order of its sequence. Neither
-# looks at what is outside the time asked for, nor at what a page before it has shown (the place $8,
-# $9, $10).
-FROM_QUEUES = """
-    SELECT m.* FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
-             AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)) chosen
-    CROSS JOIN LATERAL (
-      SELECT * FROM messages m WHERE m.queue_id = chosen.id AND m.created_at BETWEEN $4 AND $5
-         AND m.xid >= queue_xid_at(chosen.id, $4::timestamptz - interval '1 minute')
-         AND m.xid <= queue_xid_at(chosen.id, $5::timestamptz + interval '1 minute')
-         AND m.xid <= $8::text::xid8 AND (m.xid, m.seq, m.partition_id) < ($8::text::xid8, $9::bigint, $10::bigint)
-       ORDER BY m.xid DESC, m.seq DESC, m.partition_id DESC LIMIT $6) m"""
-FROM_PARTITION = """
-    SELECT * FROM messages m WHERE m.partition_id = $1 AND m.created_at BETWEEN $4 AND $5
-       AND m.seq BETWEEN queue_seq_at($1, $4) AND queue_seq_at($1, $5) AND m.seq < $9::bigint
-       AND $8::text IS NOT NULL AND $10::bigint IS NOT NULL"""
-LIST = """
-  SELECT m.partition_id, m.seq, m.xid::text AS xid, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
-         q.name AS queue, q.namespace, q.task, q.priority, p.name AS partition, view.*
-    FROM ({source} ORDER BY {order} LIMIT $6) m
-    JOIN queues q ON q.id = m.queue_id AND ($2::text IS NULL OR q.namespace = $2) AND ($3::text IS NULL OR q.task = $3)
-    JOIN partitions p ON p.id = m.partition_id
-    CROSS JOIN LATERAL (
-      SELECT count(*) FILTER (WHERE g.name <> $7) AS buses,
-             count(*) FILTER (WHERE g.name <> $7 AND (c.position >= m.seq OR c.settled @> m.seq)) AS bus_done,
-             bool_or(c.position >= m.seq OR c.settled @> m.seq) FILTER (WHERE g.name = $7) AS queue_done,
-             bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) FILTER (WHERE g.name = $7) AS queue_leased,
-             bool_or(c.leased @> m.seq AND c.next_expiry > clock_timestamp()) AS any_leased,
-             max(c.next_expiry) FILTER (WHERE c.leased @> m.seq) AS lease_expires_at,
-             count(*) FILTER (WHERE g.name = $7) > 0 AS has_queue_mode,
-             EXISTS (SELECT 1 FROM dead_letters d WHERE d.partition_id = m.partition_id AND d.seq = m.seq) AS dead
-        FROM groups g LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = m.partition_id AND c.group_id = g.id
-                                          ORDER BY c.version DESC LIMIT 1) c ON true
-       WHERE g.queue_id = m.queue_id) view
-   ORDER BY {order}"""
-
-IN_QUEUES = LIST.format(source=FROM_QUEUES, order="m.xid DESC, m.seq DESC, m.partition_id DESC")
-IN_PARTITION = LIST.format(source=FROM_PARTITION, order="m.seq DESC")
+IN_QUEUES = query("messages")
+IN_PARTITION = query("partition_messages")
 LOOKED_AT = 10_000  # messages in one page that is asked for a status, which is in no index
 START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before everything
+
+MESSAGE = query("message")
+MESSAGE_GROUPS = query("message_groups")
 
 
 class Messages:
@@ -115,9 +82,7 @@ class Messages:
     async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
         row = await self._find(partition_id, transaction_id)
         stored = await self._database.browse(
-            """SELECT m.*, p.name AS partition, q.name AS queue, q.id AS qid FROM messages m
-                 JOIN partitions p ON p.id = m.partition_id JOIN queues q ON q.id = m.queue_id
-                WHERE m.partition_id = $1 AND m.seq = $2""",
+            MESSAGE,
             row["partition_id"],
             row["seq"],
         )
@@ -128,15 +93,7 @@ class Messages:
             0
         ]
         groups = await self._database.browse(
-            """SELECT g.name, c.position >= $2 OR c.settled @> $2 AS consumed, c.leased @> $2 AND c.next_expiry > clock_timestamp() AS leased,
-                      c.next_expiry, a.attempts, a.error AS attempt_error, d.error, d.attempts AS dead_attempts
-                 FROM groups g
-                 LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = $1 AND c.group_id = g.id
-                                     ORDER BY c.version DESC LIMIT 1) c ON true
-                 LEFT JOIN attempts a ON a.partition_id = $1 AND a.group_id = g.id AND a.seq = $2
-                 LEFT JOIN LATERAL (SELECT d.error, d.attempts FROM dead_letters d WHERE d.partition_id = $1 AND d.seq = $2
-                                       AND d.group_id = g.id ORDER BY d.id DESC LIMIT 1) d ON true
-                WHERE g.queue_id = $3 ORDER BY g.name""",
+            MESSAGE_GROUPS,
             message["partition_id"],
             message["seq"],
             message["qid"],

@@ -7,10 +7,16 @@ from penstock.errors import NotFound
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
+from penstock.queues.schema import query
 
 MOST_BYTES = (
     16 << 20
 )  # payloads in one page; those beyond are null, as are those of deleted messages
+
+ADD = query("trace_add")
+OF_MESSAGE = query("message_traces")
+BY_NAME = query("traces_by_name")
+NAMES = query("trace_names")
 
 
 class Traces:
@@ -35,16 +41,7 @@ class Traces:
             check_name("trace name", name)
         await self._catalog.load_installation()
         rows = await self._database.fetch(
-            """WITH message AS (
-                 SELECT m.queue_id, m.partition_id, m.seq FROM messages m WHERE m.partition_id = $1 AND m.transaction_id = $2
-                    AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)
-               ), trace AS (
-                 INSERT INTO traces (queue_id, partition_id, seq, group_name, event_type, worker, data)
-                 SELECT queue_id, partition_id, seq, $3, $4, $5, $6 FROM message RETURNING id, at
-               ), named AS (
-                 INSERT INTO trace_names (name, at, trace_id) SELECT DISTINCT n, t.at, t.id FROM trace t, unnest($7::text[]) n
-               )
-               SELECT id FROM trace""",
+            ADD,
             self._catalog.partition_id(partition_id),
             transaction_id,
             group,
@@ -61,10 +58,7 @@ class Traces:
         """The oldest first."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
-            """SELECT t.*, (SELECT array_agg(n.name ORDER BY n.name) FROM trace_names n WHERE n.trace_id = t.id) AS names
-                 FROM traces t JOIN messages m ON m.partition_id = t.partition_id AND m.seq = t.seq
-                WHERE m.partition_id = $1 AND m.transaction_id = $2
-                  AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0) ORDER BY t.at""",
+            OF_MESSAGE,
             self._catalog.partition_id(partition_id),
             transaction_id,
         )
@@ -73,16 +67,7 @@ class Traces:
     async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> dict[str, Any]:
         await self._catalog.load_installation()
         rows = await self._database.browse(
-            """WITH page AS MATERIALIZED (
-                 SELECT n.at AS named_at, t.*, q.name AS queue, p.name AS partition
-                   FROM trace_names n JOIN traces t ON t.id = n.trace_id
-                   JOIN partitions p ON p.id = t.partition_id JOIN queues q ON q.id = t.queue_id AND q.deleted_at IS NULL
-                  WHERE n.name = $1 ORDER BY n.at LIMIT $2 OFFSET $3)
-               SELECT page.*, (SELECT array_agg(x.name ORDER BY x.name) FROM trace_names x WHERE x.trace_id = page.id) AS names,
-                      m.transaction_id, m.key_id,
-                      CASE WHEN sum(octet_length(m.payload)) OVER (ORDER BY page.named_at, page.id) <= $4 THEN m.payload END AS payload
-                 FROM page LEFT JOIN messages m ON m.partition_id = page.partition_id AND m.seq = page.seq
-                ORDER BY page.named_at, page.id""",
+            BY_NAME,
             name,
             limit,
             offset,
@@ -114,10 +99,7 @@ class Traces:
 
     async def names(self, limit: int = 50, offset: int = 0) -> dict[str, Any]:
         rows = await self._database.browse(
-            """SELECT n.name AS trace_name, count(*) AS trace_count, count(DISTINCT (t.partition_id, t.seq)) AS message_count,
-                      max(n.at) AS last_seen, count(*) OVER () AS total
-                 FROM trace_names n JOIN traces t ON t.id = n.trace_id GROUP BY n.name
-                ORDER BY max(n.at) DESC LIMIT $1 OFFSET $2""",
+            NAMES,
             limit,
             offset,
         )

@@ -5,6 +5,12 @@ docs/operations.md (Upgrades) has the rule that migrations follow: additive, so 
 before still works on the tables.
 """
 
-from penstock.database import SchemaFiles
+from penstock.database.migrate import SchemaFiles, sql_files
 
 SCHEMA = SchemaFiles.read(__name__)
+_QUERIES = dict(sql_files(__name__, "queries"))
+
+
+def query(name: str) -> str:
+    """The text of `queries/<name>.sql`."""
+    return _QUERIES[f"queries/{name}.sql"]

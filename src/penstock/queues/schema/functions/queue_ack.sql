@@ -15,7 +15,9 @@ CREATE FUNCTION queue_ack(
   p_errors text[], p_transactions text[]
 ) RETURNS TABLE (
   items int[], outcomes text[], queue text, partition text, released boolean[], dead boolean[]
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   k record; c cursors; q queues;
 BEGIN

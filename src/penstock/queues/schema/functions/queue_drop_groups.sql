@@ -1,7 +1,9 @@
 -- queue_drop_groups: delete the groups of this name (of one queue, or of all). With p_keep their subscriptions stay, under a
 -- new number, as do their dead letters: every partition is discovered anew. Answers the numbers of the deleted ones; queue_forget removes what they
 -- left in the partitions.
-CREATE FUNCTION queue_drop_groups(p_name text, p_queue text, p_keep boolean) RETURNS int[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_drop_groups(p_name text, p_queue text, p_keep boolean) RETURNS int[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   g groups; anew int; ids int[] := '{}'; queue_ids int[];
 BEGIN

@@ -2,7 +2,9 @@
 -- new queue come from its name (a.b...). New partitions get cursors of the groups that have decided for the whole queue.
 -- The arrays hold no pair twice.
 CREATE FUNCTION queue_ensure(p_queues text[], p_partitions text[])
-RETURNS TABLE (ord bigint, queue_id int, partition_id bigint) LANGUAGE plpgsql AS $$
+RETURNS TABLE (ord bigint, queue_id int, partition_id bigint) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   made bigint[];
 BEGIN

@@ -1,6 +1,8 @@
 -- queue_evict: delete messages created at or before p_before that some group has not settled (maxWaitTimeSeconds), of the
 -- given partitions. Answers how many were deleted.
-CREATE FUNCTION queue_evict(p_queue int, p_partitions bigint[], p_before timestamptz) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_evict(p_queue int, p_partitions bigint[], p_before timestamptz) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   ids bigint[]; lows bigint[]; uptos bigint[];
 BEGIN

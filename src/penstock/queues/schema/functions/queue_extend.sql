@@ -1,7 +1,9 @@
 -- queue_extend: leases live until at least now + seconds; never shortened. One row per lease asked for:
 --   outcome ok, missing or expired; expires_at the earliest expiry over its partitions.
 CREATE FUNCTION queue_extend(p_leases uuid[], p_seconds int[])
-RETURNS TABLE (ord bigint, outcome text, expires_at timestamptz) LANGUAGE plpgsql AS $$
+RETURNS TABLE (ord bigint, outcome text, expires_at timestamptz) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   i int; l leases; c cursors; until timestamptz; t timestamptz;
 BEGIN

@@ -1,6 +1,8 @@
 -- queue_forget: one step of removing what a deleted group left in the partitions. Answers how many cursors it removed, and
 -- whether there is more to do (NULL when another call is at it).
-CREATE FUNCTION queue_forget(p_group int, p_step int, OUT removed bigint, OUT more boolean) LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_forget(p_group int, p_step int, OUT removed bigint, OUT more boolean) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   d dropped_groups; ids bigint[];
 BEGIN

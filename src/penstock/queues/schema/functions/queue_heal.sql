@@ -6,7 +6,9 @@
 CREATE FUNCTION queue_heal(
   p_partition bigint, p_group int, p_step int, OUT last_partition bigint, OUT last_group int,
   OUT healed_queues text[], OUT healed_partitions text[], OUT healed_groups text[]
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   suspect record; looked int; all_ids bigint[]; all_groups int[]; ids bigint[]; group_ids int[]; c cursors; q queues;
 BEGIN

@@ -1,5 +1,7 @@
 -- queue_lock: take every lock a transaction of pushes and acknowledgements will need, in the one order that all follow.
-CREATE FUNCTION queue_lock(p_pushed bigint[], p_acked bigint[], p_groups text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_lock(p_pushed bigint[], p_acked bigint[], p_groups text[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 BEGIN
   PERFORM 1 FROM partitions p WHERE p.id = ANY (p_pushed) ORDER BY p.id FOR NO KEY UPDATE;
   PERFORM queue_lock_cursor(w.partition_id, w.group_id) FROM (

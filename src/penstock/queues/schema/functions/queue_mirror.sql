@@ -4,7 +4,9 @@
 -- Answers the last partition looked at, NULL when there was none left, -1 when there is no such group (see
 -- queue_subscribe).
 CREATE FUNCTION queue_mirror(p_queue text, p_group text, p_from xid8, p_to xid8, p_after bigint, p_step int)
-RETURNS bigint LANGUAGE plpgsql AS $$
+RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   q queues; g groups; c cursors; ids bigint[]; id bigint; head bigint; was bigint;
 BEGIN

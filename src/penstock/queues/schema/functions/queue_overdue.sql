@@ -1,7 +1,9 @@
 -- queue_overdue: the partitions of a queue, at most p_limit, where a message created at or before p_before is not settled by
 -- some group. Looks at every partition where a group has something to do, but only if the queue's oldest message is so old.
 CREATE FUNCTION queue_overdue(p_queue int, p_before timestamptz, p_limit int) RETURNS SETOF bigint
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 BEGIN
   -- In the order of transactions times may be off by as long as a transaction took.
   IF NOT EXISTS (SELECT 1 FROM (SELECT m.created_at FROM messages m WHERE m.queue_id = p_queue ORDER BY m.xid LIMIT 1) oldest

@@ -17,7 +17,9 @@ CREATE FUNCTION queue_pop(
 ) RETURNS TABLE (
   request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
   producers text[], keys text[], payloads bytea[], note text, wait double precision, due timestamptz
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   i int; t timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
   dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;

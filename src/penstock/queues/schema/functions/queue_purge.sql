@@ -1,5 +1,7 @@
 -- queue_purge: one step of removing what deleted queues left behind. Answers the rows deleted; 0 = nothing is left.
-CREATE FUNCTION queue_purge(p_limit int) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_purge(p_limit int) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   q int; n bigint; ids bigint[];
 BEGIN

@@ -11,7 +11,9 @@
 CREATE FUNCTION queue_push(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
   p_keys text[], p_payloads bytea[], OUT heads bigint[], OUT answers bigint[]
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   plain boolean; competing boolean; resting boolean; t timestamptz;
 BEGIN

@@ -2,7 +2,9 @@
 -- free again and no attempt is counted (the waiting client is gone). Answers the groups of the leases that were there.
 -- Planned once per session, like queue_push.
 CREATE FUNCTION queue_release(p_leases uuid[], p_settle boolean) RETURNS SETOF int
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   l leases; c cursors; q queues; times timestamptz[]; n bigint;
 BEGIN

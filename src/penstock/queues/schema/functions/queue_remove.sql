@@ -2,7 +2,9 @@
 -- part that every group has settled, from the front. Keeps counters exact, cursors and leases in step, and the last used
 -- sequence number known. Answers how many were deleted.
 CREATE FUNCTION queue_remove(p_partitions bigint[], p_from bigint[], p_upto bigint[], p_settled boolean)
-RETURNS bigint LANGUAGE plpgsql AS $$
+RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   w record; c cursors; q queues; total bigint; gone int8multirange;
   ids bigint[]; queue_ids int[]; lows bigint[]; uptos bigint[]; firsts bigint[]; lasts bigint[]; counts bigint[];

@@ -1,6 +1,8 @@
 -- queue_resubscribe: groups of this name start at p_start in partitions they have not met yet. A group that has only
 -- taken from single partitions so far decides with this for the whole queue. Answers how many groups there are.
-CREATE FUNCTION queue_resubscribe(p_name text, p_start timestamptz) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_resubscribe(p_name text, p_start timestamptz) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   n bigint;
 BEGIN

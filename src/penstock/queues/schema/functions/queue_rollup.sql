@@ -1,6 +1,8 @@
 -- queue_rollup: fold the tally log into the tallies and the per-minute history. One broker at a time; answers the rows
 -- folded, or NULL when another one is at it.
-CREATE FUNCTION queue_rollup() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_rollup() RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   folded bigint;
 BEGIN

@@ -3,7 +3,9 @@
 -- Cursors that are there already (and do not rest beside messages) are left alone, and their partitions unlocked: seeking
 -- twice costs reads only.
 CREATE FUNCTION queue_seek(p_group int, p_partitions bigint[], p_to text, p_moment timestamptz, OUT moved bigint, OUT last bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   g groups; ids bigint[]; t timestamptz; delta bigint; later boolean := p_to = 'time' AND p_moment > clock_timestamp();
 BEGIN

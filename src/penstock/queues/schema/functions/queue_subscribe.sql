@@ -4,7 +4,9 @@
 -- 'new' starts now. A decision made before stays. Answers the group's id, NULL when the queue or partition is gone.
 CREATE FUNCTION queue_subscribe(
   p_queue int, p_name text, p_partition bigint, p_mode text, p_start timestamptz
-) RETURNS int LANGUAGE plpgsql AS $$
+) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   g groups; start timestamptz;
 BEGIN

@@ -1,6 +1,8 @@
 -- queue_tidy: remove partitions that have been empty and without activity since p_before. Looks at up to p_limit of those
 -- that may have been empty so long; answers how many it looked at, 0 = none are left.
-CREATE FUNCTION queue_tidy(p_before timestamptz, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_tidy(p_before timestamptz, p_limit int) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   ids bigint[]; used bigint[]; idle bigint[];
 BEGIN

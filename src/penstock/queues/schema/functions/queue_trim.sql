@@ -5,7 +5,9 @@
 CREATE FUNCTION queue_trim(
   p_queue int, p_before timestamptz, p_settled boolean, p_after xid8, p_limit int,
   OUT deleted bigint, OUT reached xid8, OUT more boolean
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   ids bigint[]; uptos bigint[]; looked bigint; old bigint;
 BEGIN

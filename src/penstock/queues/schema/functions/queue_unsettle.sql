@@ -1,6 +1,8 @@
 -- queue_unsettle: let a group have settled messages again (a dead letter put back, a message retried by hand), alone:
 -- its neighbours stay settled, other groups notice nothing. Answers the sequence numbers that are available again.
-CREATE FUNCTION queue_unsettle(p_partition bigint, p_group int, p_seqs bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION queue_unsettle(p_partition bigint, p_group int, p_seqs bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+AS $$
 DECLARE
   c cursors; q queues; back int8multirange; seqs bigint[];
 BEGIN

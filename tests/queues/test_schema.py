@@ -1,0 +1,37 @@
+"""The SQL files: what people run with psql is what the broker runs."""
+
+import asyncio
+import re
+
+import asyncpg
+
+from penstock.database.migrate import sql_files
+from penstock.queues.schema import SCHEMA
+
+HIGHEST = re.compile(r"\$(\d+)")
+# Called from Python or by pipelines: the planner must not depend on the session. (In the language
+# SQL such a clause would keep the function from being inlined; the others run within these.)
+ENTRY_POINTS = ("queue_push", "queue_pop", "queue_ack", "queue_mirror", "queue_trim", "queue_heal")
+
+
+def test_every_query_says_what_it_is_and_takes_the_parameters_it_names(database_url: str) -> None:
+    async def body() -> None:
+        connection = await asyncpg.connect(
+            database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
+        )
+        for name, text in sql_files("penstock.queues.schema", "queries"):
+            header = "".join(line for line in text.splitlines() if line.startswith("--"))
+            assert text.startswith(f"-- {name.removeprefix('queries/').removesuffix('.sql')}: ")
+            statement = await connection.prepare(text)
+            count = len(statement.get_parameters())
+            assert count == max(map(int, HIGHEST.findall(text.replace(header, ""))), default=0)
+            assert count == 0 or "$" in header or " as in " in header, name
+        await connection.close()
+
+    asyncio.run(body())
+
+
+def test_hot_functions_bring_their_planner_settings() -> None:
+    texts = {name.split("/")[1]: text for name, text in SCHEMA.functions}
+    for name in ENTRY_POINTS:
+        assert "SET enable_seqscan = off" in texts[f"{name}.sql"], name
