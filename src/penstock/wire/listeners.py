@@ -231,9 +231,7 @@ class Listeners:
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""
         broker = self._broker
-        return queues.routes(
-            broker.queues, broker.buffer, broker.buffer.maintenance.pops, broker.presence
-        )
+        return queues.routes(broker.queues, broker.buffer, broker.presence)
 
     async def _start_private(self, sockets: SocketPaths) -> None:
         """Listen for the other processes of this broker."""

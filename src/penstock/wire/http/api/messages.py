@@ -1,22 +1,20 @@
 """Push, pop, ack and leases: the routes producers and consumers live on.
 
 Payloads pass through as bytes: a push slices them out of the body, a pop splices them into the
-answer, nobody looks inside. A push goes to an object with the engine's `push`, so that a buffer can
-stand in front of the database.
+answer, nobody looks inside. Pushes go through the buffer, which stands in front of the database.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from penstock.buffer.maintenance import PopGate
+from penstock.buffer import Buffer
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.merge import Pending
 from penstock.queues.push import named
 from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
@@ -24,37 +22,22 @@ from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.messages import (
     EMPTY,
-    Answer,
     Request,
     Response,
     error_response,
     json_response,
 )
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
-LONGEST_BUFFERING = (
-    3_600_000  # milliseconds: who asks for more has mistaken the unit, and would wait for years
-)
+# milliseconds: who asks for more has mistaken the unit, and would wait for years
+LONGEST_BUFFERING = 3_600_000
 LEASE_TIME = "Lease-Time"
 # A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
 NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
 NO_PARTITION = Response(204, headers=(("Empty-Reason", "no such partition"),))
 _encode = msgspec.json.Encoder().encode
-
-
-class Pushes(Protocol):
-    """The buffer in front of the engine, as a push sees it."""
-
-    @property
-    def healthy(self) -> bool: ...
-
-    def push(
-        self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
-    ) -> Pending[list[Item], list[Pushed]]: ...
-
-    async def wait_until_drained(self, items: list[Item]) -> None: ...
 
 
 # -- what comes in
@@ -242,30 +225,61 @@ class ExtendAnswer(msgspec.Struct, rename="camel"):
 # -- routes
 # -----------------------------------------------------------------------------------------------------------
 
+_POP: dict[str, Any] = {
+    "query": PopQuery,
+    "answer": PopAnswer,
+    "role": Role.READ_WRITE,
+    "gzip": False,
+    "may_be_empty": True,
+}
 
-def routes(
-    queues: Queues, pushes: Pushes | None = None, gate: PopGate | None = None
-) -> list[Route]:
-    store = (pushes or queues).push
-    gate = gate or PopGate()
 
-    limit = ItemLimit(queues.settings.max_items)
+class MessagesApi:
+    """`buffer` stands in front of the engine for pushes; its maintenance may close pops."""
 
-    def push(request: Request) -> Awaitable[Response]:
-        limit.check_body(request.body)
+    tag = "queues"
+
+    def __init__(self, queues: Queues, buffer: Buffer) -> None:
+        self._queues = queues
+        self._buffer = buffer
+        self._pops = buffer.maintenance.pops
+        self._limit = ItemLimit(queues.settings.max_items)
+
+    @route(
+        "POST",
+        "/api/v1/push",
+        body=PushBody,
+        decode=False,
+        answer=list[PushAnswer] | Later,
+        status=201,
+        summary="Store messages, in one or many queues",
+    )
+    def push(self, request: Request) -> Awaitable[Response]:
+        self._limit.check_body(request.body)
         body = read_push(request.body)
         if len(body.items) > SLICE:
-            limit.check(len(body.items))
-            return push_many(pushes or queues, pushes, body, request.subject)
-        if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
-            return push_later(pushes, body, request.subject)
-        return store(items_of(body.items, request.subject)).then(push_answer)
+            self._limit.check(len(body.items))
+            return push_many(self._buffer, body, request.subject)
+        items = items_of(body.items, request.subject)
+        if body.buffer_ms is not None or body.buffer_max is not None:
+            return push_later(self._buffer, body, items)
+        return self._buffer.push(items).then(push_answer)
 
-    async def pop(request: Request) -> Response:
+    @route("GET", "/api/v1/pop", summary="Take messages of a namespace or task", **_POP)
+    @route("GET", "/api/v1/pop/queue/{queue}", summary="Take messages from any partition", **_POP)
+    @route(
+        "GET",
+        "/api/v1/pop/queue/{queue}/partition/{partition}",
+        summary="Take messages from one partition",
+        **_POP,
+    )
+    async def pop(self, request: Request) -> Response:
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
-        if gate.closed and not (args.wait and await gate.opened(patience(args))):
+        settings = self._queues.settings
+        timeout = settings.default_timeout_ms if args.timeout is None else args.timeout
+        if self._pops.closed and not (args.wait and await self._pops.opened(_seconds(timeout))):
             return EMPTY
         wanted = PopRequest(
             queue=request.params.get("queue"),
@@ -277,137 +291,77 @@ def routes(
             partitions=None if args.partitions is None else max(1, args.partitions),
             autopilot=args.autopilot,
             wait=args.wait,
-            timeout=None if args.timeout is None else _seconds(args.timeout),
+            timeout=_seconds(timeout),
             auto_ack=args.auto_ack,
             subscription_mode=args.subscription_mode or None,
             subscription_from=args.subscription_from or None,
         )
+        popped: Popped | None
         if args.wait:
             request.on_disconnect(_canceller())
-            found = await gate.through(queues.pop(wanted))
-            if found is None:
+            popped = await self._pops.through(self._queues.pop(wanted))
+            if popped is None:
                 return EMPTY
-            popped = found
         else:
-            popped = await queues.pop(wanted)
+            popped = await self._queues.pop(wanted)
         if popped.reason == "unknown":
-            known = (
-                wanted.queue is not None and await queues.catalog.queue(wanted.queue) is not None
-            )
-            return NO_PARTITION if known else NO_QUEUE
-        info = (
-            await queues.catalog.queue(popped.queue) if popped.lease_id and popped.queue else None
-        )
+            exists = wanted.queue is not None and await self._queues.catalog.queue(wanted.queue)
+            return NO_PARTITION if exists else NO_QUEUE
+        leased = popped.queue if popped.lease_id else None
+        info = await self._queues.catalog.queue(leased) if leased else None
         return await pop_answer(popped, info.options["leaseTime"] if info else None)
 
-    def patience(args: PopQuery) -> float:
-        return _seconds(
-            queues.settings.default_timeout_ms if args.timeout is None else args.timeout
-        )
-
-    def ack(request: Request) -> Awaitable[Response]:
+    @route(
+        "POST",
+        "/api/v1/ack",
+        body=AckBody,
+        decode=False,
+        answer=list[AckAnswer],
+        summary="Answer a message",
+    )
+    def ack(self, request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)
-        return queues.ack([_ack(body, body.consumer_group or QUEUE_MODE)]).then(ack_answer)
+        return self._queues.ack([_ack(body, body.consumer_group or QUEUE_MODE)]).then(ack_answer)
 
-    def acks(request: Request) -> Answer | Awaitable[Answer]:
-        limit.check_body(request.body)
+    @route(
+        "POST",
+        "/api/v1/ack/batch",
+        body=AckBatchBody,
+        decode=False,
+        answer=list[AckAnswer],
+        summary="Answer many messages",
+    )
+    def acks(self, request: Request) -> Awaitable[Response]:
+        self._limit.check_body(request.body)
         body = read_acks(request.body)
         if len(body.acknowledgments) > SLICE:
-            limit.check(len(body.acknowledgments))
-            return ack_many(queues, body)
-        if not body.acknowledgments:
-            return json_response([])
+            self._limit.check(len(body.acknowledgments))
+            return ack_many(self._queues, body)
         group = body.consumer_group or QUEUE_MODE
-        return queues.ack([_ack(item, group) for item in body.acknowledgments]).then(ack_answer)
+        acks = [_ack(item, group) for item in body.acknowledgments]
+        return self._queues.ack(acks).then(ack_answer)
 
-    async def extend(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/lease/{lease}/extend",
+        body=ExtendBody,
+        body_optional=True,
+        decode=False,
+        answer=list[ExtendAnswer],
+        summary="Keep a lease longer",
+    )
+    async def extend(self, request: Request) -> Response:
         body = read_extend(request.body)
         seconds = DEFAULT_EXTENSION if body.seconds is None else body.seconds
-        return extend_answer(
-            await queues.extend(request.params["lease"], seconds), alone=not request.body
-        )
-
-    about_pop: dict[str, Any] = {
-        "query": PopQuery,
-        "answer": PopAnswer,
-        "tag": "queues",
-        "role": Role.READ_WRITE,
-        "gzip": False,
-        "may_be_empty": True,
-    }
-    return [
-        Route(
-            "POST",
-            "/api/v1/push",
-            push,
-            body=PushBody,
-            decode=False,
-            answer=list[PushAnswer] | Later,
-            status=201,
-            summary="Store messages, in one or many queues",
-            tag="queues",
-        ),
-        Route(
-            "GET", "/api/v1/pop", pop, summary="Take messages of a namespace or task", **about_pop
-        ),
-        Route(
-            "GET",
-            "/api/v1/pop/queue/{queue}",
-            pop,
-            summary="Take messages from any partition",
-            **about_pop,
-        ),
-        Route(
-            "GET",
-            "/api/v1/pop/queue/{queue}/partition/{partition}",
-            pop,
-            summary="Take messages from one partition",
-            **about_pop,
-        ),
-        Route(
-            "POST",
-            "/api/v1/ack",
-            ack,
-            body=AckBody,
-            decode=False,
-            answer=list[AckAnswer],
-            summary="Answer a message",
-            tag="queues",
-        ),
-        Route(
-            "POST",
-            "/api/v1/ack/batch",
-            acks,
-            body=AckBatchBody,
-            decode=False,
-            answer=list[AckAnswer],
-            summary="Answer many messages",
-            tag="queues",
-        ),
-        Route(
-            "POST",
-            "/api/v1/lease/{lease}/extend",
-            extend,
-            body=ExtendBody,
-            body_optional=True,
-            decode=False,
-            answer=list[ExtendAnswer],
-            summary="Keep a lease longer",
-            tag="queues",
-        ),
-    ]
+        extended = await self._queues.extend(request.params["lease"], seconds)
+        return extend_answer(extended, alone=not request.body)
 
 
-def _canceller() -> Callable[[], None]:
+def _canceller() -> Callable[[], Any]:
     """Cancels the handler that is running, for when its client goes away."""
     task = asyncio.current_task()
     assert task is not None
-    handler = task
-
-    def cancel() -> None:
-        handler.cancel()
-
-    return cancel
+    return task.cancel
 
 
 def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
@@ -425,16 +379,14 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
     ]
 
 
-async def push_many(
-    target: Pushes | Queues, pushes: Pushes | None, body: PushBody, producer: str | None = None
-) -> Response:
+async def push_many(buffer: Buffer, body: PushBody, producer: str | None) -> Response:
     """A push of so many items that others get a turn between slices of it."""
     items: list[Item] = []
     async for part in slices(body.items):
         items += named(items_of(part, producer))
-    if pushes and (body.buffer_ms is not None or body.buffer_max is not None):
-        return await push_later(pushes, body, producer, items)
-    results = await target.push(items)
+    if body.buffer_ms is not None or body.buffer_max is not None:
+        return await push_later(buffer, body, items)
+    results = await buffer.push(items)
     answers: list[Queued | Duplicate | NotQueued] = []
     async for some in slices(results):
         answers += push_answers(some, len(answers))
@@ -454,22 +406,16 @@ async def ack_many(queues: Queues, body: AckBatchBody) -> Response:
     return Response(200, _encode(answers))
 
 
-async def push_later(
-    pushes: Pushes, body: PushBody, producer: str | None = None, items: list[Item] | None = None
-) -> Response:
+async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
     if body.buffer_ms is not None and not 0 <= body.buffer_ms <= LONGEST_BUFFERING:
         raise InvalidRequest(f"bufferMs must be between 0 and {LONGEST_BUFFERING}")
     if body.buffer_max is not None and body.buffer_max < 1:
         raise InvalidRequest("bufferMax must be at least 1")
-    if items is None:
-        items = items_of(body.items, producer)
-    results = await pushes.push(items, body.buffer_ms, body.buffer_max)
+    results = await buffer.push(items, body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
-        return push_answer(
-            results
-        )  # there was no room on the disk, so it went to the database at once
-    return json_response(Later(True, True, pushes.healthy), 201)
+        return push_answer(results)  # the disk has no room, so it went to the database at once
+    return json_response(Later(True, True, buffer.healthy), 201)
 
 
 def push_answer(results: Sequence[Pushed]) -> Response:

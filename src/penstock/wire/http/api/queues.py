@@ -4,35 +4,25 @@ It speaks the dialect of Queen MQ 0.15 (see docs/queues-http.md): names and shap
 are honest.
 """
 
-from penstock.buffer.maintenance import PopGate
+from penstock.buffer import Buffer
 from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
-from penstock.wire.http.api import (
-    analytics,
-    cluster,
-    deadletters,
-    groups,
-    messages,
-    resources,
-    sinks,
-    stored,
-    transactions,
-)
-from penstock.wire.http.routes import Route
+from penstock.wire.http.api import analytics, cluster, deadletters, groups, resources, stored
+from penstock.wire.http.api.messages import MessagesApi
+from penstock.wire.http.api.sinks import SinksApi
+from penstock.wire.http.api.transactions import TransactionsApi
+from penstock.wire.http.routes import Route, routes_of
 
 
-def routes(
-    queues: Queues, pushes: messages.Pushes, gate: PopGate, presence: Presence
-) -> list[Route]:
-    """`pushes` stands in front of the engine for pushes: the buffer. `gate` may be closed for pops."""
+def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
     return [
-        *messages.routes(queues, pushes, gate),
-        *transactions.routes(queues, pushes),
+        *routes_of(MessagesApi(queues, buffer)),
+        *routes_of(TransactionsApi(queues, buffer)),
         *resources.routes(queues, presence),
         *groups.routes(queues),
         *deadletters.routes(queues),
         *stored.routes(queues),
         *analytics.routes(queues),
         *cluster.routes(queues, presence),
-        *sinks.routes(queues),
+        *routes_of(SinksApi(queues.sinks)),
     ]

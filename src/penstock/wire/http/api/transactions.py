@@ -4,15 +4,16 @@ from typing import Any
 
 import msgspec
 
+from penstock.buffer import Buffer
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Acked, Item, Pushed
 from penstock.wire.http.api.bodies import decoder
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.messages import Pushes, PushItem, items_of
+from penstock.wire.http.api.messages import PushItem, items_of
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 _EMPTY = msgspec.Raw(b"{}")
 ABSENT = msgspec.Raw()
@@ -72,18 +73,29 @@ class TransactionAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
 read_transaction = decoder(TransactionBody, {"operations": "operations array required"})
 
 
-def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
-    limit = ItemLimit(queues.settings.max_items)
+class TransactionsApi:
+    tag = "queues"
 
-    async def transaction(request: Request) -> Response:
-        limit.check_body(request.body)
+    def __init__(self, queues: Queues, buffer: Buffer) -> None:
+        self._queues = queues
+        self._buffer = buffer
+        self._limit = ItemLimit(queues.settings.max_items)
+
+    @route(
+        "POST",
+        "/api/v1/transaction",
+        body=TransactionBody,
+        decode=False,
+        answer=TransactionAnswer,
+        summary="Push and answer messages, all or nothing",
+    )
+    async def transaction(self, request: Request) -> Response:
+        self._limit.check_body(request.body)
         body = read_transaction(request.body)
-        if not body.operations:
-            raise InvalidRequest("operations array cannot be empty")
-        operations: list[Item | Ack] = []
-        limit.check(
+        self._limit.check(
             len(body.operations) + sum(len(operation.items or ()) for operation in body.operations)
         )
+        operations: list[Item | Ack] = []
         index = 0
         async for part in slices(body.operations):
             for operation in part:
@@ -91,27 +103,13 @@ def routes(queues: Queues, pushes: Pushes | None = None) -> list[Route]:
                 index += 1
         if not operations:
             raise InvalidRequest("operations array cannot be empty")
-        if pushes and (
-            items := [operation for operation in operations if isinstance(operation, Item)]
-        ):
-            await pushes.wait_until_drained(items)
-        done = await queues.transaction(operations, body.required_leases)
+        items = [operation for operation in operations if isinstance(operation, Item)]
+        if items:
+            await self._buffer.wait_until_drained(items)
+        done = await self._queues.transaction(operations, body.required_leases)
         results = [_result(index, result) for index, result in enumerate(done.results)]
         answer = TransactionAnswer(done.transaction_id, done.success, results, done.error)
         return json_response(answer, 200 if done.success else 409)
-
-    return [
-        Route(
-            "POST",
-            "/api/v1/transaction",
-            transaction,
-            body=TransactionBody,
-            decode=False,
-            answer=TransactionAnswer,
-            summary="Push and answer messages, all or nothing",
-            tag="queues",
-        )
-    ]
 
 
 def _operations(index: int, operation: Operation, producer: str | None) -> list[Any]:
