@@ -461,8 +461,8 @@ def test_unknown_options_and_wrong_types_are_named(database_url: str) -> None:
         with pytest.raises(InvalidRequest, match="queue"):
             await queues.admin.configure("")
         configured = await queues.admin.configure("q", {"leaseTime": 7})
-        assert configured["options"]["leaseTime"] == 7
-        assert (await queues.admin.configure("q", {"retryLimit": 1}))["options"]["leaseTime"] == 300
+        assert configured["options"].lease_time == 7
+        assert (await queues.admin.configure("q", {"retryLimit": 1}))["options"].lease_time == 300
 
     run(database_url, body)
 

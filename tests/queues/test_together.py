@@ -153,7 +153,7 @@ def test_several_brokers_share_one_database(database_url: str, soak: bool) -> No
             await eventually(lambda: _lease_time(brokers[1]), 10)
 
     async def _lease_time(broker: Queues) -> bool:
-        return bool((await broker.admin.describe("q")).options["leaseTime"] == 77)
+        return bool((await broker.admin.describe("q")).options.lease_time == 77)
 
     asyncio.run(body())
 

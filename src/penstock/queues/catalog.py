@@ -52,12 +52,12 @@ class Catalog:
         remember.
         """
         info = self._queues.get(queue)
-        return info is not None and info.options["ordering"] == "none"
+        return info is not None and info.options.ordering == "none"
 
     def encrypted(self, queue: str) -> bool | None:
         """Whether a queue asks for encryption; None when we do not remember it."""
         info = self._queues.get(queue)
-        return None if info is None else bool(info.options["encryptionEnabled"])
+        return None if info is None else info.options.encryption_enabled
 
     @property
     def known(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from penstock.database import Database
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
@@ -101,7 +103,7 @@ class Messages:
         payload = message["payload"]
         if message["key_id"] is not None:
             payload = self._keys.open(message["partition_id"], message["key_id"], payload)
-        options = options_of(info)
+        options = msgspec.to_builtins(options_of(info))
         dead = next((group for group in groups if group["error"] is not None), None)
         buses = [group for group in groups if group["name"] != QUEUE_MODE]
         queue_mode = next((group for group in groups if group["name"] == QUEUE_MODE), None)

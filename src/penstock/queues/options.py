@@ -1,23 +1,88 @@
-"""A queue's options: the contract's names, their types, defaults and the columns they live in.
+"""A queue's options: THE table of their names, defaults, limits and meanings.
 
-Every option works or is refused: an unknown name, a wrong type or a negative number is an
-`InvalidRequest`.
+A field is an option: JSON has its name in camel case, the table `queues` a column of its name (but
+`competing` for `ordering`). SQL defaults, the OpenAPI document and docs/queues.md are compared with
+it by a test. Every option works or is refused: an unknown name, a wrong type or a number out of
+range is an `InvalidRequest`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
 
 from penstock.errors import InvalidRequest
 
 LARGEST = 2**31 - 1
+ORDERINGS = ("partition", "none")
+
+
+def _whole(meaning: str, least: int = 0) -> Meta:
+    return Meta(ge=least, le=LARGEST, description=meaning)
+
+
+class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
+    """The options of one queue, as configured."""
+
+    lease_time: Annotated[int, _whole("seconds a lease lasts; 0 means 60")] = 300
+    retry_limit: Annotated[int, _whole("attempts after the first")] = 3
+    retry_delay: Annotated[
+        int, _whole("milliseconds before the next attempt; strict order waits with it")
+    ] = 1000
+    delayed_processing: Annotated[
+        int, _whole("seconds; a message is delivered when it is that old")
+    ] = 0
+    window_buffer: Annotated[
+        int, _whole("seconds; a partition is delivered when its newest message is that old")
+    ] = 0
+    max_size: Annotated[
+        int, _whole("most messages the slowest group has not answered; 0: no limit")
+    ] = 0
+    ttl: Annotated[
+        int, _whole("seconds; older messages are dropped, counted and deleted; 0: never")
+    ] = 0
+    priority: Annotated[
+        int, _whole("higher first among the queues of a namespace or task", -LARGEST)
+    ] = 0
+    dead_letter_queue: Annotated[
+        bool, Meta(description="false: exhausted messages are dropped and counted")
+    ] = True
+    dlq_after_max_retries: Annotated[
+        bool, Meta(description="false: exhausted messages are dropped and counted")
+    ] = True
+    retention_enabled: Annotated[
+        bool, Meta(description="whether the two options of retention apply")
+    ] = False
+    retention_seconds: Annotated[int, _whole("older messages are deleted; 0: never")] = 0
+    completed_retention_seconds: Annotated[
+        int, _whole("older messages that every group has answered are deleted; 0: never")
+    ] = 0
+    max_wait_time_seconds: Annotated[
+        int, _whole("older messages that some group has not answered are deleted; 0: never")
+    ] = 0
+    encryption_enabled: Annotated[
+        bool, Meta(description="payloads are sealed with AES-256-GCM before they are stored")
+    ] = False
+    ordering: Annotated[
+        Literal["partition", "none"],
+        Meta(description="partition: one lease at a time, strict order; none: competing consumers"),
+    ] = "partition"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
+    """One field of `QueueOptions`."""
+
     name: str
-    column: str
+    field: str
     default: int | bool | str
-    least: int = 0
+    least: int
+    meaning: str
+
+    @property
+    def column(self) -> str:
+        return "competing" if self.field == "ordering" else self.field
 
     def check(self, value: Any) -> Any:
         if isinstance(self.default, bool):
@@ -37,25 +102,14 @@ class Option:
         return value
 
 
-ORDERINGS = ("partition", "none")
-OPTIONS = (
-    Option("leaseTime", "lease_time", 300),
-    Option("retryLimit", "retry_limit", 3),
-    Option("retryDelay", "retry_delay", 1000),
-    Option("delayedProcessing", "delayed_processing", 0),
-    Option("windowBuffer", "window_buffer", 0),
-    Option("maxSize", "max_size", 0),
-    Option("ttl", "ttl", 0),
-    Option("priority", "priority", 0, least=-LARGEST),
-    Option("deadLetterQueue", "dead_letter_queue", True),
-    Option("dlqAfterMaxRetries", "dlq_after_max_retries", True),
-    Option("retentionEnabled", "retention_enabled", False),
-    Option("retentionSeconds", "retention_seconds", 0),
-    Option("completedRetentionSeconds", "completed_retention_seconds", 0),
-    Option("maxWaitTimeSeconds", "max_wait_time_seconds", 0),
-    Option("encryptionEnabled", "encryption_enabled", False),
-    Option("ordering", "competing", "partition"),
-)
+def _option(field: msgspec.structs.FieldInfo) -> Option:
+    meta: Meta = get_args(field.type)[1]
+    return Option(
+        field.encode_name, field.name, field.default, int(meta.ge or 0), meta.description or ""
+    )
+
+
+OPTIONS = tuple(map(_option, msgspec.structs.fields(QueueOptions)))
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
@@ -74,8 +128,7 @@ def columns_of(given: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def options_of(row: Any) -> dict[str, Any]:
-    """The options of a row of `queues`, under the contract's names."""
-    found = {option.name: row[option.column] for option in OPTIONS}
-    found["ordering"] = ORDERINGS[row["competing"]]
-    return found
+def options_of(row: Any) -> QueueOptions:
+    """The options of a row of `queues`."""
+    values = {option.field: row[option.column] for option in OPTIONS}
+    return QueueOptions(**values | {"ordering": ORDERINGS[row["competing"]]})

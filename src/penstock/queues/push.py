@@ -196,7 +196,7 @@ class Pusher:
 
     async def _encrypted(self, queue: str) -> bool:
         info = await self._catalog.queue(queue)
-        return info is not None and bool(info.options["encryptionEnabled"])
+        return info is not None and info.options.encryption_enabled
 
     def announce(self, answers: Iterable[Pushed | PenstockError]) -> None:
         """Count what was queued and wake whoever waits for it."""

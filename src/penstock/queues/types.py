@@ -5,11 +5,12 @@ They are msgspec structs because those are built in C: a message passes through 
 """
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+from penstock.queues.options import QueueOptions
 
 
 class Item(msgspec.Struct, gc=False):
@@ -127,7 +128,7 @@ class TransactionResult(msgspec.Struct):
 
 
 class QueueInfo(msgspec.Struct):
-    """A queue as configured. `options` has the names and values of the contract."""
+    """A queue as configured."""
 
     id: int
     uuid: str
@@ -135,4 +136,4 @@ class QueueInfo(msgspec.Struct):
     namespace: str
     task: str
     created_at: datetime
-    options: dict[str, Any]
+    options: QueueOptions

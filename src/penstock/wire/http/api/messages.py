@@ -309,7 +309,7 @@ class MessagesApi:
             return NO_PARTITION if exists else NO_QUEUE
         leased = popped.queue if popped.lease_id else None
         info = await self._queues.catalog.queue(leased) if leased else None
-        return await pop_answer(popped, info.options["leaseTime"] if info else None)
+        return await pop_answer(popped, info.options.lease_time if info else None)
 
     @route(
         "POST",

@@ -11,7 +11,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
-from penstock.queues.options import BY_NAME
+from penstock.queues.options import BY_NAME, QueueOptions
 from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
@@ -29,6 +29,12 @@ class ConfigureBody(msgspec.Struct):
     namespace: str | None = None
     task: str | None = None
     options: dict[str, msgspec.Raw] | None = None  # decoded one by one: an error names the option
+
+
+class Configure(ConfigureBody):
+    """The body as documented."""
+
+    options: QueueOptions | None = None  # type: ignore[assignment]
 
 
 class QueuesQuery(Paged, frozen=True):
@@ -135,10 +141,11 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
 
     async def status_one(request: Request) -> Response:
         found = await status.queue(request.params["queue"], request.args.limit, request.args.offset)
-        options = found["options"]
+        options = msgspec.to_builtins(found["options"])
         about: dict[str, Any] = {name: found[name] for name in ("id", "name", "namespace", "task")}
         about |= {"priority": options["priority"], "createdAt": found["createdAt"]}
-        about["config"] = {**options, "maxQueueSize": options["maxSize"]}
+        about["options"] = options
+        about["config"] = {**options, "maxQueueSize": options["maxSize"]}  # the dialect's name
         names = (
             "id",
             "name",
@@ -307,7 +314,7 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             "configure",
             configure,
             "Create a queue or replace its options",
-            body=ConfigureBody,
+            body=Configure,
             decode=False,
         ),
         route("GET", "resources/queues", list_queues, "All queues", query=QueuesQuery),

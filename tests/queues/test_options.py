@@ -1,0 +1,52 @@
+"""A queue's options: one table in code, and all that repeats it says the same."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import asyncpg
+
+from penstock.queues.options import OPTIONS, QueueOptions, options_of
+from penstock.wire.http.api.resources import routes
+from penstock.wire.http.openapi import document
+from tests.queues.support import running
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_defaults_of_the_table_queues_are_those_of_the_options(database_url: str) -> None:
+    async def body() -> None:
+        async with running(database_url) as queues:
+            await queues.admin.configure("q")
+            connection = await asyncpg.connect(
+                database_url, server_settings={"search_path": "penstock"}
+            )
+            row = await connection.fetchrow(
+                "INSERT INTO queues (name, uuid) VALUES ('plain', gen_random_uuid()) RETURNING *"
+            )
+            await connection.close()
+            assert options_of(row) == QueueOptions()
+            assert (await queues.admin.describe("q")).options == QueueOptions()
+
+    asyncio.run(body())
+
+
+def test_the_page_has_a_row_for_every_option() -> None:
+    page = (ROOT / "docs" / "queues.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [(one.name, str(one.default).lower(), one.meaning) for one in OPTIONS]
+
+
+def test_the_openapi_document_names_every_option(database_url: str) -> None:
+    async def body() -> None:
+        async with running(database_url) as queues:
+            schemas = document(routes(queues, None))["components"]["schemas"]  # type: ignore[arg-type]
+            properties = schemas["QueueOptions"]["properties"]
+            assert {name: about["default"] for name, about in properties.items()} == {
+                one.name: one.default for one in OPTIONS
+            }
+            assert {name: about["description"] for name, about in properties.items()} == {
+                one.name: one.meaning for one in OPTIONS
+            }
+
+    asyncio.run(body())
