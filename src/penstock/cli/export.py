@@ -328,9 +328,7 @@ def inspect(
     ] = 0,
     dead: Annotated[bool, typer.Option("--dead", help="Show the dead letters instead.")] = False,
 ) -> None:
-    """What a route holds: chunks, journal, books, waiting records, dead letters. Asks the broker or
-    reads files.
-    """
+    """What a route holds, from its broker or its files: chunks, books, records, dead letters."""
     with _errors():
         inspected = Inspected(route, url, token, config, data_dir, directory)
         if dead or records:
@@ -376,9 +374,7 @@ def verify(
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Check every block of a route's files, by its broker or here. Exit code 1 when something is
-    wrong.
-    """
+    """Check every block of a route, by its broker or here. Exit code 1: something is wrong."""
     with _errors():
         report = Inspected(route, url, token, config, data_dir, directory).everything()
         problems, chunks = report["problems"], report["chunks"]
@@ -401,9 +397,7 @@ def repair(
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Set damaged places aside, book their records as dropped, leave the queue clean. The broker
-    must be stopped.
-    """
+    """Set damaged places aside and book them as dropped. The broker must be stopped."""
     with _errors():
         report = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
         if json:

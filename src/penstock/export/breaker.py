@@ -24,9 +24,7 @@ CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
 
 
 class Permit:
-    """Leave to send one batch. Say `success` or `failure`; leaving without either says nothing
-    about health.
-    """
+    """Leave to send one batch. Leaving without `success` or `failure` says nothing of health."""
 
     __slots__ = ("_breaker", "_open", "_probe")
 
@@ -96,9 +94,7 @@ class Breaker:
         return Permit(self, probe=False)
 
     async def not_open(self) -> None:
-        """Wait while nothing may be taken from the queue (preparers, who do not send, need no
-        permit).
-        """
+        """Wait while nothing may be taken: for preparers, who need no permit."""
         while self.state == OPEN:
             wait = self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
             if wait <= 0:

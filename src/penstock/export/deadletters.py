@@ -79,9 +79,7 @@ def read_letters(data: bytes) -> Iterator[DeadLetter | None]:
 
 
 class DeadLetters:
-    """Blocking; called from the pool, from several threads at once: the lock is held by whoever
-    works on the files.
-    """
+    """Blocking; called from several threads: whoever works on the files holds the lock."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs = fs
@@ -121,9 +119,7 @@ class DeadLetters:
         return self._fs.read(path) if self._fs.exists(path) else b""
 
     def add(self, letters: list[DeadLetter]) -> None:
-        """Durable when it returns. Raises StorageFull or StorageFailed and has added nothing that
-        counts.
-        """
+        """Durable when it returns; raises StorageFull or StorageFailed and has added none."""
         with self._lock:
             new = [letter for letter in letters if letter.key not in self._keys]
             if not new:
@@ -162,9 +158,7 @@ class DeadLetters:
         return [parse_line(line) for line in lines[offset:stop]]
 
     def begin_replay(self) -> list[DeadLetter]:
-        """Move the letters aside and return them; `end_replay` when they are accepted elsewhere.
-        One at a time.
-        """
+        """Move the letters aside and return them, until `end_replay`. One at a time."""
         with self._lock:
             if self._directory is None:
                 self._replaying = len(self._in_memory)

@@ -178,9 +178,7 @@ class Exports:
     async def waiting_records(
         self, name: str, limit: int, size: int
     ) -> list[tuple[int, int, bytes]]:
-        """(sequence, index, record) of what waits to be delivered, oldest first; about `size` bytes
-        at most.
-        """
+        """(sequence, index, record) of what waits, oldest first; about `size` bytes at most."""
         return await self._look_into(
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
@@ -221,9 +219,7 @@ class Exports:
             return route
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """Stop the route and remove its directory. What is queued or dead-lettered is lost, so that
-        takes `force`.
-        """
+        """Stop the route and remove its directory; with `force` also what it still holds."""
         async with self._changing:
             if name in self._configured:
                 raise Conflict(f"route {name} is part of the configuration: remove it there")

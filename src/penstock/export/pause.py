@@ -51,9 +51,7 @@ class Pause:
             self._prober, self.next_probe = None, None
 
     async def wait(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
-        """Until one may send; True when it is paused and this is the probe. `leave_probe`: whether
-        to leave that to others.
-        """
+        """Until one may send; True for the probe, unless `leave_probe` leaves it to others."""
         while self.active:
             if self._probe_due and not leave_probe():
                 self._probe_due = False

@@ -87,9 +87,7 @@ def make_blocks(
     batch: Batching,
     position: Callable[[int], int] | None = None,
 ) -> list[Block]:
-    """Records as blocks of at most `batch` size. `position`: where the source continues behind the
-    n-th record.
-    """
+    """Records as blocks. `position`: where the source continues behind the n-th record."""
     blocks = []
     start, size = 0, 0
     most = 1 if encoding == RAW else batch.records
@@ -207,9 +205,7 @@ class TopicSource:
             self._read = offset
 
     def _read_ahead(self, topic: Topic, offset: int) -> list[Any]:
-        """What follows, in a few batches; up to a damaged place, or `Damaged` when it begins with
-        one.
-        """
+        """A few batches, up to a damaged place; `Damaged` when they begin with one."""
         batches: list[Any] = []
         while len(batches) < MAX_READ_BATCHES:
             try:
@@ -255,9 +251,7 @@ class TopicSource:
 
 
 def _end_of_damage(topic: Topic, offset: int) -> int:
-    """Where a topic that is damaged at `offset` can be read again; `offset` itself when nobody
-    can say.
-    """
+    """Where a topic damaged at `offset` can be read again; `offset` when nobody can say."""
     while offset < topic.next_offset:
         try:
             topic.read(offset, 1, 1)

@@ -144,9 +144,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
 def parse_remote(
     name: str, tree: Any, defaults: SendQueue, certificates: Path, *, stored: bool = False
 ) -> RouteSpec:
-    """Check a definition that came over the API. `stored`: it was accepted before, perhaps by an
-    older version.
-    """
+    """Check a definition of the API. `stored`: accepted before, perhaps by an older version."""
     spec = parse_route(name, tree, defaults)
     try:
         target = spec.target.from_api(certificates, stored=stored)

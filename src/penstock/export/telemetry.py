@@ -13,9 +13,7 @@ from penstock.metrics import Metrics
 
 
 class Observed(Protocol):
-    """What a route shows of itself: gauge name (without prefix) to value, or to label values to
-    value.
-    """
+    """What a route shows: gauge (without prefix) to value, or to values by label."""
 
     name: str
 

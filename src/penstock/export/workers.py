@@ -128,9 +128,7 @@ class Workers:
         return list(self._prepared.values())
 
     async def stop(self, deadline: float) -> None:
-        """Let what is being sent finish until `deadline` (monotonic), then return everything to the
-        queue.
-        """
+        """Let sends end until `deadline` (monotonic), then return the rest to the queue."""
         self._stopping = True
         self._queue.stop_taking()
         for helper in self._helpers:
@@ -151,9 +149,7 @@ class Workers:
             self._queue.give_back(block, attempted=False)
 
     async def _may_send(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the route is not paused and not backing off; True when it is paused and this
-        is the probe.
-        """
+        """Wait until the route is neither paused nor backing off; True for the probe."""
         probing = await self._pause.wait(leave_probe)
         while self._backoff.remaining > 0:
             await self._backoff.over()

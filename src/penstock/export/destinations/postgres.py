@@ -64,9 +64,7 @@ FILE_PARAMETERS = frozenset(
 
 @dataclass(slots=True)
 class Rows:
-    """A batch of objects: its records with the number of their shape, the keys of each shape, and
-    what is wrong.
-    """
+    """Records with the number of their shape, the keys of each shape, what is wrong."""
 
     records: list[tuple[int, str]]
     shapes: list[tuple[str, ...]]
@@ -218,9 +216,7 @@ class PostgresDestination:
         return stored is not None
 
     async def _write_rows(self, connection: Any, rows: Rows) -> None:
-        """One COPY, then one INSERT for each shape: a column no record of a shape names gets its
-        default.
-        """
+        """One COPY, then one INSERT per shape: columns that a shape lacks get their defaults."""
         if rows.bad is not None:
             raise Refused(rows.bad)
         if not all(map(self._table_columns.issuperset, rows.shapes)):

@@ -76,9 +76,7 @@ class Backlog:
             self._ranges.append([block.sequence, block.sequence + 1])
 
     def unread_back(self) -> None:
-        """What was read ahead from the new end is older than what joins it now, and must not be
-        taken first.
-        """
+        """What was read ahead from the new end is older than what joins it: not first any more."""
         for block in self._back:
             self.add(block)
         self._back.clear()
@@ -132,9 +130,7 @@ class Backlog:
         return self._back.popleft() if self._back and not self._ranges else None
 
     async def drop(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop from the oldest range without reading more than its two ends; how many blocks
-        and records went.
-        """
+        """Drop from the oldest range, reading only its two ends; how many blocks and records."""
         store = self._need_store()
         async with store.reading:
             if not self._ranges:

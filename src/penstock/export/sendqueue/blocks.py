@@ -300,9 +300,7 @@ class ChunkReader:
         return place, last
 
     def seek(self, chunk: Chunk, sequence: int) -> int:
-        """Where the first block not below `sequence` begins, or the chunk's end; passes over
-        damage.
-        """
+        """Where the first block not below `sequence` begins, or the end; passes over damage."""
         end = self._end(chunk)
         place, _ = self.pass_over(chunk, chunk.near(sequence), sequence)
         while place < end and self.block_at(chunk, place) is None:

@@ -92,9 +92,7 @@ class Chunks:
     # Writing
 
     def append(self, blocks: list[Block], at_least: int = 0) -> None:
-        """Write the blocks, all or none, and set their offsets. `at_least`: where an empty stream
-        goes on.
-        """
+        """Write the blocks, all or none. `at_least`: where an empty stream continues."""
         chunks_before = len(self.chunks)
         last = self.chunks[-1] if self.chunks else None
         state = (last.size, last.stop) if last else None
@@ -213,9 +211,7 @@ class Chunks:
             self._rewrite_tail()
 
     def _rewrite_tail(self) -> None:
-        """Put the unsynced tail of the last chunk into a chunk of its own, at the same places of
-        the stream.
-        """
+        """Put the unsynced tail of the last chunk, at its places, into a chunk of its own."""
         old, parts = self.chunks[-1], self._unsynced
         start = old.start + self._synced
         path = self._directory / (f"{start:016x}" if self._synced else f"{start:016x}.again")
@@ -287,9 +283,7 @@ class Chunks:
         return reading
 
     def peek(self, sequence: int) -> Block | None:
-        """The block `sequence`, without moving to behind it: the next read starts here and need not
-        look for it.
-        """
+        """The block `sequence`; the next read starts here and need not look for it."""
         chunk = self._chunk_of(sequence)
         if chunk is None:
             return None
@@ -327,9 +321,7 @@ class Chunks:
         return self._reader.seek(chunk, sequence)
 
     def quarantine(self, start: int, end: int) -> None:
-        """Keep a copy of damaged bytes (MAX_QUARANTINE_BYTES at most) where a person can look at
-        them.
-        """
+        """Copy damaged bytes, MAX_QUARANTINE_BYTES at most, to where a person can look at them."""
         chunk = next(chunk for chunk in self.chunks if chunk.start <= start < chunk.end)
         data = self._reader.read_at(chunk, start, min(end - start, MAX_QUARANTINE_BYTES))
         directory = self._directory / "quarantine"

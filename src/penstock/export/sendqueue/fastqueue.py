@@ -188,9 +188,7 @@ class FastQueue:
         self._book(Entry(Kind.REFUSED, reason, a=records))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source that cannot be had as dropped, and that it was read up to
-        `position`.
-        """
+        """Book records of the source as dropped, and that it was read up to `position`."""
         if self.store is not None:
             # Or power loss might keep the position and forget blocks in front of it.
             await self.store.sync()
@@ -233,9 +231,7 @@ class FastQueue:
         return heapq.heappop(self._returned)[1]
 
     def oldest_chunk_blocks(self) -> int:
-        """Blocks to drop so that a chunk can go: the oldest in which nobody holds a lease; 0 when
-        there is none.
-        """
+        """Blocks to drop so that the oldest chunk without a lease can go; 0 when there is none."""
         if self.store is None:
             return 0
         chunks = self.store.chunks.chunks
@@ -293,9 +289,7 @@ class FastQueue:
         return store.chunks.cursor_of(low)
 
     async def write_out(self) -> int:
-        """Have everything that is in memory in the chunks, as far as the disk takes it; where the
-        stream ends.
-        """
+        """Have memory in the chunks, as far as the disk takes it; where the stream ends."""
         if self.store is None:
             return 0
         self.store.flush()
@@ -303,9 +297,7 @@ class FastQueue:
         return self.store.chunks.end
 
     async def close(self) -> None:
-        """Write out what is in memory, sync, leave metadata that spares the next start a scan, let
-        the lock go.
-        """
+        """Write out memory, sync, leave metadata that spares the next start a scan, unlock."""
         if self._writer.closed:
             return
         await self._writer.idle()

@@ -30,9 +30,7 @@ MAX_ATTEMPTS = 5  # at a queue that changes while it is read
 
 
 def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> dict[str, Any]:
-    """Every chunk read whole and checked, the journal, the books, the dead letters, and what is
-    wrong with them.
-    """
+    """Chunks read whole and checked, journal, books, dead letters, and what is wrong."""
     for _ in range(MAX_ATTEMPTS):
         try:
             return _examine(directory, fs, end)

@@ -21,9 +21,7 @@ def memory_limit(root: Path = Path("/")) -> int:
 
 
 def memory_used(root: Path = Path("/")) -> int:
-    """Bytes in use against that limit: the tightest cgroup's usage, else this process's resident
-    memory.
-    """
+    """Bytes in use against that limit: the tightest cgroup's, else what is resident."""
     groups = sorted((limit, usage) for limit, usage in _cgroups(root))
     if groups and groups[0][0] < _machine_memory(root):
         return groups[0][1]
@@ -80,9 +78,7 @@ class Sizes:
 
 
 def sizes(config: Settings, limit: int) -> Sizes:
-    """The sizes a queue works with. `memory_percent` makes max_bytes a share of the memory that
-    counts as ours.
-    """
+    """The sizes a queue works with; `memory_percent` is a share of our part of `limit`."""
     ours = limit * config.memory_limit_ratio
     max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
     inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
@@ -92,9 +88,7 @@ def sizes(config: Settings, limit: int) -> Sizes:
 
 
 def adapt(current: int, most: int, used: int, limit: int, target: float) -> int:
-    """How many blocks to keep in memory next: half when memory is short, a quarter more when there
-    is room again.
-    """
+    """Blocks to have in memory next: half when it is short, a quarter more when it is not."""
     if used > target * limit:
         return max(1, current // 2)
     if used < 0.9 * target * limit:

@@ -154,9 +154,7 @@ class SendQueue:
     # Pushing
 
     async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
-        """Take the blocks in. `wait`: however long it takes (sources wait; their data is safe where
-        it is).
-        """
+        """Take the blocks in. `wait`: however long it takes, as a source can."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.sizes.max_bytes or count > self.settings.max_size:
             raise TooLarge(
@@ -204,9 +202,7 @@ class SendQueue:
             return False
 
     async def room(self, size: int) -> None:
-        """Wait until about `size` bytes would be taken: for sources whose leases run while a push
-        waits.
-        """
+        """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""
         while not self._stopping and not (
             self._fits(1, size) and self._free_bytes - size >= self._reserve
         ):
@@ -225,17 +221,13 @@ class SendQueue:
         )
 
     async def _drop_for(self, count: int, size: int, reason: int) -> bool:
-        """Drop old blocks until the new ones fit, or nothing more can be dropped (False: nothing
-        was).
-        """
+        """Drop old blocks for new ones; False when there was nothing to drop."""
         over = self._fast.count + self._arriving + count - self.settings.max_size
         dropped, records = await self._fast.drop_oldest(over, reason) if over > 0 else (0, 0)
         freed = 0
         if self._fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
             on_disk = self._fast.oldest_chunk_blocks()
-            one = (
-                1 if self._fast.memory.unwritten else 0
-            )  # in memory a single block frees its bytes
+            one = bool(self._fast.memory.unwritten)  # there a single block frees its bytes
             more = await self._fast.drop_oldest(on_disk or one, reason)
             dropped, records = dropped + more[0], records + more[1]
             if self._fast.store is not None:
@@ -245,9 +237,7 @@ class SendQueue:
         return bool(dropped or freed)
 
     def _check_disk(self, size: int) -> None:
-        """Refuse before the disk is full: the reserve is for writing down what happens to what we
-        have.
-        """
+        """Refuse before the disk is full: the reserve is for writing down what happens."""
         store = self._fast.store
         if store is None:
             return
@@ -298,9 +288,7 @@ class SendQueue:
         return False
 
     async def take(self) -> Block | None:
-        """Lease the next block; None when there is none (another worker was faster) or the queue is
-        stopping.
-        """
+        """Lease the next block; None when another worker was faster, or when stopping."""
         if self._stopping:
             return None
         if self.settings.catchup_rate > 0 and self._fast.backlog:
@@ -349,9 +337,7 @@ class SendQueue:
         self._count_refused(records, reason)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source that cannot be had as dropped, and that it was read up to
-        `position`.
-        """
+        """Book records of the source as dropped, and that it was read up to `position`."""
         await self._fast.pass_over(records, reason, position)
         self._count_refused(records, reason)
 
@@ -386,9 +372,7 @@ class SendQueue:
         return records + self._purged - before
 
     def _drop_purged(self, block: Block) -> None:
-        """A leased block that was purged meanwhile. It counts whole, also when parts of it were
-        sent.
-        """
+        """A leased block was purged. It counts whole, also when parts of it were sent."""
         self._purged += block.records
         self._fast.drop(block, PURGED)
         self._metrics.add("queue_dropped_total", block.records, "purged")

@@ -70,9 +70,7 @@ class Options:
 
 
 class Store:
-    """Blocking calls run in the pool under `writing` or `reading`; booking happens on the event
-    loop.
-    """
+    """Blocking calls run in the pool under `writing` or `reading`, booking on the loop."""
 
     def __init__(
         self,
@@ -181,9 +179,7 @@ class Store:
         return hints
 
     def records_before(self, sequence: int) -> int:
-        """Records accepted through the block in front of `sequence`, which is completed, on disk or
-        the beginning.
-        """
+        """Records accepted before `sequence`, whose predecessor is completed or on disk."""
         if sequence <= 1:
             return 0
         edge = self.books.completed.edge_before(sequence)
@@ -385,9 +381,7 @@ class Store:
         return removed
 
     def _removable(self, whole: bool) -> Chunk | None:
-        """The oldest chunk that can go. The last one, which is written to, can when it is the only
-        one.
-        """
+        """The oldest chunk that can go; the last one, written to, only when it is alone."""
         chunks = self.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
             if self.books.completed.covers(chunk.base, chunk.stop):
@@ -401,9 +395,7 @@ class Store:
         self.chunks.remove(chunk)
 
     async def close(self, *, reader_offset: int, count: int, size: int) -> None:
-        """Sync everything and leave metadata that spares the next start a scan. The lock goes in
-        any case.
-        """
+        """Sync, and leave metadata that spares the next start a scan. Unlocks in any case."""
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
@@ -420,9 +412,7 @@ class Store:
         self._lock.release()
 
     async def in_pool(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Run in the pool. A cancelled caller still waits for the thread: it holds a lock the
-        thread works under.
-        """
+        """A cancelled caller still waits for the thread, which works under the caller's lock."""
         job = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
         try:
             return await asyncio.shield(job)

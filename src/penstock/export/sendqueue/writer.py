@@ -77,9 +77,7 @@ class MemoryLayer:
             yield self.take(newest=False)
 
     def written(self, blocks: list[Block], copies: list[Block]) -> list[Block]:
-        """`blocks` are on disk, as `copies`; those of them that nobody took leave memory and are
-        returned.
-        """
+        """`blocks` are on disk, as `copies`; those that nobody took leave memory: these."""
         for block, stored in zip(blocks, copies, strict=True):
             block.offset = stored.offset
             self.completed(block)
@@ -241,9 +239,7 @@ class Writer:
             return await self._spill(self._store)
 
     async def _spill(self, store: Store) -> bool:
-        """Leased blocks too. The blocks themselves stay untouched: a worker may be sending one of
-        them.
-        """
+        """Leased blocks too. They stay untouched: a worker may be sending one of them."""
         if not self._memory.unwritten:
             return True
         blocks = list(self._memory.unwritten.values())
