@@ -116,7 +116,7 @@ def test_a_poison_record_is_alone_in_the_dead_letters_and_can_be_replayed(tmp_pa
             await route.push([record(number) for number in range(100)])
             await delivered(route)
             assert destination.ids == [number for number in range(100) if number not in poison]
-            letters = await route.letters()
+            letters = await route.letters(0, 10_000)
             assert [json.loads(letter.record)["id"] for letter in letters] == [13, 14, 58]
             assert {letter.reason for letter in letters} == {"refused"}
             assert books(route) == {
@@ -133,7 +133,7 @@ def test_a_poison_record_is_alone_in_the_dead_letters_and_can_be_replayed(tmp_pa
             assert await route.replay() == 3
             await delivered(route)
             assert destination.ids[-3:] == [13, 14, 58]
-            assert not await route.letters()
+            assert not await route.letters(0, 10_000)
             assert_balanced(route)
 
     asyncio.run(body())
@@ -152,7 +152,7 @@ def test_a_batch_that_is_too_large_is_split_and_a_record_that_is_too_large_is_de
             await route.push([record(number) for number in range(20)])
             await delivered(route)
             assert destination.ids == [number for number in range(20) if number != 7]
-            assert [letter.reason for letter in await route.letters()] == ["too_large"]
+            assert [letter.reason for letter in await route.letters(0, 10_000)] == ["too_large"]
             assert_balanced(route)
 
     asyncio.run(body())
@@ -225,7 +225,7 @@ def test_max_attempts_and_max_age_end_in_the_dead_letters(tmp_path: Path):
                 await route.push([record(1)])
                 await route.push([record(2)])
                 await delivered(route)
-                [letter] = await route.letters()
+                [letter] = await route.letters(0, 10_000)
                 assert (letter.reason, letter.attempts) == ("attempts", 3)
                 assert [key.split("-")[1] for key in destination.keys] == ["1", "1", "1", "2"]
                 assert destination.ids == [2]
@@ -241,7 +241,7 @@ def test_max_attempts_and_max_age_end_in_the_dead_letters(tmp_path: Path):
                 await route.push([record(2)])
                 await route.resume()
                 await delivered(route)
-                assert [letter.reason for letter in await route.letters()] == ["expired"]
+                assert [letter.reason for letter in await route.letters(0, 10_000)] == ["expired"]
                 assert destination.ids == [2]
 
     asyncio.run(body())
@@ -744,7 +744,9 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
                 await delivered(route)
                 assert_balanced(route)
                 found = books(route)
-                letters = [json.loads(letter.record)["id"] for letter in await route.letters()]
+                letters = [
+                    json.loads(letter.record)["id"] for letter in await route.letters(0, 10_000)
+                ]
             assert sorted(letters) == sorted(poison), seed
             assert set(destination.ids) == accepted - poison, seed
             assert found["accepted"] == len(accepted)

@@ -1,6 +1,7 @@
 """Limits, policies and the books of a send queue."""
 
 import asyncio
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageFull, TooLarge
+from penstock.export import sendqueue
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.sendqueue import SendQueue
@@ -359,3 +361,15 @@ def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path
         await queue.stop()
 
     asyncio.run(body())
+
+
+def test_nobody_outside_reaches_into_the_send_queue():
+    """Its package is the one door; commands and the manager also look into files."""
+    package = Path(sendqueue.__file__).parent
+    doors = {"penstock.export.sendqueue", "penstock.export.sendqueue.inspect"}
+    sources = [path for path in package.parents[1].rglob("*.py") if package not in path.parents]
+    assert len(sources) > 100
+    for path in sources:
+        used = set(re.findall(r"penstock\.export\.sendqueue[\w.]*", path.read_text()))
+        assert used <= doors, f"{path.name} uses {used - doors}"
+        assert "._fast" not in path.read_text(), path.name

@@ -144,13 +144,9 @@ class DeadLetters:
             self._file = None  # one whose sync failed takes no more: it is opened again next time
             raise
 
-    def letters(self) -> list[DeadLetter]:
-        """All that can be read, those of an interrupted replay first."""
-        return [letter for letter in self.page(0, None) if letter is not None]
-
-    def page(self, offset: int, limit: int | None) -> Sequence[DeadLetter | None]:
-        """`limit` of them from the `offset`-th on, in that order; None for a damaged one."""
-        stop = None if limit is None else offset + limit
+    def page(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
+        """`limit` from the `offset`-th on, an interrupted replay's first; None: damaged."""
+        stop = offset + limit
         with self._lock:
             if self._directory is None:
                 return self._in_memory[offset:stop]

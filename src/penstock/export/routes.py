@@ -221,10 +221,7 @@ class Route:
         """Have its state, the definition too, on disk."""
         await self._state.save()
 
-    async def letters(self) -> list[DeadLetter]:
-        return await self._context.in_pool(self.dead_letters.letters)
-
-    async def letters_page(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
+    async def letters(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
         return await self._context.in_pool(self.dead_letters.page, offset, limit)
 
     async def purge(self) -> int:

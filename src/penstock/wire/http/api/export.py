@@ -204,7 +204,7 @@ class ExportApi:
     )
     async def dead_letters(self, request: Request) -> Response:
         named, args = self._named(request), request.args
-        page = await named.letters_page(args.offset, args.limit)
+        page = await named.letters(args.offset, args.limit)
         sizes = accumulate(len(letter.record) if letter is not None else 0 for letter in page)
         page = page[: max(1, bisect_right(list(sizes), ANSWER_BYTES))]
         following = args.offset + len(page)
