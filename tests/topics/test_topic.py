@@ -418,7 +418,7 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
         async with running(Path("/data"), fs=fs, fsync=policy, fsync_interval=0.001) as store:
             topic = await store.create("t")
             await topic.append([b"one"])
-            await eventually(lambda: not topic._segments.unsynced_bytes)
+            await eventually(lambda: not topic._segments.busy)
             await topic._appender.drain()
             fs.fail(1, errno.EIO, only={"sync"})
             if policy == "group":
@@ -441,6 +441,19 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
                 (0, 1),
                 (1, len(wanted) - 1),
             ]
+
+    run(body())
+
+
+def test_a_topic_that_stops_broken_tries_no_repair_after_that() -> None:
+    async def body() -> None:
+        fs = FaultyFs()
+        async with running(Path("/data"), fs=fs, fsync="interval", fsync_interval=0.001) as store:
+            topic = await store.create("t")
+            fs.fail(1, errno.EIO, forever=True, only={"sync"})
+            await topic.append([b"one"])
+            await eventually(lambda: topic.details()["broken"])
+        assert topic._segments._timer is None
 
     run(body())
 

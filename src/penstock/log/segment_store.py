@@ -87,11 +87,6 @@ class SegmentStore:
         return self.active.pinned or self.background is not None
 
     @property
-    def unsynced_bytes(self) -> int:
-        """Answered under `interval`, and not yet covered by an fsync."""
-        return self._unsynced_bytes + sum(write.size for write in self._syncing)
-
-    @property
     def rescue_needed(self) -> bool:
         """Answered records are only in memory and in a broken segment."""
         return bool(self.broken and self._unsynced and self._timer is None and not self._abandoned)
@@ -104,7 +99,7 @@ class SegmentStore:
         segment.on_mismatch = None  # once is enough
         self._context.instruments.damage.add(1, "walked")
         log.warning(
-            "topic %s: index and data of segment %d disagree, `verify` tells where; "
+            "topic %s: index and data of segment %d disagree, `verify` says where; "
             "reading without the index there",
             self._name,
             segment.base,
