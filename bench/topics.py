@@ -40,7 +40,6 @@ from penstock.wire.feed import Feeds
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
-from penstock.wire.keepalive import KeepAlive
 from penstock.wire.tcp import TcpServer
 from penstock.wire.websocket import WebsocketServer
 from tests.support import guard
@@ -66,14 +65,14 @@ async def serve(directory: Path, fsync: Any) -> None:
     await topics.start()
     groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
     await groups.start()
-    feeds, alive = Feeds(), KeepAlive()
+    feeds = Feeds()
     tcp = TcpServer(TcpSettings(port=0), topics, groups, metrics)
     http = HttpServer(
-        Router(routes_of(TopicsApi(topics, groups, feeds, alive))),
+        Router(routes_of(TopicsApi(topics, groups, feeds))),
         HttpSettings(port=0),
         metrics=metrics,
     )
-    websocket = WebsocketServer(WebsocketSettings(port=0), topics, feeds, metrics, keep_alive=alive)
+    websocket = WebsocketServer(WebsocketSettings(port=0), topics, feeds, metrics)
     for server in (tcp, http, websocket):
         await server.start()
     print(json.dumps({"tcp": tcp.port, "http": http.port, "websocket": websocket.port}), flush=True)

@@ -13,7 +13,7 @@ from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http import openapi
 from penstock.wire.http.routes import Route, Router
-from penstock.wire.http.server import HttpServer
+from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
@@ -47,7 +47,7 @@ async def serving(
         Router(routes),
         Settings(**{"port": 0, **settings}),
         metrics=metrics,
-        certificate=certificate,
+        binding=Binding(certificate),
         origins=origins,
         memory=RequestMemory(max_bodies) if max_bodies else None,
     )

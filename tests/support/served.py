@@ -26,7 +26,7 @@ from penstock.wire.feed import Feeds
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.routes import Router, routes_of
-from penstock.wire.http.server import HttpServer
+from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
@@ -73,7 +73,7 @@ async def serving(
         await topics.start()
         groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
         await groups.start()
-        feeds, alive = Feeds(), KeepAlive(keep_alive)
+        feeds = Feeds(KeepAlive(keep_alive))
         memory = RequestMemory(max_bodies) if max_bodies else None
         served = Served(
             topics,
@@ -90,20 +90,19 @@ async def serving(
             HttpServer(
                 Router(
                     [
-                        *routes_of(TopicsApi(topics, groups, feeds, alive)),
+                        *routes_of(TopicsApi(topics, groups, feeds)),
                         *routes_of(TopicGroupsApi(topics, groups)),
                     ]
                 ),
                 HttpSettings(port=0, **(http or {})),
                 metrics=metrics,
-                certificate=tls,
+                binding=Binding(tls),
             ),
             WebsocketServer(
                 WebsocketSettings(port=0, **(websocket or {})),
                 topics,
                 feeds,
                 metrics,
-                keep_alive=alive,
                 tls=tls.context if tls else None,
                 memory=memory,
             ),

@@ -166,17 +166,17 @@ def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_not(
             TopicClient(tls_of(served), ca=made.ca) as open_before,
         ):
             await open_before.create("t")
-            assert not certificate.look()
+            assert not certificate.reload_if_changed()
             renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
             shutil.copy(renewal[0], made.cert)  # the key has not come yet
-            assert not certificate.look()
+            assert not certificate.reload_if_changed()
             assert "is not the one of the certificate" in caplog.text
             assert (await shown_to(served, made)) == "localhost"
             made.cert.unlink()
-            assert not certificate.look()
+            assert not certificate.reload_if_changed()
             shutil.copy(renewal[0], made.cert)
             shutil.copy(renewal[1], made.key)
-            assert certificate.look()
+            assert certificate.reload_if_changed()
             assert (await shown_to(served, made)) == "renewed.example"
             assert await open_before.names() == ["t"]
 

@@ -410,7 +410,7 @@ def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:
             async with events(served, "/topics/t/stream"):
                 await eventually(lambda: served.feeds.subscribers == 1)
             await eventually(lambda: served.feeds.subscribers == 0)
-        assert not served.topics.require("t")._subscribers
+        assert not served.topics.require("t")._subscriptions._callbacks
 
     over_http(tmp_path, body)
 

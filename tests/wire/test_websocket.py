@@ -273,7 +273,7 @@ def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) 
         holding.cancel()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(session, "PART_TIMEOUT", -300.0)
+        patched.setattr(session, "PART_SECONDS", -300.0)
         over_websocket(tmp_path, body, max_bodies=200_000, keep_alive=0.1)
 
 

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 Settings = schema.HttpServer | schema.TcpServer | schema.WebsocketServer
 FLAGS = {"http_server": "--http-port", "tcp_server": "--tcp-port", "websocket_server": "--ws-port"}
 TITLES = {"http_server": "HTTP", "tcp_server": "TCP", "websocket_server": "WebSocket"}
-HERE = (errno.EADDRINUSE, errno.EACCES)  # the address is ours, the port is the trouble
+PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # the address is ours, the port is the trouble
 
 
 class AddressUnavailable(PenstockError):
@@ -29,12 +29,13 @@ def listening(section: str, settings: Settings) -> Iterator[None]:
     try:
         yield
     except (OSError, OverflowError) as error:
-        key = "port" if isinstance(error, OverflowError) or error.errno in HERE else "host"
+        key = "port" if isinstance(error, OverflowError) or error.errno in PORT_ERRORS else "host"
         variable = f"PENSTOCK_{section}_{key}".upper()
         flag = FLAGS[section] if key == "port" else f"--set {section}.host=..."
         raise AddressUnavailable(
-            f"{TITLES[section]} cannot listen on {settings.host}:{settings.port}: {_reason(error)}. Another {key} is "
-            f"set by {flag}, by {variable}, or by {section}.{key} in the configuration file"
+            f"{TITLES[section]} cannot listen on {settings.host}:{settings.port}: {_reason(error)}."
+            f" Another {key} is set by {flag}, by {variable}, or by {section}.{key} in the"
+            " configuration file"
         ) from error
 
 
@@ -73,11 +74,11 @@ def _open(settings: Settings, opened: ExitStack) -> None:
     """Listen on every address of the host; those that this machine does not have count only when it
     has none.
     """
-    found = socket.getaddrinfo(
+    addresses = socket.getaddrinfo(
         settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     missing: list[OSError] = []
-    for family, _, _, _, address in found:
+    for family, _, _, _, address in addresses:
         try:
             one = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,8 +87,8 @@ def _open(settings: Settings, opened: ExitStack) -> None:
             one.bind(address)
             one.listen(1)  # two of ours on one port would both be able to bind
         except OSError as error:
-            if error.errno in HERE:
+            if error.errno in PORT_ERRORS:
                 raise
             missing.append(error)
-    if missing and len(missing) == len(found):
+    if missing and len(missing) == len(addresses):
         raise missing[0]

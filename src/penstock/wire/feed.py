@@ -6,8 +6,8 @@ hands the same bytes to every subscriber at the head of the log. A subscriber th
 room again it reads on from there by itself, at its own pace, until it is back at the head. So a
 slow one holds back only itself, misses nothing, and its memory is bounded.
 
-Pacing: after a delivery the feed rests as long as the delivery took (at most `REST`), and what was
-appended meanwhile goes out together. With few subscribers that is nothing; with many it keeps the
+Pacing: after a delivery the feed rests as long as the delivery took (at most `MAX_REST_SECONDS`),
+and what was appended meanwhile goes out together. With few subscribers that is nothing; with many it keeps the
 fan-out from taking more than half of the event loop.
 """
 
@@ -24,10 +24,11 @@ from penstock.log.segment import Batch
 from penstock.protocol.records import Message, messages
 from penstock.protocol.status import details_of
 from penstock.topics.topic import Topic
+from penstock.wire.keepalive import KeepAlive
 
 MAX_RECORDS = 500  # per chunk
-MAX_BYTES = 256 << 10
-REST = 0.004  # seconds
+MAX_BYTES = 256 << 10  # per chunk
+MAX_REST_SECONDS = 0.004
 
 log = logging.getLogger("penstock.feed")
 
@@ -66,7 +67,7 @@ class Chunk:
 
 
 class Lost(Chunk):
-    """Records that cannot be read any more: subscribers are told, then get what follows."""
+    """Records that cannot be read any more: subscribers get an error, then what follows."""
 
     def __init__(self, topic: str, error: Damaged, next_offset: int) -> None:
         self.topic = topic
@@ -119,14 +120,18 @@ class Subscription:
 class Feed:
     def __init__(self, topic: Topic, empty: Callable[["Feed"], None]) -> None:
         self.topic = topic
-        self._empty = empty
+        self._empty = empty  # called when the last subscriber has gone
         self._loop = asyncio.get_running_loop()
-        self._head = topic.next_offset
+        self._head = topic.next_offset  # of what the live subscribers have got
         self._live: dict[Subscription, None] = {}  # at the head, in order of arrival
         self._all: set[Subscription] = set()
-        self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._rest_until = 0.0
+        self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None  # the next delivery
+        self._rest_until = 0.0  # no delivery before that time of the loop
         self._unsubscribe = topic.subscribe(self._appended)
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._all)
 
     def add(self, subscriber: Subscriber, position: int) -> Subscription:
         """Start the subscriber at `position`; records that are there already follow at once."""
@@ -149,7 +154,7 @@ class Feed:
             self._scheduled = None
 
     def end(self) -> None:
-        """The topic is gone: tell everyone."""
+        """The topic is gone: notify everyone."""
         for subscription in list(self._all):
             subscription.closed = True
             subscription.subscriber.ended()
@@ -200,9 +205,7 @@ class Feed:
             following = self._head
             full = []
             for subscription in self._live:
-                if (
-                    subscription.position > first
-                ):  # it asked to start further on than the log reached
+                if subscription.position > first:  # it asked to start beyond the end of the log
                     if subscription.position < following:
                         full.append(subscription)
                         self._loop.call_soon(self.catch_up, subscription)
@@ -213,7 +216,7 @@ class Feed:
             for subscription in full:
                 self._live.pop(subscription, None)
         self._rest_until = time_now = self._loop.time()
-        self._rest_until += min(time_now - started, REST)
+        self._rest_until += min(time_now - started, MAX_REST_SECONDS)
         if self._head < self.topic.next_offset:
             self._appended()
 
@@ -238,20 +241,24 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of the topics that are watched; made with the first subscriber, gone with the last."""
+    """The feeds of the topics that are watched: made with the first subscriber, gone with the last.
 
-    def __init__(self) -> None:
-        self._feeds: dict[Topic, Feed] = {}
+    `keep_alive` gives all their subscribers a sign of life while nothing is appended.
+    """
+
+    def __init__(self, keep_alive: KeepAlive | None = None) -> None:
+        self.keep_alive = keep_alive or KeepAlive()
+        self._feeds: dict[Topic, Feed] = {}  # each has at least one subscriber
 
     def subscribe(self, topic: Topic, subscriber: Subscriber, position: int) -> Subscription:
         feed = self._feeds.get(topic)
         if feed is None:
-            feed = self._feeds[topic] = Feed(topic, self._forget)
+            feed = self._feeds[topic] = Feed(topic, self._remove)
         return feed.add(subscriber, position)
 
-    def _forget(self, feed: Feed) -> None:
+    def _remove(self, feed: Feed) -> None:
         self._feeds.pop(feed.topic, None)
 
     @property
     def subscribers(self) -> int:
-        return sum(len(feed._all) for feed in self._feeds.values())
+        return sum(feed.subscribers for feed in self._feeds.values())

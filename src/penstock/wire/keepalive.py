@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-TICK = 1.0  # seconds
-ROUNDS = 15  # each connection is served once in TICK * ROUNDS seconds
+TICK_SECONDS = 1.0
+SLOTS = 15  # each connection is served once in TICK_SECONDS * SLOTS
 
 
 class KeptAlive(Protocol):
@@ -19,24 +19,24 @@ class KeptAlive(Protocol):
 class KeepAlive:
     """The shared timer; runs while there are streams."""
 
-    def __init__(self, tick: float = TICK) -> None:
+    def __init__(self, tick: float = TICK_SECONDS) -> None:
         self._tick = tick
-        self._rounds: list[set[KeptAlive]] = [set() for _ in range(ROUNDS)]
-        self._at = 0
-        self._count = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._slots: list[set[KeptAlive]] = [set() for _ in range(SLOTS)]
+        self._next = 0  # the slot that the next tick serves
+        self._count = 0  # of streams, in all slots
+        self._timer: asyncio.TimerHandle | None = None  # set while there are streams
 
     def add(self, stream: KeptAlive) -> Callable[[], None]:
         """Keep the stream alive until the returned function is called."""
-        # The round that was served last comes again last: the first comment is a whole period away.
-        chosen = self._rounds[(self._at - 1 - self._count) % ROUNDS]
-        chosen.add(stream)
+        # The slot that was served last comes again last: the first comment is a whole period away.
+        slot = self._slots[(self._next - 1 - self._count) % SLOTS]
+        slot.add(stream)
         self._count += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick, self._serve)
 
         def remove() -> None:
-            chosen.discard(stream)
+            slot.discard(stream)
             self._count -= 1
             if not self._count and self._timer is not None:
                 self._timer.cancel()
@@ -45,7 +45,7 @@ class KeepAlive:
         return remove
 
     def _serve(self) -> None:
-        for stream in list(self._rounds[self._at]):
+        for stream in list(self._slots[self._next]):
             stream.keep_alive()
-        self._at = (self._at + 1) % ROUNDS
+        self._next = (self._next + 1) % SLOTS
         self._timer = asyncio.get_running_loop().call_later(self._tick, self._serve)

@@ -28,10 +28,9 @@ from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.forward import forward_to, owner_settings
-from penstock.wire.http.guard import Guard
+from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.routes import Api, Route, Router, routes_of
-from penstock.wire.http.server import HttpServer
-from penstock.wire.keepalive import KeepAlive
+from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
@@ -55,6 +54,9 @@ class SocketPaths:
     def worker(self, number: int) -> Path:
         return self.directory / f"worker-{number}.sock"
 
+    def all_workers(self) -> list[Path]:
+        return [self.worker(number + 1) for number in range(self.workers)]
+
 
 def freeze_gc() -> None:
     """Leave what was loaded at start out of garbage collection, and collect the rest less often.
@@ -68,7 +70,7 @@ def freeze_gc() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def _most_bytes(config: Config) -> int:
+def _max_request_bytes(config: Config) -> int:
     """What all requests together may take: at least the largest one."""
     largest = (
         config.http_server.max_body,
@@ -88,9 +90,8 @@ class Listeners:
         self._tcp: TcpServer | None = None
         self._websocket: WebsocketServer | None = None
         self._private: HttpServer | None = None  # for the other processes of this broker
-        self._verifier = verifier_of(
-            broker.config.auth, broker.metrics
-        )  # None: authentication is off
+        # None: authentication is off
+        self._verifier = verifier_of(broker.config.auth, broker.metrics)
         self.certificates = Certificates(broker.config)
         http = broker.config.http_server
         self._origins = Origins(
@@ -100,15 +101,14 @@ class Listeners:
             any_host=self._verifier is not None,
             ports=lambda: (self.http_port,),
         )
-        self._memory = RequestMemory(_most_bytes(broker.config))
+        self._memory = RequestMemory(_max_request_bytes(broker.config))
         broker.metrics.gauge(
             "penstock_request_bytes",
             "Bytes of large requests under way",
             read=lambda: self._memory.total,
         )
         self._feeds = Feeds()
-        self._keep_alive = KeepAlive()
-        self.sockets = sockets
+        self.sockets = sockets  # None: this process is the whole broker
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
             self.sockets = SocketPaths(directory, broker.config.workers - 1)
@@ -120,16 +120,18 @@ class Listeners:
     @property
     def addresses(self) -> dict[str, str]:
         """Name -> address of everything that listens, as a person would type it."""
-        config, found = self._broker.config, {}
+        config, addresses = self._broker.config, {}
         if self._http:
-            found["HTTP"] = self._http.url
+            addresses["HTTP"] = self._http.url
         if self._tcp:
             scheme = "tls" if self.certificates.tcp else "tcp"
-            found["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
+            addresses["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
         if self._websocket:
             scheme = "wss" if self._websocket.secure else "ws"
-            found["WebSocket"] = f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
-        return found
+            addresses["WebSocket"] = (
+                f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
+            )
+        return addresses
 
     async def start(self) -> None:
         freeze_gc()
@@ -142,10 +144,9 @@ class Listeners:
                 config.http_server,
                 metrics=broker.metrics,
                 executor=broker.pool,
-                reuse_port=config.workers > 1,
-                certificate=self.certificates.http,
                 origins=self._origins,
                 memory=self._memory,
+                binding=Binding(self.certificates.http, reuse_port=config.workers > 1),
             )
             with listening("http_server", config.http_server):
                 await self._http.start()
@@ -169,7 +170,6 @@ class Listeners:
                 broker.logs.topics,
                 self._feeds,
                 broker.metrics,
-                keep_alive=self._keep_alive,
                 tls=self.certificates.websocket.context if self.certificates.websocket else None,
                 verifier=self._verifier,
                 origins=self._origins,
@@ -200,7 +200,7 @@ class Listeners:
             shutil.rmtree(self.sockets.directory, ignore_errors=True)
 
     def _router(self) -> Router:
-        guard = Guard(self._verifier) if self._verifier else None
+        guard = TokenGuard(self._verifier) if self._verifier else None
         if self._worker:
             assert self.sockets is not None
             # The owner asks for the token, and where it comes from, itself: the headers come along
@@ -213,14 +213,12 @@ class Listeners:
         return router
 
     def _owner_routes(self) -> list[Route]:
-        logs, meeting = self._broker.logs, self.sockets
-        workers = (
-            [meeting.worker(number + 1) for number in range(meeting.workers)] if meeting else []
-        )
+        logs = self._broker.logs
+        workers = self.sockets.all_workers() if self.sockets else []
         system = SystemApi(self._broker, lambda: self.addresses, workers)
         apis: list[Api] = [BuffersApi(self._broker.buffer)]
         if logs:
-            apis.append(TopicsApi(logs.topics, logs.groups, self._feeds, self._keep_alive))
+            apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
         if self._broker.exports:
@@ -236,10 +234,8 @@ class Listeners:
     async def _start_private(self, sockets: SocketPaths) -> None:
         """Listen for the other processes of this broker."""
         if self._worker:
-            path, router = (
-                sockets.worker(self._worker),
-                Router(routes_of(WorkerApi(self._broker))),
-            )
+            path = sockets.worker(self._worker)
+            router = Router(routes_of(WorkerApi(self._broker)))
         else:
             path, router = sockets.owner, self._router()
         settings = owner_settings(self._broker.config.http_server)
@@ -247,9 +243,9 @@ class Listeners:
         self._private = HttpServer(
             router,
             settings,
-            unix_path=path,
             executor=self._broker.pool,
             origins=origins,
             memory=self._memory,
+            binding=Binding(unix_path=path),
         )
         await self._private.start()

@@ -27,7 +27,7 @@ from penstock.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]]*)(?::(\d{0,5}))?")
-_MOST_REPORTED = 16
+_MAX_REPORTED = 16
 
 log = logging.getLogger("penstock.http")
 
@@ -111,10 +111,11 @@ class Origins:
         """In the log, once per name: whoever set up the address of a client or a proxy should see
         why.
         """
-        if host not in self._reported and len(self._reported) < _MOST_REPORTED:
+        if host not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(host)
             log.warning(
-                "refused a request for the host name %r: list it in http_server.hosts if it is ours",
+                "refused a request for the host name %r:"
+                " list it in http_server.hosts if it is ours",
                 host,
             )
 

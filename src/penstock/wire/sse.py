@@ -1,8 +1,8 @@
 """Server-sent events: `GET /topics/{topic}/stream` as a subscriber of the topic's feed.
 
 Records are written to the socket from the feed's delivery itself; the request's task only sleeps
-until the socket is full, waits for room, and lets the feed go on. The shared timer writes a comment
-every fifteen seconds.
+until the socket is full, waits for room, and lets the feed resume. The feeds' timer writes a
+comment every fifteen seconds.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import asyncio
 from penstock.topics.topic import Topic
 from penstock.wire.feed import Chunk, Feeds
 from penstock.wire.http.messages import Stream, StreamResponse
-from penstock.wire.keepalive import KeepAlive
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
@@ -58,12 +57,10 @@ class EventStream:
             self._full.set_result(None)
 
 
-def stream_response(
-    feeds: Feeds, keep_alive: KeepAlive, topic: Topic, position: int
-) -> StreamResponse:
+def stream_response(feeds: Feeds, topic: Topic, position: int) -> StreamResponse:
     async def run(stream: Stream) -> None:
         events = EventStream(stream)
-        stop = keep_alive.add(events)
+        stop = feeds.keep_alive.add(events)
         try:
             await events.run(feeds, topic, position)
         finally:

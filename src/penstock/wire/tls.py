@@ -3,7 +3,7 @@
 A `Certificate` is one SSL context for as long as the broker runs. When its files change (they are
 looked at every few seconds, and on SIGHUP) they are tried in a context of their own first: a
 certificate whose key has not arrived yet, or a file that is half written, is logged and looked at
-again, and connections go on with what there was. Connections that are open stay as they are.
+again, and connections keep the one before. Connections that are open stay as they are.
 """
 
 import asyncio
@@ -35,15 +35,13 @@ class Certificate:
         """
         if certificate is None:
             raise ConfigError("a TLS key is set, but no certificate")
-        self._certificate, self._key, self._client_ca, self._minimum = (
-            certificate,
-            key,
-            client_ca,
-            minimum,
-        )
-        self._seen = self._stamps()
-        self._failed = ""
-        self.expires = 0.0
+        self._certificate = certificate
+        self._key = key
+        self._client_ca = client_ca
+        self._minimum = minimum  # TLS version
+        self._seen = self._stamps()  # of the files when they were last read
+        self._failed = ""  # why they could not be used then; "": they are in use
+        self.expires = 0.0  # seconds since 1970
         self.context = self._make()
         self._note_expiry()
 
@@ -83,17 +81,17 @@ class Certificate:
             context.verify_mode = ssl.CERT_REQUIRED
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
+        stamps: list[tuple[int, int, int] | None] = []
         for path in (self._certificate, self._key, self._client_ca):
             try:
-                told = path.stat() if path is not None else None
-                found.append((told.st_mtime_ns, told.st_ino, told.st_size) if told else None)
+                file = path.stat() if path is not None else None
+                stamps.append((file.st_mtime_ns, file.st_ino, file.st_size) if file else None)
             except OSError:
-                found.append(None)
-        return found
+                stamps.append(None)
+        return stamps
 
-    def look(self) -> bool:
-        """Read the files again if they have changed; whether a new certificate is used from now on."""
+    def reload_if_changed(self) -> bool:
+        """Read the files again if they have changed; whether a new certificate is in use."""
         stamps = self._stamps()
         if stamps == self._seen and not self._failed:
             return False
@@ -118,8 +116,8 @@ class Certificate:
         return True
 
     def _note_expiry(self) -> None:
-        found = x509.load_pem_x509_certificates(self._certificate.read_bytes())[0]
-        self.expires = found.not_valid_after_utc.timestamp()
+        first = x509.load_pem_x509_certificates(self._certificate.read_bytes())[0]
+        self.expires = first.not_valid_after_utc.timestamp()
         if self.expires < time.time():
             log.error(
                 "TLS: the certificate %s expired on %s: clients will refuse it",
@@ -175,7 +173,7 @@ class Certificates:
 
     def _watch(self) -> None:
         for one in self.all:
-            one.look()
+            one.reload_if_changed()
         self.start()
 
 

@@ -1,5 +1,5 @@
-"""Listening, in clear or for TLS; those who speak in clear to a port for TLS are told so, in their
-own protocol.
+"""Listening, in clear or for TLS; who speaks in clear to a port for TLS gets an error in their own
+protocol.
 
 In clear it is the event loop's server. For TLS we accept connections ourselves and look at their
 first byte without taking it: 0x16 begins a handshake, and the connection goes to the event loop as
@@ -21,10 +21,10 @@ from penstock.wire.tls import Certificate
 log = logging.getLogger("penstock.tls")
 
 HANDSHAKE = b"\x16"
-AT_ONCE = 64  # connections accepted before others get their turn
+ACCEPTS_PER_TURN = 64  # connections accepted before others get their turn
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-PAUSE = 1.0
-LINGER = 2.0  # for the client to read the refusal
+RETRY_SECONDS = 1.0
+LINGER_SECONDS = 2.0  # for the client to read the refusal
 
 
 class Server(Protocol):
@@ -46,34 +46,27 @@ async def listen(
     patience: float,
     backlog: int,
     reuse_port: bool = False,
-    sock: socket.socket | None = None,
 ) -> Server:
-    """Listen at an address, or on `sock`. `patience` is for the first byte, and again for the rest
-    of a handshake.
+    """Listen at an address. `patience` is for the first byte, and again for the rest of a
+    handshake.
     """
     loop = asyncio.get_running_loop()
     if certificate is None:
-        if sock is not None:
-            return await loop.create_server(make, sock=sock, backlog=backlog)
         return await loop.create_server(
             make, host, port, backlog=backlog, reuse_port=reuse_port or None
         )
-    if sock is not None:
-        sock.listen(backlog)
-        sockets = [sock]
-    else:
-        sockets = await _bind(host, port, backlog, reuse_port)
+    sockets = await _bind(host, port, backlog, reuse_port)
     return TlsServer(make, sockets, certificate.context, refusal, patience)
 
 
 async def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
+    addresses = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
     try:
-        for family, _, _, _, address in dict.fromkeys(found):
+        for family, _, _, _, address in dict.fromkeys(addresses):
             sockets.append(
                 socket.create_server(
                     address[:2], family=family, backlog=backlog, reuse_port=reuse_port
@@ -96,12 +89,14 @@ class TlsServer:
         patience: float,
     ) -> None:
         self.sockets = tuple(sockets)
-        self._make, self._context, self._refusal, self._patience = make, context, refusal, patience
+        self._make = make
+        self._context = context
+        self._refusal = refusal
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[
-            socket.socket, asyncio.TimerHandle
-        ] = {}  # for the first byte, or to be closed
-        self._shaking: set[asyncio.Task[None]] = set()
+        # connections whose first byte has not come, or that are being closed; when they are dropped
+        self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._closed = False
         for one in sockets:
             one.setblocking(False)
@@ -119,11 +114,11 @@ class TlsServer:
             one.close()
         for connection in list(self._waiting):
             self._drop(connection)
-        for task in self._shaking:
+        for task in self._handshakes:
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -133,19 +128,19 @@ class TlsServer:
                     raise
                 log.error("no more connections can be accepted for now: %s", error.strerror)
                 self._loop.remove_reader(listening)
-                self._loop.call_later(PAUSE, self._accept_again, listening)
+                self._loop.call_later(RETRY_SECONDS, self._resume_accepting, listening)
                 return
             connection.setblocking(False)
             self._waiting[connection] = self._loop.call_later(
                 self._patience, self._drop, connection
             )
-            self._loop.add_reader(connection, self._look, connection)
+            self._loop.add_reader(connection, self._peek, connection)
 
-    def _accept_again(self, listening: socket.socket) -> None:
+    def _resume_accepting(self, listening: socket.socket) -> None:
         if not self._closed:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _look(self, connection: socket.socket) -> None:
+    def _peek(self, connection: socket.socket) -> None:
         try:
             first = connection.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -155,23 +150,20 @@ class TlsServer:
         self._loop.remove_reader(connection)
         self._waiting.pop(connection).cancel()
         if first == HANDSHAKE:
-            task = self._loop.create_task(self._shake_hands(connection))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
+            task = self._loop.create_task(self._handshake(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
         elif first:
             self._refuse(connection)
         else:
             connection.close()
 
-    async def _shake_hands(self, connection: socket.socket) -> None:
+    async def _handshake(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=self._patience
             )
-        except (
-            OSError,
-            TimeoutError,
-        ) as error:  # theirs: no common version, no certificate that we accept
+        except (OSError, TimeoutError) as error:  # no common version, no certificate we accept
             log.info("a TLS handshake failed: %s", error)
 
     def _refuse(self, connection: socket.socket) -> None:
@@ -181,10 +173,10 @@ class TlsServer:
         with contextlib.suppress(OSError):
             connection.send(self._refusal)
             connection.shutdown(socket.SHUT_WR)
-        self._waiting[connection] = self._loop.call_later(LINGER, self._drop, connection)
-        self._loop.add_reader(connection, self._read_away, connection)
+        self._waiting[connection] = self._loop.call_later(LINGER_SECONDS, self._drop, connection)
+        self._loop.add_reader(connection, self._discard, connection)
 
-    def _read_away(self, connection: socket.socket) -> None:
+    def _discard(self, connection: socket.socket) -> None:
         try:
             if connection.recv(1 << 16):
                 return

@@ -267,7 +267,7 @@ def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatc
         old = signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="old")
         new = signed(claims_of(), private_key("EdDSA", 1), "EdDSA", kid="new")
         checked.identify(old)
-        monkeypatch.setattr(keys, "PAUSE", 0.0)
+        monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 0.0)
         source.keys = [jwk("EdDSA", "new", 1)]
         with pytest.raises(UnknownKey):
             checked.identify(new)
@@ -276,7 +276,7 @@ def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatc
             for found in await asyncio.gather(*[checked.learn(new) for _ in range(5)])
         )
         assert source.asked == 2  # at start, and once for all five
-        monkeypatch.setattr(keys, "PAUSE", 10.0)
+        monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 10.0)
         assert refusal(checked, old) == "The token is signed with a key that is not known here"
         for number in range(20):  # keys that strangers make up are not asked for again and again
             refusal(
@@ -297,7 +297,7 @@ def test_when_the_provider_fails_the_keys_stay_and_before_it_ever_answered_it_is
             await checked.start()
             with pytest.raises(Unavailable, match="could not be fetched"):
                 checked.identify(made)
-            monkeypatch.setattr(keys, "PAUSE", 0.0)
+            monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 0.0)
             source.fails, source.keys = False, [jwk("EdDSA", "one")]
             with pytest.raises(UnknownKey):
                 checked.identify(made)

@@ -14,7 +14,7 @@ from penstock.wire.http import connection as http_connection
 from penstock.wire.http.connection import Connection
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
 from penstock.wire.http.routes import Route, Router
-from penstock.wire.http.server import HttpServer
+from penstock.wire.http.server import Binding, HttpServer
 from tests.support.http import Wire, connected, get, post, run, serving, talking
 from tests.support.wait import eventually
 
@@ -512,7 +512,7 @@ def test_stopping_cuts_what_does_not_finish_within_the_deadline() -> None:
 def test_a_unix_socket_serves_as_well(scratch: Path) -> None:
     async def body() -> None:
         path = scratch / "http.sock"
-        server = HttpServer(Router([ECHO]), Settings(), unix_path=path)
+        server = HttpServer(Router([ECHO]), Settings(), binding=Binding(unix_path=path))
         await server.start()
         wire = Wire(*await asyncio.open_unix_connection(str(path)))
         assert (await wire.ask(post("/echo", b"unix"))).body == b"unix"
@@ -525,9 +525,9 @@ def test_a_unix_socket_serves_as_well(scratch: Path) -> None:
 
 def test_two_servers_share_a_port_when_told_to() -> None:
     async def body() -> None:
-        one = HttpServer(Router([ECHO]), Settings(port=0), reuse_port=True)
+        one = HttpServer(Router([ECHO]), Settings(port=0), binding=Binding(reuse_port=True))
         await one.start()
-        two = HttpServer(Router([ECHO]), Settings(port=one.port), reuse_port=True)
+        two = HttpServer(Router([ECHO]), Settings(port=one.port), binding=Binding(reuse_port=True))
         await two.start()
         try:
             served = set()

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.errors import Conflict
-from penstock.wire.http.forward import forward_to, forwarded, owner_settings
+from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.messages import (
     EMPTY,
     Request,
@@ -19,10 +19,9 @@ from penstock.wire.http.messages import (
     StreamResponse,
     json_response,
 )
-from penstock.wire.http.openapi import document
 from penstock.wire.http.routes import Route, Router
-from penstock.wire.http.server import HttpServer
-from tests.support.http import Wire, connected, get, post, request, run, serving
+from penstock.wire.http.server import Binding, HttpServer
+from tests.support.http import Wire, connected, get, request, run, serving
 from tests.support.wait import eventually
 
 
@@ -65,7 +64,9 @@ async def pair(
     scratch: Path, owner_routes: list[Route] = ROUTES
 ) -> AsyncIterator[tuple[HttpServer, HttpServer, Wire]]:
     path = scratch / "owner.sock"
-    owner = HttpServer(Router(owner_routes), owner_settings(Settings()), unix_path=path)
+    owner = HttpServer(
+        Router(owner_routes), owner_settings(Settings()), binding=Binding(unix_path=path)
+    )
     await owner.start()
     async with (
         serving(Route("*", "/{rest...}", forward_to(path))) as front,
@@ -202,7 +203,9 @@ def test_an_owner_that_is_away_is_a_503_and_it_is_found_again(scratch: Path) -> 
             for _ in range(2):
                 reply = await wire.ask(get("/topics/x"))
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-                owner = HttpServer(Router(ROUTES), owner_settings(Settings()), unix_path=path)
+                owner = HttpServer(
+                    Router(ROUTES), owner_settings(Settings()), binding=Binding(unix_path=path)
+                )
                 await owner.start()
                 assert (await wire.ask(get("/topics/x"))).status == 201
                 await owner.stop()
@@ -226,21 +229,5 @@ def test_an_owner_that_dies_within_an_answer_is_a_503(scratch: Path) -> None:
             reply = await wire.ask(get("/topics/x"))
             assert (reply.status, b"outcome is unknown" in reply.body) == (503, True)
         owner.close()
-
-    run(body)
-
-
-def test_forwarded_routes_keep_their_documentation_and_let_the_owner_decode(scratch: Path) -> None:
-    path = scratch / "owner.sock"
-    passed = forwarded(ROUTES, path)
-    assert document(passed) == document(ROUTES)
-
-    async def body() -> None:
-        owner = HttpServer(Router(ROUTES), owner_settings(Settings()), unix_path=path)
-        await owner.start()
-        async with serving(*passed) as front, connected(front) as wire:
-            assert (await wire.ask(post("/typed", b'{"number":7}'))).body == b"7"
-            assert (await wire.ask(post("/typed", b"{"))).status == 400
-        await owner.stop()
 
     run(body)

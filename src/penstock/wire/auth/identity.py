@@ -37,13 +37,13 @@ def _role(claims: dict[str, Any], settings: Settings) -> Role:
         settings.role_read_write: Role.READ_WRITE,
         settings.role_admin: Role.ADMIN,
     }
-    found = Role.PUBLIC
+    highest = Role.PUBLIC
     for name in (settings.roles_claim, settings.roles_array_claim):
         value = _claim(claims, name)
         for word in value if isinstance(value, list) else [value]:
             if isinstance(word, str) and word:
-                found = max(found, levels.get(word, Role.PUBLIC))
-    return found
+                highest = max(highest, levels.get(word, Role.PUBLIC))
+    return highest
 
 
 def _claim(claims: dict[str, Any], name: str) -> Any:

@@ -6,8 +6,8 @@ a token signed with HS256 and the text of a public key as the secret finds no ke
 `none`.
 
 A set that is fetched (JWKS) is fetched again every `jwks_refresh`, and when a token names a key
-that is not in it, but then at most every `PAUSE` seconds: tokens made up by strangers do not turn
-into requests to the provider. When fetching fails the old keys stay.
+that is not in it, but then at most every `UNKNOWN_KEY_SECONDS`: tokens made up by strangers do not
+turn into requests to the provider. When fetching fails the old keys stay.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from penstock.net import HttpClient
 
 log = logging.getLogger("penstock.auth")
 
-PAUSE = 10.0  # seconds between two fetches because of unknown keys
-RETRY = 30.0  # seconds until a fetch that failed is tried again
-LEAST_SECRET = 32  # bytes: HS256 asks for as many as its hash has
-LEAST_RSA = 2048  # bits
-LARGEST_SET = 1 << 20
+UNKNOWN_KEY_SECONDS = 10.0  # between two fetches because of unknown keys
+RETRY_SECONDS = 30.0  # until a fetch that failed is tried again
+MIN_SECRET_BYTES = 32  # HS256 asks for as many as its hash has
+MIN_RSA_BITS = 2048
+MAX_SET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,15 @@ class Keys:
         self._changed = changed
         self._fixed = _configured(settings)
         self._fetched: list[Key] = []
-        self._raw = b""
-        self._fetching: asyncio.Task[None] | None = None
+        self._raw = b""  # what `_fetched` was read from
+        self._fetching: asyncio.Task[None] | None = None  # the fetch under way
         self._refreshing: asyncio.Task[None] | None = None
-        self._last = -PAUSE
-        self._ever = False
+        self._last = -UNKNOWN_KEY_SECONDS  # when a fetch began last
+        self._ever = False  # a fetch has succeeded
         if not self._fixed and not settings.jwks_url:
             raise ConfigError(
-                "auth.enabled needs a key to verify tokens: auth.secret, auth.public_key or auth.jwks_url"
+                "auth.enabled needs a key to verify tokens:"
+                " auth.secret, auth.public_key or auth.jwks_url"
             )
 
     @property
@@ -84,7 +85,7 @@ class Keys:
         """Whether asking the provider now could bring a key we do not have."""
         if not self._settings.jwks_url:
             return False
-        return self._fetching is not None or time.monotonic() - self._last >= PAUSE
+        return self._fetching is not None or time.monotonic() - self._last >= UNKNOWN_KEY_SECONDS
 
     async def start(self) -> None:
         if self._settings.jwks_url:
@@ -108,7 +109,8 @@ class Keys:
     def require_some(self) -> None:
         if not self._fixed and not self._ever:
             raise Unavailable(
-                "The keys that verify tokens could not be fetched yet", retry_after=PAUSE
+                "The keys that verify tokens could not be fetched yet",
+                retry_after=UNKNOWN_KEY_SECONDS,
             )
 
     def _all(self) -> list[Key]:
@@ -120,7 +122,7 @@ class Keys:
     async def _keep_fresh(self) -> None:
         while True:
             interval = max(1.0, self._settings.jwks_refresh)
-            await asyncio.sleep(interval if self._ever else min(RETRY, interval))
+            await asyncio.sleep(interval if self._ever else min(RETRY_SECONDS, interval))
             await self.refresh()
 
     async def _fetch(self) -> None:
@@ -150,22 +152,24 @@ class Keys:
 
 
 def _configured(settings: Settings) -> list[Key]:
-    found = []
+    keys = []
     if settings.secret and _wanted("HS256", settings.algorithm):
         secret = settings.secret.encode()
-        if len(secret) < LEAST_SECRET:
+        if len(secret) < MIN_SECRET_BYTES:
             raise ConfigError(
-                f"auth.secret must have at least {LEAST_SECRET} bytes: a shorter one can be guessed"
+                f"auth.secret must have at least {MIN_SECRET_BYTES} bytes:"
+                " a shorter one can be guessed"
             )
-        found.append(Key("HS256", secret))
+        keys.append(Key("HS256", secret))
     if settings.public_key:
         key = _public_key(settings.public_key)
         if not _wanted(key.algorithm, settings.algorithm):
             raise ConfigError(
-                f"auth.public_key is a key for {key.algorithm}, auth.algorithm says {settings.algorithm}"
+                f"auth.public_key is a key for {key.algorithm},"
+                f" auth.algorithm says {settings.algorithm}"
             )
-        found.append(key)
-    return found
+        keys.append(key)
+    return keys
 
 
 def _wanted(algorithm: str, configured: str) -> bool:
@@ -189,9 +193,9 @@ def _public_key(text: str) -> Key:
 
 def _key_for(material: Any, key_id: str | None) -> Key:
     if isinstance(material, RSAPublicKey):
-        if material.key_size < LEAST_RSA:
+        if material.key_size < MIN_RSA_BITS:
             raise ValueError(
-                f"an RSA key of {material.key_size} bits is too short, {LEAST_RSA} is the least"
+                f"an RSA key of {material.key_size} bits is too short, {MIN_RSA_BITS} is the least"
             )
         return Key("RS256", material, key_id)
     if isinstance(material, Ed25519PublicKey):
@@ -202,12 +206,12 @@ def _key_for(material: Any, key_id: str | None) -> Key:
 
 
 def key_set(raw: bytes, algorithm: str = "auto") -> list[Key]:
-    """The keys of a JWKS document that can verify signatures we know; others in it are passed over."""
+    """The keys of a JWKS document that can verify signatures; others in it are passed over."""
     document = json.loads(raw)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("not a key set: there is no array `keys`")
-    found = []
+    keys = []
     for entry in entries:
         try:
             if entry.get("use", "sig") != "sig" or entry.get("kty") == "oct":
@@ -217,8 +221,8 @@ def key_set(raw: bytes, algorithm: str = "auto") -> list[Key]:
             log.info("a key of the set is passed over: %s", error)
             continue
         if entry.get("alg", key.algorithm) == key.algorithm and _wanted(key.algorithm, algorithm):
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 async def _read(url: str) -> bytes:
@@ -227,7 +231,7 @@ async def _read(url: str) -> bytes:
         path = Path(parts.path if parts.scheme == "file" else url)
         return await asyncio.to_thread(path.read_bytes)
     client = HttpClient(
-        urlunsplit((parts.scheme, parts.netloc, "", "", "")), pool_size=1, max_answer=LARGEST_SET
+        urlunsplit((parts.scheme, parts.netloc, "", "", "")), pool_size=1, max_answer=MAX_SET_BYTES
     )
     try:
         answer = await client.request(

@@ -24,7 +24,7 @@ from penstock.wire.auth.keys import Keys
 log = logging.getLogger("penstock.auth")
 
 MISSING = "Authentication required: send the header Authorization: Bearer <token>"
-LONGEST = 16 << 10
+MAX_TOKEN_BYTES = 16 << 10
 
 
 class UnknownKey(Exception):
@@ -87,8 +87,8 @@ class Verifier:
         self._refused.add(1, reason)
 
     def _verify(self, token: str, may_ask: bool) -> Identity:
-        if len(token) > LONGEST:
-            raise self._no("invalid", f"The token is longer than {LONGEST} bytes")
+        if len(token) > MAX_TOKEN_BYTES:
+            raise self._no("invalid", f"The token is longer than {MAX_TOKEN_BYTES} bytes")
         try:
             header = jwt.get_unverified_header(token)
         except jwt.PyJWTError:

@@ -1,7 +1,7 @@
 """Bodies with `Transfer-Encoding: chunked`, read strictly.
 
     body    := chunk* last trailer* CRLF
-    chunk   := size (";" name ["=" token])* CRLF  <size bytes>  CRLF    size: 1 to 16 hexadecimal digits
+    chunk   := size (";" name ["=" token])* CRLF  <size bytes>  CRLF    size: 1 to 16 hex digits
     last    := "0"+ (";" name ["=" token])* CRLF
     trailer := name ":" value CRLF                                      read and dropped
 
@@ -15,8 +15,8 @@ from io import BytesIO
 
 from penstock.wire.http.messages import Refused
 
-_LONGEST_LINE = 1024
-_MOST_TRAILER_BYTES = 8192
+_MAX_LINE_BYTES = 1024
+_MAX_TRAILER_BYTES = 8192
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;%b(?:=%b)?)*" % (_TOKEN, _TOKEN))
@@ -38,7 +38,7 @@ class ChunkedBody:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._body = BytesIO()
-        self._size = 0
+        self._size = 0  # bytes announced so far, at most `limit`
         self._missing = 0  # bytes of the current chunk still to come, its closing CRLF included
         self._pending = b""  # an unfinished line, or an unfinished closing CRLF
         self._in_trailer = False
@@ -87,15 +87,15 @@ class ChunkedBody:
                         400, "Malformed chunked body: expected a header after the last chunk"
                     )
                 self._trailer_bytes += len(line)
-                if self._trailer_bytes > _MOST_TRAILER_BYTES:
-                    raise Refused(431, f"The trailer is larger than {_MOST_TRAILER_BYTES} bytes")
+                if self._trailer_bytes > _MAX_TRAILER_BYTES:
+                    raise Refused(431, f"The trailer is larger than {_MAX_TRAILER_BYTES} bytes")
             else:
                 self._announce(line)
 
     def _check_line(self, line: bytes, whole: bool) -> None:
-        if len(line) > _LONGEST_LINE:
+        if len(line) > _MAX_LINE_BYTES:
             raise Refused(
-                400, f"Malformed chunked body: a line is longer than {_LONGEST_LINE} bytes"
+                400, f"Malformed chunked body: a line is longer than {_MAX_LINE_BYTES} bytes"
             )
         if b"\n" in line or b"\r" in (line if whole else line[:-1]):
             raise Refused(400, "Malformed chunked body: lines must end with CR LF")

@@ -46,7 +46,8 @@ def page(document: dict[str, Any]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
         f'<h1>{title} <small>{version} · <a href="openapi.json">openapi.json</a></small></h1>'
-        f'<input placeholder="Filter by path, parameter or word" autofocus>{sections}<h2>Types</h2>{types}'
+        f'<input placeholder="Filter by path, parameter or word" autofocus>{sections}'
+        f"<h2>Types</h2>{types}"
         f"<script>{_SCRIPT}</script></html>"
     )
 
@@ -61,12 +62,12 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         needed = "" if operation["requestBody"]["required"] else " (optional)"
         parts.append(f"<p>Body{needed}</p>{_content(operation['requestBody']['content'])}")
     for status, answer in operation["responses"].items():
-        parts.append(
-            f"<p>{escape(status)} {escape(answer['description'])}</p>{_content(answer.get('content', {}))}"
-        )
+        parts.append(f"<p>{escape(status)} {escape(answer['description'])}</p>")
+        parts.append(_content(answer.get("content", {})))
     return (
         f"<details><summary><b>{escape(method.upper())}</b><code>{escape(path)}</code>"
-        f"<i>{escape(operation.get('summary', ''))}</i></summary><div>{''.join(parts)}</div></details>"
+        f"<i>{escape(operation.get('summary', ''))}</i></summary>"
+        f"<div>{''.join(parts)}</div></details>"
     )
 
 
@@ -84,8 +85,8 @@ def _parameter(parameter: dict[str, Any]) -> str:
     )
     about = parameter.get("description", "")
     return (
-        f"<tr><td><code>{escape(parameter['name'])}</code><td>{escape(parameter['in'])}<td>{escape(str(kind))}"
-        f"<td>{escape(default)}<td>{escape(about)}</tr>"
+        f"<tr><td><code>{escape(parameter['name'])}</code><td>{escape(parameter['in'])}"
+        f"<td>{escape(str(kind))}<td>{escape(default)}<td>{escape(about)}</tr>"
     )
 
 

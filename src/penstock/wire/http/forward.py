@@ -4,7 +4,7 @@ When several worker processes share the port, a topic request may reach a proces
 the topic logs. It forwards the request as it came (the target's bytes, the headers that belong to
 the request, the body) and the answer as it comes: a short one whole, a long or endless one
 (server-sent events) piece by piece, so that a slow client slows the owner down and nothing piles up
-here. If the client goes away, the connection to the owner is cut, which tells it.
+here. If the client goes away, the connection to the owner is cut, which ends its work there.
 
 A request that failed half-way is not sent again: the owner may have acted on it. The client gets
 503, which says so.
@@ -21,29 +21,21 @@ import httptools
 from penstock.config.schema import HttpServer as Settings
 from penstock.errors import Unavailable
 from penstock.wire.http.messages import Answer, Handler, Request, Response, Stream, StreamResponse
-from penstock.wire.http.routes import Route
 
 _HOP_BY_HOP = frozenset(
-    b"connection content-length expect keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
-    b" transfer-encoding upgrade".split()
+    b"connection content-length expect keep-alive proxy-authenticate proxy-authorization"
+    b" proxy-connection te trailer transfer-encoding upgrade".split()
 )
-_OURS = frozenset(
-    (b"date", b"content-type", b"access-control-allow-origin")
-)  # this server writes these itself
-_MOST_IDLE = 256
-_MOST_WAITING = 256 << 10
-_WHOLE = 256 << 10  # answers up to this size are passed on in one piece
+# this server writes these itself
+_OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))
+_MAX_IDLE = 256  # connections
+_MAX_WAITING_BYTES = 256 << 10
+_MAX_WHOLE_BYTES = 256 << 10  # answers up to this size are passed on in one piece
 
 
 def forward_to(path: Path) -> Handler:
     """A handler that passes every request on to the server listening at the Unix socket `path`."""
     return _Forwarder(path).handle
-
-
-def forwarded(routes: list[Route], path: Path) -> list[Route]:
-    """The same routes with the same documentation, answered by the server at `path`."""
-    handler = forward_to(path)
-    return [replace(route, handler=handler, decode=False, forwards=True) for route in routes]
 
 
 def owner_settings(settings: Settings) -> Settings:
@@ -83,7 +75,7 @@ class _Forwarder:
                 for name, value in headers
                 if name not in _HOP_BY_HOP and name not in _OURS
             )
-            if status in (204, 304) or (length is not None and length <= _WHOLE):
+            if status in (204, 304) or (length is not None and length <= _MAX_WHOLE_BYTES):
                 body = b"".join([piece async for piece in upstream.pieces()])
                 return Response(status, body, kind, passed)
         except ConnectionError:
@@ -113,7 +105,7 @@ class _Forwarder:
         return upstream
 
     def _release(self, upstream: "_Upstream") -> None:
-        if len(self._idle) < _MOST_IDLE:
+        if len(self._idle) < _MAX_IDLE:
             self._idle.append(upstream)
         else:
             upstream.abort()
@@ -140,13 +132,14 @@ class _Upstream(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set by connection_made
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
-        self._complete_head = self._complete = False
-        self._pieces: list[bytes] = []
-        self._waiting = 0  # bytes in _pieces
-        self._paused = False
-        self._news: asyncio.Future[None] | None = None
-        self._serving: Request | None = None
-        self.usable = True
+        self._complete_head = False  # of the answer: it is in `_headers`
+        self._complete = False  # the whole answer has arrived
+        self._pieces: list[bytes] = []  # of the body, not taken yet
+        self._waiting = 0  # bytes in `_pieces`
+        self._paused = False  # reading, because too much waits
+        self._progress: asyncio.Future[None] | None = None  # resolved when anything has arrived
+        self._serving: Request | None = None  # until its answer was taken whole
+        self.usable = True  # False once the connection has ended or was cut
 
     def send(self, request: Request) -> None:
         self._serving = request
@@ -186,12 +179,12 @@ class _Upstream(asyncio.Protocol):
     async def _wait(self) -> None:
         if not self.usable:
             raise ConnectionResetError("the owner's connection is closed")
-        self._news = asyncio.get_running_loop().create_future()
-        await self._news
+        self._progress = asyncio.get_running_loop().create_future()
+        await self._progress
 
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _notify(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
 
     def abort_for(self, request: Request) -> None:
         """The client of this request has gone; by now the connection may already serve another."""
@@ -201,7 +194,7 @@ class _Upstream(asyncio.Protocol):
     def abort(self) -> None:
         self.usable = False
         self._transport.abort()
-        self._tell()
+        self._notify()
 
     # From the transport and the parser
 
@@ -213,15 +206,15 @@ class _Upstream(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.abort()
-        self._tell()
+        self._notify()
 
     def eof_received(self) -> None:
         self.usable = False
-        self._tell()
+        self._notify()
 
     def connection_lost(self, _: Exception | None) -> None:
         self.usable = False
-        self._tell()
+        self._notify()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -232,7 +225,7 @@ class _Upstream(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._waiting += len(body)
-        if self._waiting > _MOST_WAITING and not self._paused:
+        if self._waiting > _MAX_WAITING_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 

@@ -37,24 +37,23 @@ from penstock.wire.http.routes import Route
 EVENTS = "text/event-stream"
 
 
-class Guard:
+class TokenGuard:
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
-        words = [word.strip() for word in verifier.settings.skip_paths.split(",")]
-        self._open = frozenset(word for word in words if word)
-        self._below = tuple(word for word in words if len(word) > 1 and word.endswith("/"))
+        paths = [path.strip() for path in verifier.settings.skip_paths.split(",")]
+        self._open = frozenset(path for path in paths if path)  # need no token
+        # nor does what is below these
+        self._below = tuple(path for path in paths if len(path) > 1 and path.endswith("/"))
 
     def needs_token(self, path: str) -> bool:
         return path not in self._open and not (self._below and path.startswith(self._below))
 
     def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]:
-        """`call` behind the guard, and what judges a request by its head alone; (call, None) when
-        it is public.
-        """
+        """`call` behind the guard, and a check of the head; (call, None) when it is public."""
         role = role_of(route)
         if role is Role.PUBLIC or (not route.parameters and not self.needs_token(route.path)):
             return call, None
-        verifier, known, look = self._verifier, self._verifier.known, self._look
+        verifier, known, authenticate = self._verifier, self._verifier.known, self._authenticate
         events = route.answer_type == EVENTS
 
         def guarded(request: Request) -> Answer | Awaitable[Answer]:
@@ -64,7 +63,7 @@ class Guard:
                 token = head.token = token_of(head, in_query=events)
             identity = known.get(token)
             if identity is None or identity.expires <= time.time() or identity.role < role:
-                return look(request, token, role, call)
+                return authenticate(request, token, role, call)
             head.identity = identity
             return call(request)
 
@@ -81,7 +80,7 @@ class Guard:
 
         return (_ending(guarded) if events else guarded), precheck
 
-    def _look(
+    def _authenticate(
         self, request: Request, token: str, role: Role, call: Handler
     ) -> Answer | Awaitable[Answer]:
         """A token seen for the first time, one that has expired or allows too little, or none."""
@@ -90,16 +89,18 @@ class Guard:
         try:
             identity = self._verifier.identify(token)
         except UnknownKey:
-            return self._learn(request, token, role, call)
-        self._let_in(request, identity, role)
+            return self._learn_and_call(request, token, role, call)
+        self._authorize(request, identity, role)
         return call(request)
 
-    async def _learn(self, request: Request, token: str, role: Role, call: Handler) -> Answer:
-        self._let_in(request, await self._verifier.learn(token), role)
+    async def _learn_and_call(
+        self, request: Request, token: str, role: Role, call: Handler
+    ) -> Answer:
+        self._authorize(request, await self._verifier.learn(token), role)
         answer = call(request)
         return answer if isinstance(answer, Answer) else await answer
 
-    def _let_in(self, request: Request, identity: Identity, role: Role) -> None:
+    def _authorize(self, request: Request, identity: Identity, role: Role) -> None:
         try:
             identity.require(role)
         except Forbidden:
@@ -126,14 +127,14 @@ def _ending(handler: Handler) -> Handler:
         identity = request.head.identity
         if identity is None or not isinstance(answer, StreamResponse):
             return answer
-        run, left = answer.run, seconds_left(identity)
+        run, remaining = answer.run, seconds_left(identity)
 
         async def until_expiry(stream: Stream) -> None:
             try:
-                async with asyncio.timeout(None if left == math.inf else left):
+                async with asyncio.timeout(None if remaining == math.inf else remaining):
                     await run(stream)
             except TimeoutError:
-                pass  # the client asks again and is told that its token has expired
+                pass  # the client asks again and gets the error of an expired token
 
         answer.run = until_expiry
         return answer

@@ -2,7 +2,7 @@
 bodies.
 
 `document(routes)` is the document; `routes(router)` are two routes that serve it: `/openapi.json`
-and `/docs`. It is made at the first request, when all routes are known, and kept.
+and `/docs`. It is made at the first request, when all routes are there, and kept.
 """
 
 import re
@@ -15,7 +15,7 @@ import msgspec
 from penstock import __version__
 from penstock.protocol.status import CLASSES, REASONS
 from penstock.wire.http.docs_page import page
-from penstock.wire.http.guard import Guard, role_of
+from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import ANY, Route, Router
 
@@ -37,7 +37,7 @@ def document(
     routes: Iterable[Route],
     title: str = "Penstock",
     version: str = __version__,
-    guard: Guard | None = None,
+    guard: TokenGuard | None = None,
 ) -> dict[str, Any]:
     """`guard` is what asks for tokens, when authentication is on: then operations name what they
     need.
@@ -94,8 +94,8 @@ def _name(schema: dict[str, Any]) -> str:
 def _referenced(value: Any) -> set[str]:
     """The names of all components that `value` points to directly."""
     if isinstance(value, dict):
-        found = {_name(value)} if "$ref" in value else set()
-        return found.union(*map(_referenced, value.values()))
+        names = {_name(value)} if "$ref" in value else set()
+        return names.union(*map(_referenced, value.values()))
     return set().union(*map(_referenced, value)) if isinstance(value, list) else set()
 
 
@@ -161,8 +161,8 @@ def _problem() -> dict[str, Any]:
     }
 
 
-def routes(router: Router, title: str = "Penstock", guard: Guard | None = None) -> list[Route]:
-    """`/openapi.json` and `/docs` for everything the router knows by the time someone asks."""
+def routes(router: Router, title: str = "Penstock", guard: TokenGuard | None = None) -> list[Route]:
+    """`/openapi.json` and `/docs` for everything the router has by the time someone asks."""
     made: dict[str, Response] = {}
 
     def make() -> dict[str, Response]:

@@ -3,8 +3,8 @@
 A path is literal segments, parameters `{name}` (one whole segment, percent-decoded, never empty)
 and at its end possibly `{name...}`, which takes the rest of the path. Literal segments win over
 parameters, parameters over the rest; a path that matches but lacks the method falls through to the
-next candidate. Paths without parameters are found in one dictionary, the others in a tree of
-segments. What is found is kept with the cached head, so this runs once per distinct request head.
+next candidate. Paths without parameters are in one dictionary, the others in a tree of segments.
+The endpoint is kept with the cached head, so this runs once per distinct request head.
 
 Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls
 one.
@@ -40,7 +40,7 @@ from penstock.wire.http.messages import (
 )
 
 ANY = "*"
-_LONGEST_SHOWN = 100  # characters of a wrong value in the text of an error
+_MAX_SHOWN = 100  # characters of a wrong value in the text of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,7 @@ class Route:
     query: type | None = None  # a msgspec Struct: one field per parameter
     body: Any = None  # a type for msgspec, or bytes for the body as it is
     body_optional: bool = False  # an empty body is None instead of an error
-    decode: bool = (
-        True  # False: query and body are documentation only (another process decodes them)
-    )
+    decode: bool = True  # False: query and body are for the OpenAPI document, the handler decodes
     answer: Any = None  # type of the answer, for the OpenAPI document
     answer_type: str = "application/json"
     status: int = 200
@@ -67,9 +65,7 @@ class Route:
     page: bool = False  # shown in a browser: links on other sites may lead here
     # another process serves it, and looks itself where a request comes from and what it brings
     forwards: bool = False
-    role: Role | None = (
-        None  # what a token must allow; None: read-only for GET, read-write for the rest
-    )
+    role: Role | None = None  # a token must allow; None: read-only for GET, else read-write
 
     @property
     def takes_json(self) -> bool:
@@ -117,7 +113,7 @@ def routes_of(api: Api) -> list[Route]:
     ]
 
 
-class Protection(Protocol):
+class Guard(Protocol):
     """What stands in front of routes when authentication is on (`guard.py`)."""
 
     def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]: ...
@@ -131,7 +127,7 @@ class Endpoint:
         "precheck", "route",
     )  # fmt: skip
 
-    def __init__(self, route: Route, guard: Protection | None = None) -> None:
+    def __init__(self, route: Route, guard: Guard | None = None) -> None:
         self.route = route
         self.method = route.method
         self.name = route.path
@@ -169,7 +165,7 @@ class Endpoint:
 def _query_decoder(kind: type) -> Callable[[str], Any]:
     about: Any = msgspec.inspect.type_info(kind)
     repeated = {field.encode_name for field in about.fields if _is_list(field.type)}
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    single = {field.encode_name for field in msgspec.structs.fields(kind)} - repeated
 
     def decode(query: str) -> Any:
         values: dict[str, Any] = {}
@@ -183,7 +179,7 @@ def _query_decoder(kind: type) -> Callable[[str], Any]:
             for name, value in pairs:
                 if name in repeated:
                     values.setdefault(name, []).append(value)
-                elif name in known:
+                elif name in single:
                     values.setdefault(name, value)
         try:
             return msgspec.convert(values, kind, strict=False, str_keys=True)
@@ -206,11 +202,7 @@ def _query_problem(text: str, values: dict[str, Any]) -> str:
         name = place.rstrip("`").split("[")[0]
         problem = problem[:1].lower() + problem[1:].replace(", got `str`", "")
         value = values.get(name)
-        shown = (
-            repr(value)
-            if len(str(value)) <= _LONGEST_SHOWN
-            else f"{str(value)[:_LONGEST_SHOWN]!r}..."
-        )
+        shown = repr(value) if len(str(value)) <= _MAX_SHOWN else f"{str(value)[:_MAX_SHOWN]!r}..."
         return f"Query parameter `{name}`: {problem}, got {shown}"
     return problem.replace("Object missing required field", "Missing query parameter")
 
@@ -249,19 +241,19 @@ class _Node:
     __slots__ = ("literal", "methods", "one", "rest")
 
     def __init__(self) -> None:
-        self.literal: dict[str, _Node] = {}
-        self.one: _Node | None = None
-        self.rest: _Node | None = None
-        self.methods: dict[str, Endpoint] = {}
+        self.literal: dict[str, _Node] = {}  # by segment
+        self.one: _Node | None = None  # below {name}
+        self.rest: _Node | None = None  # {name...}
+        self.methods: dict[str, Endpoint] = {}  # of the path that ends here
 
 
 class Router:
-    def __init__(self, routes: Iterable[Route] = (), guard: Protection | None = None) -> None:
-        self._guard = guard
-        self._static: dict[str, dict[str, Endpoint]] = {}
-        self._root = _Node()
-        self._endpoints: list[Endpoint] = []
-        self._refusals: dict[str, Endpoint] = {}
+    def __init__(self, routes: Iterable[Route] = (), guard: Guard | None = None) -> None:
+        self._guard = guard  # None: authentication is off
+        self._static: dict[str, dict[str, Endpoint]] = {}  # path without parameters -> by method
+        self._root = _Node()  # of all paths
+        self._endpoints: list[Endpoint] = []  # in the order they were added
+        self._refusals: dict[str, Endpoint] = {}  # shared by all heads that are refused alike
         self._not_found = Endpoint(Route(ANY, "(none)", _not_found))
         for route in routes:
             self.add(route)
@@ -270,9 +262,9 @@ class Router:
         if not route.path.startswith("/"):
             raise ValueError(f"a route's path starts with a slash: {route.path!r}")
         node = self._root
-        for place, segment in enumerate(route.segments):
+        for depth, segment in enumerate(route.segments):
             if segment.endswith("...}"):
-                if place + 1 != len(route.segments):
+                if depth + 1 != len(route.segments):
                     raise ValueError(f"{segment} must be the last segment of {route.path}")
                 node.rest = node = node.rest or _Node()
             elif _parameter(segment):

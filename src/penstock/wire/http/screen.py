@@ -33,7 +33,7 @@ _AS_JSON = frozenset(
         "application/x-www-form-urlencoded",  # what curl says
     )
 )
-_MOST_HOSTS = 1024
+_MAX_HOSTS = 1024
 _IDENTITY = frozenset((b"", b"identity"))
 _ACCEPTED = (("Accept-Encoding", "gzip, zstd"),)
 
@@ -51,15 +51,15 @@ class Screen:
         self._memory = memory
         self._max_body = max_body
         self._executor = executor
-        self._hosts: set[bytes | None] = set()  # values of Host that passed
+        self._hosts: set[bytes | None] = set()  # values of Host that are ours; at most _MAX_HOSTS
 
     def apply(self, head: Head, endpoint: Endpoint) -> Endpoint:
         """What the head's origin and body make of its endpoint."""
         route = endpoint.route
         if self._origins is not None and (head.from_browser or head.host not in self._hosts):
-            refusal = self._look_at_origin(self._origins, head, route)
+            refusal = self._judge_origin(self._origins, head, route)
             if refusal is None:
-                self._remember(head.host)
+                self._allow(head.host)
             elif not route.forwards:
                 return refusing(403, refusal)
         if head.length == 0 or route.forwards:
@@ -79,12 +79,12 @@ class Screen:
                 return refusing(415, text, _ACCEPTED)
         return endpoint
 
-    def _remember(self, host: bytes | None) -> None:
-        if len(self._hosts) >= _MOST_HOSTS:
+    def _allow(self, host: bytes | None) -> None:
+        if len(self._hosts) >= _MAX_HOSTS:
             self._hosts.clear()
         self._hosts.add(host)
 
-    def _look_at_origin(self, origins: Origins, head: Head, route: Route) -> str | None:
+    def _judge_origin(self, origins: Origins, head: Head, route: Route) -> str | None:
         host = head.host.decode("latin-1") if head.host is not None else None
         if not head.from_browser:
             return origins.refusal(host, None, None)

@@ -6,11 +6,10 @@ flight finish within the deadline, then cuts.
 """
 
 import asyncio
-import contextlib
 import logging
-import socket
 import sys
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config.schema import HttpServer as Settings
@@ -26,12 +25,25 @@ from penstock.wire.tls_server import Server, listen
 log = logging.getLogger("penstock.http")
 
 _BACKLOG = 4096
-_HANDSHAKE = 60.0  # seconds for one, where headers have no limit
+_HANDSHAKE_SECONDS = 60.0  # where headers have no limit
 _SPEAKS_TLS = (
-    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 58\r\n\r\n"
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 58\r\n\r\n"
     b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
 )
-_LONGEST_SWEEP = 1.0  # the Date header is as old as this at most
+_MAX_SWEEP_SECONDS = 1.0  # the Date header is as old as this at most
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How a server is bound, besides the host and port of its settings."""
+
+    certificate: Certificate | None = None  # None: in clear
+    reuse_port: bool = False  # other processes listen on the same port
+    unix_path: Path | None = None  # listen at this Unix socket instead
+
+
+_IN_CLEAR = Binding()
 
 
 class HttpServer:
@@ -42,24 +54,18 @@ class HttpServer:
         *,
         metrics: Metrics | None = None,
         executor: Executor | None = None,
-        sock: socket.socket | None = None,
-        unix_path: Path | None = None,
-        reuse_port: bool = False,
-        certificate: Certificate | None = None,
         origins: Origins | None = None,
         memory: RequestMemory | None = None,
+        binding: Binding = _IN_CLEAR,
     ) -> None:
         """`origins`: which web pages may send requests; None: nobody looks where they come from.
 
         `memory`: what all requests of the process may take; None: as much as they like.
         """
         self._settings = settings
-        self._sock = sock
-        self._unix_path = unix_path
-        self._reuse_port = reuse_port
-        self._server: Server | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._certificate = certificate
+        self._binding = binding
+        self._server: Server | None = None  # while it is started
+        self._sweeper: asyncio.TimerHandle | None = None  # the next sweep
         self._state = ServerState(
             router,
             settings,
@@ -68,7 +74,7 @@ class HttpServer:
             origins=origins,
             memory=memory if memory is not None else RequestMemory(sys.maxsize),
         )
-        self._interval = min(_LONGEST_SWEEP, *(limit / 4 for limit in self._state.limits))
+        self._interval = min(_MAX_SWEEP_SECONDS, *(limit / 4 for limit in self._state.limits))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -77,37 +83,35 @@ class HttpServer:
         def connection() -> Connection:
             return Connection(self._state)
 
-        if self._unix_path is not None:
-            self._unix_path.unlink(missing_ok=True)
-            self._server = await loop.create_unix_server(
-                connection, str(self._unix_path), backlog=_BACKLOG
-            )
-            self._unix_path.chmod(0o600)
+        path = self._binding.unix_path
+        if path is not None:
+            path.unlink(missing_ok=True)
+            self._server = await loop.create_unix_server(connection, str(path), backlog=_BACKLOG)
+            path.chmod(0o600)
         else:
             self._server = await listen(
                 connection,
                 self._settings.host,
                 self._settings.port,
-                self._certificate,
+                self._binding.certificate,
                 refusal=_SPEAKS_TLS,
-                patience=self._settings.header_timeout or _HANDSHAKE,
+                patience=self._settings.header_timeout or _HANDSHAKE_SECONDS,
                 backlog=_BACKLOG,
-                reuse_port=self._reuse_port,
-                sock=self._sock,
+                reuse_port=self._binding.reuse_port,
             )
         self._sweep()
 
     @property
     def port(self) -> int:
         """The port it listens on (0 for a Unix socket)."""
-        if self._server is None or self._unix_path is not None:
+        if self._server is None or self._binding.unix_path is not None:
             return 0
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def url(self) -> str:
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        return f"{'https' if self._certificate else 'http'}://{host}:{self.port}"
+        return f"{'https' if self._binding.certificate else 'http'}://{host}:{self.port}"
 
     @property
     def connections(self) -> int:
@@ -146,13 +150,12 @@ class HttpServer:
             )
         for connection in list(state.connections):
             connection.abort()
-        left = list(state.running)
-        for future in left:
+        remaining = list(state.running)
+        for future in remaining:
             future.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        with contextlib.suppress(FileNotFoundError):
-            if self._unix_path is not None:
-                self._unix_path.unlink()
+        if self._binding.unix_path is not None:
+            self._binding.unix_path.unlink(missing_ok=True)
         self._server = None

@@ -101,9 +101,9 @@ class StaticFiles:
 
 
 def _unchanged(request: Request, file: _File) -> bool:
-    known = request.header("if-none-match")
-    if known is not None:
-        tags = [tag.strip().removeprefix("W/") for tag in known.split(",")]
+    wanted = request.header("if-none-match")
+    if wanted is not None:
+        tags = [tag.strip().removeprefix("W/") for tag in wanted.split(",")]
         return "*" in tags or file.headers[0][1] in tags
     since = request.header("if-modified-since")
     if since is None:
@@ -127,9 +127,3 @@ def static_routes(prefix: str, directory: Path, cache_control: str = _REVALIDATE
 
     routes = [Route("GET", prefix + "/{name...}", below, hidden=True, page=True)]
     return [Route("GET", prefix, index, hidden=True, page=True), *routes] if prefix else routes
-
-
-def file_route(url: str, path: Path, cache_control: str = _REVALIDATE) -> Route:
-    """A route for a single file that lies elsewhere (a script inside an installed package)."""
-    files = StaticFiles(path.parent, cache_control)
-    return Route("GET", url, lambda request: files.answer(request, path.name), hidden=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 import sys
+from collections.abc import Callable
 
 from picows import (
     WSListener,
@@ -23,14 +24,14 @@ from penstock.topics.store import TopicStore
 from penstock.wire.auth import Identity, Role, Verifier
 from penstock.wire.auth.verifier import UnknownKey, bearer
 from penstock.wire.feed import Feeds
-from penstock.wire.keepalive import KeepAlive
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.websocket.session import Session
 
 log = logging.getLogger("penstock.websocket")
 
-READ_BUFFER = 4096  # to begin with, per connection; it grows with the messages
+READ_BUFFER_BYTES = 4096  # to begin with, per connection; it grows with the messages
+HANDSHAKE_SECONDS = 10.0
 
 
 class WebsocketServer:
@@ -41,7 +42,6 @@ class WebsocketServer:
         feeds: Feeds,
         metrics: Metrics,
         *,
-        keep_alive: KeepAlive | None = None,
         tls: ssl.SSLContext | None = None,
         verifier: Verifier | None = None,
         origins: Origins | None = None,
@@ -55,14 +55,13 @@ class WebsocketServer:
         self.feeds = feeds
         self.max_message = settings.max_message
         self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
-        self.received = 0
+        self.received = 0  # messages
         self._settings = settings
-        self._tls = tls
-        self._verifier = verifier
+        self._tls = tls  # None: in clear
+        self._verifier = verifier  # None: authentication is off
         self._origins = origins
-        self._learning: set[asyncio.Task[Identity]] = set()
-        self._keep_alive = keep_alive or KeepAlive()
-        self._sessions: dict[Session, object] = {}
+        self._learning: set[asyncio.Task[Identity]] = set()  # fetches of keys for tokens
+        self._sessions: dict[Session, Callable[[], None]] = {}  # what ends its keep-alive
         self._ended = asyncio.Event()  # a session has ended
         self._server: asyncio.Server | None = None
         self._refused = metrics.counter(
@@ -96,8 +95,8 @@ class WebsocketServer:
             ssl=self._tls,
             backlog=1024,
             max_frame_size=self._settings.max_message,
-            read_buffer_init_size=READ_BUFFER,
-            websocket_handshake_timeout=10.0,
+            read_buffer_init_size=READ_BUFFER_BYTES,
+            websocket_handshake_timeout=HANDSHAKE_SECONDS,
         )
         log.info(
             "WebSocket on %s:%d%s", self._settings.host, self.port, " with TLS" if self._tls else ""
@@ -161,12 +160,12 @@ class WebsocketServer:
             task.exception()  # the client hears of it when it tries again
 
     def opened(self, session: Session) -> None:
-        self._sessions[session] = self._keep_alive.add(session)
+        self._sessions[session] = self.feeds.keep_alive.add(session)
 
     def lost(self, session: Session) -> None:
         self._ended.set()
         stop = self._sessions.pop(session, None)
-        if callable(stop):
+        if stop is not None:
             stop()
 
 

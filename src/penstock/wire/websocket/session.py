@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -22,10 +22,11 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.protocol.records import payload_bytes
 from penstock.protocol.status import details_of, is_expected
+from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
-from penstock.wire.feed import Chunk, Subscription
-from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY
+from penstock.wire.feed import Chunk, Feeds, Subscription
+from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY, RequestMemory
 from penstock.wire.websocket import messages
 from penstock.wire.websocket.messages import (
     COMMANDS,
@@ -45,15 +46,26 @@ from penstock.wire.websocket.messages import (
     Unsubscribe,
 )
 
-if TYPE_CHECKING:
-    from penstock.wire.websocket.server import WebsocketServer
-
 log = logging.getLogger("penstock.websocket")
 
-IN_FLIGHT = 8 << 20
+IN_FLIGHT_BYTES = 8 << 20  # of one session, appends and waiting messages each
 SILENT_PERIODS = 4  # keep-alive periods without a sign of life until a client counts as gone
-PART_TIMEOUT = 30.0  # after it a message in several frames must have arrived at the least rate
+PART_SECONDS = 30.0  # after it a message in several frames must have arrived at the least rate
 TEXT = WSMsgType.TEXT
+
+
+class SessionServer(Protocol):
+    """What a session needs of the server it belongs to."""
+
+    topics: TopicStore
+    feeds: Feeds
+    memory: RequestMemory
+    max_message: int
+    received: int
+
+    def opened(self, session: "Session") -> None: ...
+
+    def lost(self, session: "Session") -> None: ...
 
 
 class _Watch:
@@ -62,8 +74,9 @@ class _Watch:
     __slots__ = ("name", "session", "subscription")
 
     def __init__(self, session: "Session", name: str) -> None:
-        self.session, self.name = session, name
-        self.subscription: Subscription | None = None
+        self.session = session
+        self.name = name  # of the topic
+        self.subscription: Subscription | None = None  # until the feed has answered
 
     def deliver(self, chunk: Chunk) -> bool:
         return self.session.send(chunk.notification)
@@ -73,27 +86,26 @@ class _Watch:
 
 
 class Session(WSListener):
-    def __init__(self, server: "WebsocketServer", identity: Identity | None = None) -> None:
+    def __init__(self, server: SessionServer, identity: Identity | None = None) -> None:
         self._server = server
         self._identity = identity  # None: authentication is off
         self._loop = asyncio.get_running_loop()
-        self._transport: WSTransport | None = None
-        self._watches: dict[str, _Watch] = {}
+        self._transport: WSTransport | None = None  # while it is connected
+        self._watches: dict[str, _Watch] = {}  # by topic
         self._parts: list[bytes] = []  # a message that comes in several frames
-        self._parts_size = 0
-        self._parts_since = 0.0
+        self._parts_size = 0  # bytes of `_parts`, counted in the server's `memory.total`
+        self._parts_since = 0.0  # when the first of them came
         self._inbox: deque[bytes] = deque()  # messages behind one that waits
-        self._inbox_size = 0
-        self._work: asyncio.Future[None] | None = None
-        self._in_flight = 0  # payload bytes of the appends under way, and how many those are
-        self._pending = 0
-        self._ending = False
-        self._writable = True
+        self._inbox_size = 0  # bytes of `_inbox`
+        self._work: asyncio.Future[None] | None = None  # holds back the requests behind it
+        self._in_flight = 0  # payload bytes of the appends under way
+        self._pending = 0  # appends under way
+        self._ending = False  # the server stops: no further request is looked at
+        self._writable = True  # False: the client does not take what we send
         self._reading = True
-        self._silent = 0
+        self._silent = 0  # keep-alive periods since the client was last heard of
 
-    # -- what picows calls
-    # ------------------------------------------------------------------------------------------
+    # What picows calls
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
@@ -120,7 +132,7 @@ class Session(WSListener):
         for watch in list(self._watches.values()):
             if watch.subscription is not None:
                 watch.subscription.resume()
-        self._go_on()
+        self._resume()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self._silent = 0
@@ -169,20 +181,19 @@ class Session(WSListener):
         self._parts, self._parts_size = [], 0
         return data
 
-    # -- requests
-    # ---------------------------------------------------------------------------------------------------
+    # Requests
 
     def _held(self) -> bool:
-        return self._work is not None or self._in_flight > IN_FLIGHT or not self._writable
+        return self._work is not None or self._in_flight > IN_FLIGHT_BYTES or not self._writable
 
     def _adjust_reading(self) -> None:
-        reading = self._inbox_size < IN_FLIGHT and not (self._held() and self._work is None)
+        reading = self._inbox_size < IN_FLIGHT_BYTES and not (self._held() and self._work is None)
         if reading != self._reading and self._transport is not None:
             self._reading = reading
             under = self._transport.underlying_transport
             (under.resume_reading if reading else under.pause_reading)()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         while self._inbox and not self._held():
             data = self._inbox.popleft()
             self._inbox_size -= len(data)
@@ -197,7 +208,7 @@ class Session(WSListener):
             return
         try:
             self._do(request)
-        except Exception as error:  # noqa: BLE001 - one bad request is answered, the connection goes on
+        except Exception as error:  # noqa: BLE001 - the connection stays
             self._fail(COMMANDS[type(request)], request.req_id, error)
 
     def _not_understood(self, data: bytes, error: Exception) -> None:
@@ -292,7 +303,7 @@ class Session(WSListener):
             error = task.exception()
             if error is not None:
                 self._fail(COMMANDS[type(request)], request.req_id, error)
-            self._go_on()
+            self._resume()
             self._close_if_done()
 
         self._work = asyncio.ensure_future(work)
@@ -308,11 +319,10 @@ class Session(WSListener):
             offset = future.result().first_offset
             self._answer(Produced("produce_response", request.req_id, request.topic, offset))
         if not self._reading:
-            self._go_on()
+            self._resume()
         self._close_if_done()
 
-    # -- answers
-    # ----------------------------------------------------------------------------------------------------
+    # Answers
 
     def send(self, data: bytes) -> bool:
         """Send a message; False when the client should first take what is on its way."""
@@ -354,7 +364,7 @@ class Session(WSListener):
 
     def _is_trickling(self) -> bool:
         """A message in many frames arrives too slowly to ever end."""
-        elapsed = self._loop.time() - self._parts_since - PART_TIMEOUT
+        elapsed = self._loop.time() - self._parts_since - PART_SECONDS
         return bool(self._parts) and self._parts_size < elapsed * MIN_RATE
 
     def finish(self) -> None:

@@ -18,7 +18,6 @@ from penstock.wire.feed import Feeds
 from penstock.wire.http.api.topic_groups import group_details
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import route
-from penstock.wire.keepalive import KeepAlive
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
@@ -83,13 +82,10 @@ _decode_produce = msgspec.json.Decoder(Produce).decode
 class TopicsApi:
     tag = "topics"
 
-    def __init__(
-        self, topics: TopicStore, groups: Groups, feeds: Feeds, keep_alive: KeepAlive
-    ) -> None:
+    def __init__(self, topics: TopicStore, groups: Groups, feeds: Feeds) -> None:
         self._topics = topics
         self._groups = groups
         self._feeds = feeds
-        self._keep_alive = keep_alive
 
     @route("GET", "/topics", answer=list[str], summary="List the topics")
     def names(self, _: Request) -> Response:
@@ -220,7 +216,7 @@ class TopicsApi:
         topic = self._topics.require(request.params["topic"])
         query: StreamQuery = request.args
         position = _position(topic, query, request.header("last-event-id"))
-        return stream_response(self._feeds, self._keep_alive, topic, position)
+        return stream_response(self._feeds, topic, position)
 
 
 def _payloads(request: Request) -> tuple[list[bytes], bool]:
