@@ -368,13 +368,13 @@ def test_two_brokers_share_a_directory_and_the_survivor_adopts_the_dead_ones_fil
             await survivor.push(items(3, partition="own"))
             assert survivor.status.pending == 1  # it leaves the other's files alone
             assert {parse(name).tag for name in names(tmp_path)} == {
-                ownership.tag for b in (buffer, survivor) for ownership in b._estate._owned.values()
+                lock.tag for b in (buffer, survivor) for lock in b._ownership._locks.values()
             }
             # What kill -9 does: the kernel drops the locks, nothing else happens.
             for task in (buffer._worker,):
                 task.cancel()
-            for ownership in buffer._estate._owned.values():
-                ownership.release(remove=False)
+            for lock in buffer._ownership._locks.values():
+                lock.release(remove=False)
             await eventually(lambda: survivor.status.pending == 3)
             store.go(True)
             await eventually(lambda: store.payloads("q", "dead") == [b"1", b"2"])

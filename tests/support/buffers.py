@@ -175,9 +175,9 @@ async def kill(buffer: Buffer) -> None:
         task.cancel()
     if running:
         await asyncio.wait(running)
-    await asyncio.get_running_loop().run_in_executor(None, buffer._pool.shutdown)
-    for ownership in buffer._estate._owned.values():
-        ownership.release(remove=False)
+    await asyncio.get_running_loop().run_in_executor(None, buffer._storage.pool.shutdown)
+    for lock in buffer._ownership._locks.values():
+        lock.release(remove=False)
 
 
 async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buffer:

@@ -80,18 +80,18 @@ class Backlog:
         assert file.keys is not None
         for key in keys:
             if key in file.keys:
-                self._let_go(key)
+                self._release_one(key)
             else:
                 file.keys.add(self._same[key])
 
     def release(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._let_go(key)
+            self._release_one(key)
 
-    def _let_go(self, key: Key) -> None:
-        left = self._holders[key] - 1
-        if left:
-            self._holders[key] = left
+    def _release_one(self, key: Key) -> None:
+        remaining = self._holders[key] - 1
+        if remaining:
+            self._holders[key] = remaining
         else:
             del self._holders[key], self._same[key]
 

@@ -26,23 +26,23 @@ seconds.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TypeVar
 
 from penstock.buffer.admission import Admission
-from penstock.buffer.backlog import Backlog, BufferFile, keys_of
+from penstock.buffer.backlog import Backlog, BufferFile
 from penstock.buffer.events import encode
 from penstock.buffer.failed import Failed
 from penstock.buffer.files import KINDS, TITLES, Namer
 from penstock.buffer.journal import Journal
 from penstock.buffer.maintenance import Maintenance
-from penstock.buffer.ownership import Estate
+from penstock.buffer.ownership import Ownership
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
 from penstock.buffer.replay import Engine, Progress, Replay
 from penstock.buffer.status import Status
+from penstock.buffer.storage import Storage
 from penstock.config import schema
 from penstock.database import Database
 from penstock.errors import (
@@ -60,7 +60,6 @@ from penstock.queues.push import check, named
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
-T = TypeVar("T")
 PendingPush = Pending[list[Item], list[Pushed]]
 
 ADOPT_SECONDS = 2.0
@@ -69,7 +68,6 @@ MAX_RETRY_SECONDS = 1.0
 IN_FLIGHT_SECONDS = 0.5  # they fail within milliseconds, since their connections are cut
 DRAIN_SECONDS, DRAIN_POLL_SECONDS = 5.0, 0.02
 STOP_SECONDS = 5.0
-SPACE_CHECK_SECONDS = 0.05  # how long a look at the free space is good for
 DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
 
 
@@ -86,20 +84,20 @@ class Buffer:
         pool: Executor,
         metrics: Metrics,
     ) -> None:
-        self._queues, self._database, self._settings = queues, database, settings
-        self.directory, self._fs, self._pool = directory, fs, pool
+        self._queues = queues
+        self._database = database
+        self._settings = settings
+        self.directory = directory
+        self._storage = Storage(directory, fs, pool, settings, self._encode)
         self.backlog = Backlog()
-        self.failed = Failed(directory, fs, settings.retry_interval, self._encode)
-        self._estate = Estate(directory, fs, self.failed)
-        self.maintenance = Maintenance(database, directory, fs, self._look)
+        self.failed = Failed(self._storage)
+        self._ownership = Ownership(self._storage, self.failed)
+        self.maintenance = Maintenance(database, directory, fs, self._maintenance_changed)
         self.admission = Admission()
         self.replay = Replay(
             queues,
             database,
-            settings,
-            directory,
-            fs,
-            pool,
+            self._storage,
             self.failed,
             metrics,
             live=lambda: self._in_flight > 0,
@@ -111,10 +109,11 @@ class Buffer:
         self._worker: asyncio.Task[None] | None = None
         self._scan: asyncio.Task[None] | None = None
         self.recovering: Progress | None = None
-        self._room_left, self._room_until = 0, 0.0
         self._stopping = False
         self._retrying = asyncio.Lock()
-        self._waits_for = ""  # why the last replay stopped though the database is up; told once
+        self._replay_problem = (
+            ""  # why the last replay stopped though the database is up; logged once
+        )
         self._recovered = True  # since the last time the database went down
         self._buffered = metrics.counter(
             "penstock_buffer_events_total", "Events accepted into a file", "kind"
@@ -126,25 +125,16 @@ class Buffer:
             "penstock_buffer_adopted_total", "Files taken over from dead processes"
         )
         self.status = Status(self, database, metrics)
+        self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
         """Take over what is there and, if the database is up, replay it before anything is served."""
         self._loop = asyncio.get_running_loop()
-        namer = Namer(await self._in_pool(self._estate.found))
-        self.journal = Journal(
-            "failover",
-            self.directory,
-            self._fs,
-            self._pool,
-            self.backlog,
-            namer,
-            self._settings.events_per_file,
-            self._room,
-        )
+        namer = Namer(await self._storage.in_pool(self._ownership.begin))
+        self.journal = Journal(self._storage, self.backlog, namer)
         self.qos0 = Qos0(
-            self.replay, self._database, self.journal, self.backlog, self.failed, namer, self.directory, self._fs,
-            self._pool, self._settings, self._room, self._encode, self._check_in_flight,
-        )  # fmt: skip
+            self._storage, self.replay, self.journal, self.backlog, namer, self._check_in_flight
+        )
         self._namer = namer
         await self._adopt()
         await self.maintenance.start()
@@ -172,7 +162,7 @@ class Buffer:
         self.admission.end()
         await self.journal.close()
         await self.maintenance.stop()
-        self._estate.leave(self.backlog.files)
+        self._ownership.release_all(self.backlog.files)
         if self.backlog.files:
             log.info(
                 "%d events stay in %d buffer files", self.backlog.events(), len(self.backlog.files)
@@ -309,7 +299,7 @@ class Buffer:
         return encode(map(self._queues.at_rest, items))
 
     def _write(self, items: list[Item]) -> asyncio.Future[None]:
-        written = self.journal.submit(self._encode(items), keys_of(items))
+        written = self.journal.submit(items)
         self._buffered.add(len(items), "failover")
         if self._up:
             self._wake.set()
@@ -335,7 +325,7 @@ class Buffer:
     def _database_changed(self, healthy: bool) -> None:
         if healthy:
             self._none_in_flight.set()
-            self.maintenance.told(None)
+            self.maintenance.settings_changed(None)
             self._wake.set()
             return
         log.warning("Database connection failed, switching to file buffer")
@@ -345,7 +335,7 @@ class Buffer:
             self._none_in_flight.clear()
         self.admission.end()
 
-    def _look(self) -> None:
+    def _maintenance_changed(self) -> None:
         """Something changed that the worker should know of."""
         if self.maintenance.push:
             self.admission.end()
@@ -380,7 +370,7 @@ class Buffer:
                 log.error("the buffer's worker: %s", error)
                 pause = min(pause * 2, MAX_RETRY_SECONDS)
             except Exception:  # a bug here must not end the replay for the life of the process
-                log.exception("the buffer's worker failed; it goes on")
+                log.exception("the buffer's worker failed; it resumes")
                 pause = MAX_RETRY_SECONDS
 
     @property
@@ -402,13 +392,13 @@ class Buffer:
                     self.admission.close()
                     await self.journal.flush()
                 await self.journal.seal()
-            self._estate.let_go(self.backlog.files)
-            self._waits_for = ""
+            self._ownership.release_unused(self.backlog.files)
+            self._replay_problem = ""
             return not self._waiting_events
         except Unavailable as error:
-            if self._up and str(error) != self._waits_for:
+            if self._up and str(error) != self._replay_problem:
                 log.warning("Replay waits, with %d events: %s", self.status.pending, error)
-                self._waits_for = str(error)
+                self._replay_problem = str(error)
             return False
         finally:
             self.admission.end()
@@ -453,7 +443,7 @@ class Buffer:
                         await self._replay(file)
         except (Unavailable, TimeoutError, StorageFull, StorageFailed) as error:
             log.warning(
-                "Recovery stopped after %.1f s (%s): it goes on while we serve",
+                "Recovery stopped after %.1f s (%s): it resumes while we serve",
                 time.monotonic() - began,
                 error,
             )
@@ -461,7 +451,7 @@ class Buffer:
             log.info("Recovery: %d events replayed in %.2f s", total, time.monotonic() - began)
         finally:
             self.recovering = None
-        self._estate.let_go(self.backlog.files)
+        self._ownership.release_unused(self.backlog.files)
 
     def replay_now(self) -> None:
         """Do not wait for the next turn."""
@@ -478,16 +468,16 @@ class Buffer:
 
     async def _adopt(self) -> None:
         """Take over the files of processes that died."""
-        found = await self._in_pool(self._estate.adopt)
-        for file in found:
+        adopted = await self._storage.in_pool(self._ownership.adopt)
+        for file in adopted:
             self._namer.seen(file.name)
             self.backlog.add(file)
-        if found:
-            self._adopted.add(len(found))
+        if adopted:
+            self._adopted.add(len(adopted))
             log.info(
                 "Adopted %d buffer files with %d events",
-                len(found),
-                sum(file.events for file in found),
+                len(adopted),
+                sum(file.events for file in adopted),
             )
             self._wake.set()
             if self._worker and self._scan is None:
@@ -499,33 +489,13 @@ class Buffer:
             for file in list(self.backlog.files):
                 if file.keys is None:
                     try:
-                        self.backlog.learn(file, await self._in_pool(keys_in, self._fs, file.path))
+                        self.backlog.learn(
+                            file, await self._storage.in_pool(keys_in, self._storage.fs, file.path)
+                        )
                     except FileNotFoundError:
                         pass  # replayed meanwhile
         finally:
             self._scan = None
-
-    def _room(self, more: int) -> None:
-        """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
-        now = time.monotonic()
-        if (
-            now > self._room_until or self._room_left < more
-        ):  # asking for each push would cost more than writing it
-            used, free = self.status.bytes, self._fs.free_bytes(self.directory)
-            if used + more > self._settings.max_bytes:
-                raise StorageFull(
-                    f"the buffer is full: {used} of {self._settings.max_bytes} bytes are used"
-                )
-            if free - more < self._settings.free_space_reserve:
-                raise StorageFull("the disk of the buffer is full")
-            self._room_left = min(
-                self._settings.max_bytes - used, free - self._settings.free_space_reserve
-            )
-            self._room_until = now + SPACE_CHECK_SECONDS
-        self._room_left -= more
-
-    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
 
 def _buffered(items: list[Item]) -> list[Pushed]:

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.buffer.events import Encode
 from penstock.buffer.files import FAILED, Name, parse
 from penstock.buffer.reader import count_events
-from penstock.log.fs import Fs
+from penstock.buffer.storage import Storage
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
-LONGEST_PAUSE = 300.0
+MAX_RETRY_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -50,14 +49,14 @@ class Failed:
 
     def __init__(
         self,
-        directory: Path,
-        fs: Fs,
-        retry_interval: float,
-        encode: Encode,
+        storage: Storage,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory, self._fs, self._encode = directory / FAILED, fs, encode
-        self._interval, self._clock = retry_interval, clock
+        self._directory = storage.directory / FAILED
+        self._fs = storage.fs
+        self._encode = storage.encode
+        self._interval = storage.settings.retry_interval
+        self._clock = clock
         self.files: dict[str, FailedFile] = {}
 
     @property
@@ -79,7 +78,7 @@ class Failed:
             name = parse(text)
             if name and name.tag in wanted and text not in self.files:
                 path = self._directory / text
-                self._keep(name, path, count_events(self._fs, path), self._clock())
+                self._add(name, path, count_events(self._fs, path), self._clock())
 
     def write(self, name: Name, refusals: list[Refusal]) -> None:
         """Put the refused events of the buffer file `name` aside, durably. Twice is the same as
@@ -98,11 +97,11 @@ class Failed:
             b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)),
         )
         self._fs.replace(path, b"".join(self._encode(refusal.item for refusal in refusals)))
-        self._keep(name.complete, path, len(refusals), self._clock() + self._interval)
+        self._add(name.complete, path, len(refusals), self._clock() + self._interval)
 
-    def _keep(self, name: Name, path: Path, events: int, due: float) -> None:
-        known = self.files.get(str(name))
-        pause = known.pause if known else self._interval
+    def _add(self, name: Name, path: Path, events: int, due: float) -> None:
+        before = self.files.get(str(name))
+        pause = before.pause if before else self._interval
         self.files[str(name)] = FailedFile(name, path, events, self._fs.size(path), due, pause)
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
@@ -120,7 +119,7 @@ class Failed:
 
     def postpone(self, file: FailedFile) -> None:
         """It was tried and did not go in as a whole."""
-        file.pause = min(file.pause * 2, max(LONGEST_PAUSE, self._interval))
+        file.pause = min(file.pause * 2, max(MAX_RETRY_SECONDS, self._interval))
         file.due = self._clock() + file.pause
 
 

@@ -105,7 +105,7 @@ class Namer:
         return Name(kind, str(UUID(int=value)), self.tag, active=True)
 
 
-class Ownership:
+class OwnerLock:
     """The lock of one tag, held from `take` to `release` or to the end of the process."""
 
     def __init__(self, directory: Path, tag: str) -> None:
@@ -151,14 +151,14 @@ class Ownership:
             self._fd = None
 
 
-def new_ownership(directory: Path) -> Ownership:
+def new_owner(directory: Path) -> OwnerLock:
     """A tag that nobody has or had, and its lock."""
     for _ in range(100):
-        ownership = Ownership(directory, os.urandom(4).hex())
-        if any(ownership.tag in name for name in os.listdir(directory)):
+        lock = OwnerLock(directory, os.urandom(4).hex())
+        if any(lock.tag in name for name in os.listdir(directory)):
             continue
-        if ownership.take():
-            return ownership
+        if lock.take():
+            return lock
     raise StorageFailed(f"no free owner tag in {directory}")
 
 

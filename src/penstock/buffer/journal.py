@@ -1,4 +1,4 @@
-"""Writes events to the active file of one kind, by group commit.
+"""Writes events to the active failover file, by group commit.
 
 Submissions that arrive while a write is under way wait together and share the next one: one append,
 one fsync, whatever their number. Order is the order of `submit`. A submission is in one file as a
@@ -16,17 +16,16 @@ whole, or refused as a whole.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from penstock.buffer.backlog import Backlog, BufferFile, Key
+from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
 from penstock.buffer.events import size_of
-from penstock.buffer.files import Kind, Namer
+from penstock.buffer.files import Namer
+from penstock.buffer.storage import Storage
 from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
-from penstock.log.fs import File, Fs
+from penstock.log.fs import File
+from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -40,26 +39,20 @@ class Submission:
 
 
 class Journal:
-    """The active file of a kind. All file access is serialised by `_lock` and runs in the pool."""
+    """The active failover file. All file access is serialised by `_lock` and runs in the pool."""
 
     def __init__(
         self,
-        kind: Kind,
-        directory: Path,
-        fs: Fs,
-        pool: Executor,
+        storage: Storage,
         backlog: Backlog,
         namer: Namer,
-        events_per_file: int,
-        room: Callable[[int], None],  # raises StorageFull when so many more bytes do not fit
     ) -> None:
-        self._kind, self._directory, self._fs, self._pool = kind, directory, fs, pool
-        self._backlog, self._namer, self._per_file, self._room = (
-            backlog,
-            namer,
-            events_per_file,
-            room,
-        )
+        self._storage = storage
+        self._directory = storage.directory
+        self._fs = storage.fs
+        self._backlog = backlog
+        self._namer = namer
+        self._per_file = storage.settings.events_per_file
         self._active: BufferFile | None = None
         self._file: File | None = None
         self._synced = 0  # bytes of the active file known to be durable
@@ -85,12 +78,13 @@ class Journal:
         found = self._unwritten + sum(file.events for file in list(self._completed))
         return found + (active.events if active else 0)
 
-    def submit(self, lines: list[bytes], keys: set[Key]) -> asyncio.Future[None]:
+    def submit(self, items: list[Item]) -> asyncio.Future[None]:
         """Queue events for the file; the future is done when they are durable. Their partitions are
         held from now.
         """
         if self._closed:
             raise Unavailable("the broker is stopping")
+        lines, keys = self._storage.encode(items), keys_of(items)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._backlog.hold(keys)
         self._waiting.append(Submission(lines, keys, done))
@@ -107,7 +101,7 @@ class Journal:
     async def seal(self) -> None:
         """Complete the active file and hand it to the backlog."""
         async with self._lock:
-            await self._in_pool(self._complete)
+            await self._storage.in_pool(self._complete)
             self._hand_over()
 
     async def close(self) -> None:
@@ -121,7 +115,7 @@ class Journal:
                 async with self._lock:
                     batch = self._take()
                     try:
-                        file = await self._in_pool(self._commit, batch)
+                        file = await self._storage.in_pool(self._commit, batch)
                     except (StorageFull, StorageFailed) as error:
                         self._refuse(batch, error)
                     else:
@@ -168,7 +162,7 @@ class Journal:
     def _commit(self, batch: list[Submission]) -> BufferFile:
         lines = [line for submission in batch for line in submission.lines]
         total = size_of(lines)
-        self._room(total)
+        self._storage.reserve(total)
         if self._active and self._active.events + len(lines) > self._per_file:
             self._complete()
         try:
@@ -195,7 +189,7 @@ class Journal:
         return self._active
 
     def _open(self) -> None:
-        name = self._namer.next(self._kind)
+        name = self._namer.next("failover")
         path = self._directory / str(name)
         self._file = self._fs.open(path, create=True)
         try:
@@ -222,7 +216,7 @@ class Journal:
         except (StorageFull, StorageFailed) as error:
             log.warning("%s: it is replayed as %s", error, active.name)
         self._completed.append(active)
-        self._let_go()
+        self._release_file()
 
     def _abandon(self) -> None:
         """The active file takes no more writes: keep what was durable in it, forget what was not."""
@@ -235,15 +229,12 @@ class Journal:
             log.error("%s: events written twice are recognised at replay", error)
         if active.events:
             self._completed.append(active)
-        self._let_go()
+        self._release_file()
         if not active.events:
             self._fs.remove(active.path)
 
-    def _let_go(self) -> None:
+    def _release_file(self) -> None:
         assert self._file
         self._file.close()
         self._file = None
         self._active = None
-
-    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)

@@ -1,7 +1,7 @@
 """Maintenance modes: pushes go to the buffer and stay there; pops find nothing.
 
-They belong to the database, not to a broker: all brokers on it follow the table `settings`, told by
-NOTIFY. Each keeps a copy in `maintenance.json` in its buffer directory, so that a broker that
+They belong to the database, not to a broker: all brokers on it follow the table `settings`, notified
+by NOTIFY. Each keeps a copy in `maintenance.json` in its buffer directory, so that a broker that
 starts while the database is down (the very moment maintenance is about) still knows. A mode
 switched while the database is down holds here at once and is written to the database when it is
 back.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CHANNEL = "penstock_settings"
 NAME = "maintenance"
-PAUSE = 0.1  # seconds, when a connection was lost
+RETRY_SECONDS = 0.1  # when a connection was lost
 READ = "SELECT value::text FROM settings WHERE name = $1"
 WRITE = """
     WITH changed AS (
@@ -110,7 +110,7 @@ class Maintenance:
         self._recall()
         self._stale = True
         await self._follow()
-        await self._database.listen(CHANNEL, self.told)
+        await self._database.listen(CHANNEL, self.settings_changed)
 
     async def stop(self) -> None:
         if self._reading:
@@ -128,9 +128,9 @@ class Maintenance:
             log.warning(
                 "maintenance switched while the database is down: the other brokers follow when it is back"
             )
-            self.told(None)  # unless it was just a connection: then now
+            self.settings_changed(None)  # unless it was just a connection: then now
 
-    def told(self, name: str | None) -> None:
+    def settings_changed(self, name: str | None) -> None:
         """Something in `settings` changed, or (None) we are connected again and may have missed it."""
         if name in (None, NAME):
             self._stale = True  # a read under way may have seen what was before
@@ -138,13 +138,13 @@ class Maintenance:
                 self._reading = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        while self._stale and self._database.healthy:  # otherwise we are told again when it is back
+        while self._stale and self._database.healthy:  # else we are called when it is back
             self._stale = False
             try:
                 await self._read()
             except Unavailable:
                 self._stale = True
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _read(self) -> None:
         if self._unsaved:

@@ -4,34 +4,35 @@ for the rules).
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 
 from penstock.buffer import files
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed
-from penstock.buffer.files import KINDS, Name, Ownership
+from penstock.buffer.files import KINDS, Name, OwnerLock
 from penstock.buffer.reader import count_events
+from penstock.buffer.storage import Storage
 from penstock.errors import StorageFailed
-from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
 
 
-class Estate:
-    """Which owners' files are ours. `found` and `adopt` block."""
+class Ownership:
+    """Which owners' files are ours. `begin` and `adopt` block."""
 
-    def __init__(self, directory: Path, fs: Fs, failed: Failed) -> None:
-        self._directory, self._fs, self._failed = directory, fs, failed
-        self._owned: dict[str, Ownership] = {}
-        self._own = ""
+    def __init__(self, storage: Storage, failed: Failed) -> None:
+        self._directory = storage.directory
+        self._fs = storage.fs
+        self._failed = failed
+        self._locks: dict[str, OwnerLock] = {}  # by tag
+        self._own = ""  # the tag of our own files
 
-    def found(self) -> str:
+    def begin(self) -> str:
         """Make the directory if need be and become an owner; the tag of our own files."""
         self._fs.make_dir(self._directory)
-        ownership = files.new_ownership(self._directory)
-        self._owned[ownership.tag] = ownership
-        self._own = ownership.tag
-        return ownership.tag
+        lock = files.new_owner(self._directory)
+        self._locks[lock.tag] = lock
+        self._own = lock.tag
+        return lock.tag
 
     def adopt(self) -> list[BufferFile]:
         """The files of processes that died since the last look, in the order of their replay."""
@@ -39,10 +40,10 @@ class Estate:
         tags = {name.tag for name in map(files.parse, there) if name}
         tags |= {tag for tag in map(files.tag_of_lock, there) if tag} | self._failed.tags()
         taken = set()
-        for tag in tags - self._owned.keys():
-            ownership = Ownership(self._directory, tag)
-            if ownership.take():
-                self._owned[tag] = ownership
+        for tag in tags - self._locks.keys():
+            lock = OwnerLock(self._directory, tag)
+            if lock.take():
+                self._locks[tag] = lock
                 taken.add(tag)
         if not taken:
             return []
@@ -54,9 +55,9 @@ class Estate:
             if name and name.tag in taken
         ]
         names.sort(key=lambda name: (KINDS.index(name.kind), name.id))
-        found = [file for file in map(self._recovered, names) if file]
-        self.let_go(found, taken)
-        return found
+        adopted = [file for file in map(self._recovered, names) if file]
+        self.release_unused(adopted, taken)
+        return adopted
 
     def _recovered(self, name: Name) -> BufferFile | None:
         path = self._directory / str(name)
@@ -80,21 +81,23 @@ class Estate:
             log.error("%s: replay will try again", error)
         return BufferFile(name, path, events, size, keys=None)
 
-    def let_go(self, left: Iterable[BufferFile], among: Iterable[str] | None = None) -> None:
+    def release_unused(
+        self, remaining: Iterable[BufferFile], among: Iterable[str] | None = None
+    ) -> None:
         """Give up the tags of the dead (or those `among` them) that have no file left."""
-        used = self._used(left)
-        for tag in list(self._owned if among is None else among):
+        used = self._used(remaining)
+        for tag in list(self._locks if among is None else among):
             if tag not in used and tag != self._own:
-                self._owned.pop(tag).release(remove=True)
+                self._locks.pop(tag).release(remove=True)
 
-    def leave(self, left: Iterable[BufferFile]) -> None:
+    def release_all(self, remaining: Iterable[BufferFile]) -> None:
         """Give up everything: whoever comes next adopts what is left."""
-        used = self._used(left)
-        for tag, ownership in self._owned.items():
-            ownership.release(remove=tag not in used)
-        self._owned.clear()
+        used = self._used(remaining)
+        for tag, lock in self._locks.items():
+            lock.release(remove=tag not in used)
+        self._locks.clear()
 
-    def _used(self, left: Iterable[BufferFile]) -> set[str]:
-        return {file.name.tag for file in left} | {
+    def _used(self, remaining: Iterable[BufferFile]) -> set[str]:
+        return {file.name.tag for file in remaining} | {
             file.name.tag for file in self._failed.files.values()
         }

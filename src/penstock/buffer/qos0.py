@@ -15,19 +15,17 @@ pushes go there too.
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.events import Encode, size_of
-from penstock.buffer.failed import Failed, Refusal
+from penstock.buffer.events import size_of
+from penstock.buffer.failed import Refusal
 from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
-from penstock.buffer.replay import MERGED, Health, Replay, batches
-from penstock.config import schema
+from penstock.buffer.replay import MERGED, Replay, batches
+from penstock.buffer.storage import Storage
 from penstock.errors import StorageFailed, StorageFull, Unavailable
-from penstock.log.fs import File, Fs
+from penstock.log.fs import File
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
@@ -57,29 +55,22 @@ class Qos0:
 
     def __init__(
         self,
+        storage: Storage,
         replay: Replay,
-        health: Health,
         journal: Journal,
         backlog: Backlog,
-        failed: Failed,
         namer: Namer,
-        directory: Path,
-        fs: Fs,
-        pool: Executor,
-        settings: schema.Buffer,
-        room: Callable[[int], None],
-        encode: Encode,
         idle: Callable[[], None],
     ) -> None:
-        self._replay, self._health, self._journal, self._backlog = replay, health, journal, backlog
-        self._failed, self._namer, self._directory, self._fs, self._pool = (
-            failed,
-            namer,
-            directory,
-            fs,
-            pool,
-        )
-        self._settings, self._room, self._encode, self._idle = settings, room, encode, idle
+        self._storage = storage
+        self._directory = storage.directory
+        self._fs = storage.fs
+        self._settings = storage.settings
+        self._replay = replay
+        self._journal = journal  # takes what waits here when the database goes down
+        self._backlog = backlog
+        self._namer = namer
+        self._idle = idle  # called when nothing waits here any more
         self._growing: Batch | None = None
         self._flushing: Batch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -111,8 +102,8 @@ class Qos0:
         if self._growing and len(self._growing.items) >= self._settings.events_per_file:
             await asyncio.wait([self._growing.done])
             return False
-        lines = self._encode(items)
-        self._room(size_of(lines))
+        lines = self._storage.encode(items)
+        self._storage.reserve(size_of(lines))
         batch = self._growing or self._open()
         try:
             batch.handle.append(lines)
@@ -227,25 +218,13 @@ class Qos0:
                 refusals += await self._replay.insert(part, "qos0")
                 done += len(part)
         except Unavailable:
-            rest = batch.items[done:]
-            written = self._journal.submit(self._encode(rest), keys_of(rest))
             try:
-                await written
+                await self._journal.submit(batch.items[done:])
             except (StorageFull, StorageFailed) as error:
                 self._leave(batch, error)
                 return
         try:
-            if refusals:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._pool, self._failed.write, file.name, refusals
-                )
-                self._replay.refused.add(len(refusals), "qos0")
-                log.error(
-                    "%d QoS 0 events were refused and are in failed/: %s",
-                    len(refusals),
-                    refusals[0].error,
-                )
-            self._fs.remove(file.path)
+            await self._replay.finish(file, refusals)
         except (StorageFull, StorageFailed) as error:
             self._leave(batch, error)
 
@@ -266,7 +245,7 @@ class Qos0:
         else:
             again = batch.handle.size
             batch.syncing = asyncio.get_running_loop().run_in_executor(
-                self._pool, self._sync, batch
+                self._storage.pool, self._sync, batch
             )
         if not batch.done.done():
             delay = self._settings.flush_ms / 1000

@@ -25,15 +25,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
 from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
-from penstock.config import schema
+from penstock.buffer.storage import Storage
 from penstock.errors import (
     Busy,
     Damaged,
@@ -45,7 +43,6 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.log.fs import Fs
 from penstock.metrics import Metrics
 from penstock.queues.merge import Pending
 from penstock.queues.retry import halving, retrying
@@ -95,12 +92,12 @@ class Progress:
     """How far a recovery is: logged every few thousand events and shown in the status."""
 
     def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done, self._told = what, total, 0, 0
+        self.what, self.total, self.done, self._logged = what, total, 0, 0
 
     def add(self, events: int) -> None:
         self.done += events
-        if self.done - self._told >= PROGRESS_EVERY or (self.done >= self.total > self._told):
-            self._told = self.done
+        if self.done - self._logged >= PROGRESS_EVERY or (self.done >= self.total > self._logged):
+            self._logged = self.done
             share = 100 * self.done / self.total if self.total else 100.0
             log.info("%s: Progress %d/%d events (%.1f%%)", self.what, self.done, self.total, share)
 
@@ -112,16 +109,18 @@ class Replay:
         self,
         engine: Engine,
         health: Health,
-        settings: schema.Buffer,
-        directory: Path,
-        fs: Fs,
-        pool: Executor,
+        storage: Storage,
         failed: Failed,
         metrics: Metrics,
         live: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._engine, self._health, self._settings = engine, health, settings
-        self._directory, self._fs, self._pool, self._failed = directory, fs, pool, failed
+        self._engine = engine
+        self._health = health
+        self._storage = storage
+        self._settings = storage.settings
+        self._directory = storage.directory
+        self._fs = storage.fs
+        self._failed = failed
         self._live = live  # whether pushes go to the database directly right now
         self._recent: deque[tuple[float, int]] = deque()
         self._unpaused = 0
@@ -163,7 +162,7 @@ class Replay:
             )
             return
         steps = windows(self._fs, file.path)
-        while (window := await self._in_pool(_next, steps)) is not None:
+        while (window := await self._storage.in_pool(_next, steps)) is not None:
             for batch in batches(window.items, self._settings.max_batch * MERGED):
                 refusals += await self.insert(batch, file.name.kind)
                 file.done += len(batch)
@@ -172,8 +171,15 @@ class Replay:
             bad += window.bad
             if window.bad or window.torn:
                 file.done += len(window.bad)
-                await self._in_pool(self._quarantine, str(file.name.complete), window, bad)
-        await self._in_pool(self._settle, file, refusals)
+                await self._storage.in_pool(self._quarantine, str(file.name.complete), window, bad)
+        await self.finish(file, refusals)
+        log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
+
+    async def finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
+        """All events of a file are in the database but for the refused ones: set those aside, and
+        delete it.
+        """
+        await self._storage.in_pool(self._finish, file, refusals)
         if refusals:
             self.refused.add(len(refusals), file.name.kind)
             log.error(
@@ -182,7 +188,6 @@ class Replay:
                 file.name,
                 refusals[0].error,
             )
-        log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
 
     async def trouble(self, file: BufferFile, error: StorageFailed) -> bool:
         """The disk failed during the replay of a file; whether to go on without it."""
@@ -192,7 +197,7 @@ class Replay:
         )
         if file.troubles < MAX_DISK_ATTEMPTS:
             return False
-        await self._in_pool(self._set_aside, file)
+        await self._storage.in_pool(self._set_aside, file)
         self.quarantined.add(file.events)
         log.error(
             "%s with %d events is in %s/ now: copy it back when it can be read",
@@ -208,13 +213,13 @@ class Replay:
         bad: list[bytes] = []
         total = 0
         steps = windows(self._fs, file.path)
-        while (window := await self._in_pool(_next, steps)) is not None:
+        while (window := await self._storage.in_pool(_next, steps)) is not None:
             for batch in batches(window.items, self._settings.max_batch * MERGED):
                 refusals += await self.insert(batch, file.name.kind)
                 total += len(batch)
             bad += window.bad
-            if window.bad or window.torn:  # before the file is written anew without them
-                await self._in_pool(self._quarantine, f"{FAILED}_{file.name}", window, bad)
+            if window.bad or window.torn:  # before the file is rewritten without them
+                await self._storage.in_pool(self._quarantine, f"{FAILED}_{file.name}", window, bad)
         log.info(
             "Retried failed file %s: %d events went in, %d left",
             file.name,
@@ -222,7 +227,7 @@ class Replay:
             len(refusals),
         )
         if len(refusals) < total or bad or not total:
-            await self._in_pool(self._failed.write, file.name, refusals)
+            await self._storage.in_pool(self._failed.write, file.name, refusals)
         if refusals:
             self._failed.postpone(self._failed.files[str(file.name)])
         return not refusals
@@ -278,7 +283,7 @@ class Replay:
 
     # From here on: in the pool.
 
-    def _settle(self, file: BufferFile, refusals: list[Refusal]) -> None:
+    def _finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
         if refusals:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)
@@ -307,9 +312,6 @@ class Replay:
                 "%d lines of %s are no events: set aside in %s/", len(window.bad), name, QUARANTINE
             )
         self.quarantined.add(len(window.bad) + bool(window.torn))
-
-    async def _in_pool(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
 
 def _next(steps: Iterator[Window]) -> Window | None:
