@@ -84,9 +84,7 @@ class Appender:
     def append_arrays(
         self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
-        """Append payloads that lie one after another in `payloads`, as one batch, without a look at
-        each.
-        """
+        """The same for payloads that lie one after another in `payloads`."""
         if not len(lengths):
             raise InvalidRequest("a batch has at least one record")
         wide = lengths.astype(np.int64)

@@ -27,9 +27,7 @@ INDEX_ROWS_PER_STEP = 1 << 15  # where no batches say how many there are
 
 
 def sidecar(file: File, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Windows of the whole rows in the first `size` bytes: number of the first, the rows, which of
-    them are intact.
-    """
+    """Windows of whole rows in `size` bytes: number of the first, rows, which are intact."""
     count = size // BATCH_SIZE
     for at in range(0, count, ROWS_PER_WINDOW):
         rows, good = parse_batches(

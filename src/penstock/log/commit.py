@@ -111,9 +111,7 @@ class Commit:
         self._add(frame_payloads(payloads, first, position), None)
 
     def _is_old(self, entry: Entry, producer: Producer) -> bool:
-        """Whether this append needs no write: it is there already, twice in this commit, or out of
-        order.
-        """
+        """Whether this append needs no write: stored already, twice in here, or out of order."""
         twin = self._seen.get(producer)
         if twin is not None:
             entry.twin = twin

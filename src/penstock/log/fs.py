@@ -49,9 +49,7 @@ class File(Protocol):
         """Up to `length` bytes from `position`; fewer only at the end of the file."""
 
     def forget(self, position: int, length: int) -> None:
-        """Let the page cache drop these bytes, as far as they are on disk: the next read comes from
-        there.
-        """
+        """Let the page cache drop these bytes: the next read comes from the disk."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -72,9 +70,7 @@ class Fs(Protocol):
     def read(self, path: Path) -> bytes: ...
 
     def replace(self, path: Path, data: Bytes, *, sync: bool = True) -> None:
-        """Put a whole small file in place atomically: written beside, synced, renamed, directory
-        synced.
-        """
+        """Put a whole small file in place atomically and, with `sync`, durably."""
 
     def rename(self, source: Path, target: Path) -> None: ...
 

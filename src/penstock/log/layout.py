@@ -152,9 +152,7 @@ def pack_checked(text: str) -> bytes:
 
 
 def parse_checked(data: bytes) -> str | None:
-    """The text of an `incarnation`, `archived`, `policy` or `swap-` file, or None when it is
-    damaged.
-    """
+    """The text of such a file (`incarnation`, ...), or None when it is damaged."""
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError:

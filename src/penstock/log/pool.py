@@ -10,8 +10,6 @@ T = TypeVar("T")
 
 
 async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call it in the pool. A cancelled caller does not interrupt it: disk work ends in its own
-    time.
-    """
+    """Call it in the pool. A cancelled caller does not interrupt the disk work."""
     loop = asyncio.get_running_loop()
     return await asyncio.shield(loop.run_in_executor(pool, lambda: function(*args, **kwargs)))

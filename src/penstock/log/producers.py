@@ -39,9 +39,7 @@ class Producers:
         self._expiry = int(expiry * 1e6)
 
     def earlier(self, producer: Producer) -> tuple[int, int] | None:
-        """Where this batch went when it was appended before; None when it is the next one; Conflict
-        otherwise.
-        """
+        """Where this batch went before; None when it is the next one; Conflict otherwise."""
         entry = self.entries.get(producer.id)
         if entry is None:
             return None

@@ -104,9 +104,7 @@ class Reader:
         return None
 
     def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
-        """What retention deleted is passed over; what was lost is not, when nothing was deleted
-        since.
-        """
+        """What was lost is refused, unless retention deleted more since: that is passed over."""
         place = self.lost_at(at)
         if place is not None and place["lost_to"] == first.base:
             raise _lost(place, first.base)

@@ -41,9 +41,7 @@ class Readable(Protocol):
 
 
 def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
-    """How many leading index rows describe the records of `data` from `start` on, without a gap in
-    positions.
-    """
+    """How many leading index rows describe the records of `data` from `start` on, gapless."""
     positions = rows["position"].astype(np.int64)
     good, at = 0, start
     while good < len(rows):

@@ -113,9 +113,7 @@ class Raw:
     rows: np.ndarray | None = None  # of the index: offset and position of each record
 
     def columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets and payload lengths, from the index alone: the records themselves are not looked
-        at.
-        """
+        """Offsets and payload lengths, from the index alone."""
         if self.rows is None:
             return _NONE, _NONE
         starts = self.rows["position"].astype(np.int64)
@@ -278,9 +276,7 @@ class Segment:
     def _check(
         self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int
     ) -> tuple[int, np.ndarray]:
-        """How many leading records agree with their headers and follow one another, and their
-        lengths.
-        """
+        """How many leading records agree with headers and neighbours, and their lengths."""
         if (
             len(buffer) < size
             or bool((starts[1:] < starts[:-1] + HEADER_SIZE).any())
@@ -405,9 +401,7 @@ class Segment:
     def _walk(
         self, row: int, offset: int, max_records: int, max_bytes: int
     ) -> tuple[list[tuple[int, int]], int]:
-        """Records from `offset` on by their headers alone: (offset, position) of each, and where
-        the last one ends.
-        """
+        """(offset, position) of records from `offset` on, by headers alone; where they end."""
         if self.on_mismatch is not None:
             self.on_mismatch(self)
         at = expected = 0
@@ -474,9 +468,7 @@ class Segment:
         return low
 
     def times(self, offsets: np.ndarray) -> np.ndarray:
-        """Append times in microseconds; the file's modification time where the sidecar does not
-        say.
-        """
+        """Append times, microseconds; the file's modification time where no row says."""
         times = np.zeros(len(offsets), np.int64)
         dated = np.zeros(len(offsets), np.bool_)
         if len(offsets) and self.batches_size:

@@ -33,9 +33,7 @@ UNKNOWN = -1  # what the checkpoint on disk says of the active segment
 
 
 class SegmentStore:
-    """`on_broken` is called when the commit loop must run although nobody appends: there is a
-    segment to repair.
-    """
+    """`on_broken` is called when the commit loop must run to repair a segment."""
 
     def __init__(
         self,
@@ -180,9 +178,7 @@ class SegmentStore:
         self.release()
 
     def release(self) -> None:
-        """Let the active segment's files be closed when nobody reads them, unless they are still
-        needed.
-        """
+        """Let the active segment's files be closed, unless they are still needed."""
         self.active.pinned = bool(
             self._unsynced or self._syncing or self.writing or self.background or self.broken
         )
@@ -219,9 +215,7 @@ class SegmentStore:
             self.release()
 
     async def _sync(self) -> None:
-        """One fsync over everything visible; on failure what it should have covered stays in
-        memory.
-        """
+        """One fsync over everything visible; what a failed one should cover stays in memory."""
         mark = self._mark()
         self._syncing, self._unsynced = self._unsynced, []
         size, self._unsynced_bytes = self._unsynced_bytes, 0
@@ -335,9 +329,7 @@ class SegmentStore:
             await self._context.run(remove_files, segment)
 
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
-        """A compacted segment takes the place of these: readers that come now see it, through its
-        open files.
-        """
+        """A compacted segment takes the place of these, for readers through its open files."""
         at = self.all.index(old[0])
         self.all = (*self.all[:at], fresh, *self.all[at + len(old) :])
         self._adopt(fresh)
@@ -374,9 +366,7 @@ class SegmentStore:
             self.release()
 
     async def checkpoint(self) -> None:
-        """Note how far the active segment is durable, unless that is known; only when nothing is
-        being written.
-        """
+        """Note how far the active segment is durable; only when nothing is being written."""
         if self.active.data_size != self._checkpointed_bytes or self._state != CLEAN:
             await self._write_checkpoint(CLEAN)
             self._clear_unsynced()
@@ -433,9 +423,7 @@ class SegmentStore:
             self._timer = None
 
     def close(self) -> None:
-        """Let go of the files, and of what could not be made durable. They are opened again when
-        they are used again.
-        """
+        """Let go of the files, and of what could not be made durable."""
         self._cancel_timer()
         self._clear_unsynced()
         for segment in self.all:

@@ -186,9 +186,7 @@ class _Contradiction(Exception):
 
 
 def _back_off(attempt: int) -> None:
-    """Before looking again: at once first, then longer, so that a busy broker gets to the end of
-    what it does.
-    """
+    """Before looking again: ever longer, so that a busy broker gets to an end."""
     time.sleep(min(0.05, 0.0005 * 2**attempt))
 
 

@@ -186,9 +186,7 @@ class Writer:
         self.fs.sync_dir(self.directory)
 
     def trim(self, sealed: Segment) -> None:
-        """Cut a segment that broke back to what is durable of it. Recovery ignores the rest if this
-        fails.
-        """
+        """Cut a segment that broke to what is durable; if this fails, recovery ignores the rest."""
         sizes = {
             DATA: sealed.data_size,
             INDEX: sealed.rows * INDEX_SIZE,

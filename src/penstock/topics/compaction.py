@@ -109,9 +109,7 @@ async def compact(
 
 
 async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
-    """Finish, or take back, a swap that failed in the middle; whoever calls holds
-    `topic.maintenance`.
-    """
+    """Finish, or undo, a swap that failed; the caller holds `topic.maintenance`."""
     swap = topic.unfinished_swap
     if swap is None:
         return
@@ -250,9 +248,7 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
 
 
 def _forget(old: Sequence[Segment]) -> None:
-    """In the pool: the last close of a file that was removed gives its blocks back, which takes its
-    time.
-    """
+    """In the pool: the last close of a removed file gives its blocks back, which takes time."""
     for segment in old:
         segment.forget_files()
 

@@ -95,9 +95,7 @@ class GroupHistory:
         self._open = {}
 
     def committed(self, topic: Topic, group: str, start: int, end: int, lag: int) -> None:
-        """The group's committed offset moved from `start` to `end`, after which it is `lag` records
-        behind.
-        """
+        """The committed offset moved from `start` to `end`; the group is now `lag` behind."""
         now = self._clock()
         minute = self._minute(now, topic.name, group)
         minute.lag = lag

@@ -52,9 +52,7 @@ class Range:
 
 @dataclass(slots=True)
 class Cursor:
-    """One group on one topic. Ranges in `leases`, `returned` and `done` never overlap and lie below
-    `next`.
-    """
+    """One group on one topic. `leases`, `returned`, `done` never overlap and lie below `next`."""
 
     group: str
     topic: str
@@ -151,9 +149,7 @@ class Groups:
         return None if cursor is None else cursor.committed
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
-        """Set where the group goes on; leases it holds on this topic are void. Returns when it is
-        durable.
-        """
+        """Set where the group resumes, durably; leases it holds on this topic are void."""
         topic_log = self._store.require(topic)
         check_name(group, "group")
         if not 0 <= offset <= topic_log.next_offset:
@@ -169,9 +165,7 @@ class Groups:
         await self._journal.flush()
 
     def lag(self, group: str, topic: str) -> int:
-        """Records between the group's commit and the topic's end; all of them when it has not
-        committed.
-        """
+        """Records from the group's commit on; all of them when it has not committed."""
         topic_log = self._store.require(topic)
         cursor = self._find(group, topic)
         committed = cursor.committed if cursor is not None else 0
@@ -286,9 +280,7 @@ class Groups:
         return start, end
 
     async def complete(self, lease_id: str) -> int:
-        """The range is processed; the group's committed offset after it. Conflict when the lease
-        was lost.
-        """
+        """The range is processed; the committed offset after it. Conflict: the lease was lost."""
         cursor, leased = self._end(lease_id)
         heappush(cursor.done, (leased.start, leased.end))
         before = cursor.committed

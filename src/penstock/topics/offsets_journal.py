@@ -202,9 +202,7 @@ class OffsetsJournal:
         return b"".join(map(_commit_line, self.offsets.values()))
 
     def _write_lines(self, lines: bytes, snapshot: bytes, rewrite: bool) -> None:
-        """Append the lines; with `rewrite` the snapshot, which has them, becomes the journal
-        instead.
-        """
+        """Append the lines; with `rewrite` the snapshot, which has them, replaces the journal."""
         path = self._directory / JOURNAL
         if rewrite:
             self._write_copy(snapshot, min(len(snapshot), self._size or len(snapshot)))

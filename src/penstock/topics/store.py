@@ -11,16 +11,15 @@ A topic is deleted by renaming its directory away, which is atomic, and removing
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
 
 from penstock.config.schema import Topics
 from penstock.errors import NotFound, PenstockError, StorageFailed, StorageFull, Unavailable
 from penstock.log.context import Context
 from penstock.log.fs import DISK, Fs
-from penstock.log.recovery import create_files, recover
+from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name
@@ -61,7 +60,7 @@ class TopicStore:
         self._maintenance: asyncio.Task[None] | None = None
         self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
         self._running = False
-        self._deletions: list[Callable[[Topic], Any]] = []
+        self._deletions: list[Callable[[Topic], None]] = []
         metrics.gauge("penstock_topics", "Topics", read=lambda: len(self._topics))
         metrics.gauge(
             "penstock_topics_unreadable",
@@ -79,7 +78,7 @@ class TopicStore:
             read=lambda: sum(t.size_bytes for t in self),
         )
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
 
     async def start(self) -> None:
@@ -111,7 +110,7 @@ class TopicStore:
         directory = self.directory / name
         return self._fs.is_dir(directory)
 
-    def _open_many(self, names: list[str]) -> list[tuple[str, Any]]:
+    def _open_many(self, names: list[str]) -> list[tuple[str, Recovered]]:
         opened = []
         for name in names:
             try:
@@ -186,7 +185,7 @@ class TopicStore:
         topic = self._topics[name] = Topic(name, directory, self._context, recovered)
         return topic
 
-    def _make(self, directory: Path) -> Any:
+    def _make(self, directory: Path) -> Recovered:
         try:
             create_files(self._fs, directory, self._context.open_state, sync=self._context.durable)
         except (StorageFull, StorageFailed):
@@ -208,7 +207,7 @@ class TopicStore:
         self._fs.sync_dir(self.directory)
         self._fs.remove_tree(trash)
 
-    def on_delete(self, callback: Callable[[Topic], Any]) -> None:
+    def on_delete(self, callback: Callable[[Topic], None]) -> None:
         """Call it with each topic that is deleted."""
         self._deletions.append(callback)
 
@@ -229,9 +228,7 @@ class TopicStore:
             await self.maintain()
 
     async def maintain(self) -> None:
-        """Roll old segments, delete what retention lets go, close what nobody uses. Runs by itself
-        every so often.
-        """
+        """Roll old segments, delete what retention lets go, close what nobody uses."""
         self._context.space.check()
         for topic in list(self._topics.values()):
             try:

@@ -32,9 +32,7 @@ log = logging.getLogger("penstock.topics")
 
 
 class UnfinishedSwap(NamedTuple):
-    """A swap of segments whose marker may be on disk: it has to be finished, or taken back, before
-    the next one.
-    """
+    """A swap whose marker may be on disk: to be finished or undone before the next one."""
 
     marker: str
     fresh: Segment | None  # the compacted segment, once it counts; None: the old ones do
@@ -89,9 +87,7 @@ class Topic:
         return sum(segment.rows for segment in self.segments)
 
     def records_from(self, offset: int) -> int:
-        """How many records there are at and after `offset`; compaction makes that fewer than
-        offsets.
-        """
+        """How many records lie at and after `offset`; after compaction fewer than offsets."""
         return self._reader.records_from(offset)
 
     @property
@@ -234,9 +230,7 @@ class Topic:
         self.archived_offset = offset
 
     async def set_policy(self, policy: str) -> None:
-        """`delete`: retention deletes old segments; `compact`: it does not, and compaction may swap
-        them.
-        """
+        """`delete`: retention deletes segments; `compact`: only compaction swaps them."""
         if policy not in (DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
         await self._replace_file(POLICY, policy)

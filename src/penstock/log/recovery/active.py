@@ -171,9 +171,7 @@ class ActiveSegment:
     # What was there once
 
     def _newest_commit(self, tail: "_Tail") -> int:
-        """The first offset of the newest commit in the sidecar: the only one that nobody may have
-        got an answer to.
-        """
+        """The first offset of the newest commit in the sidecar: only it may be unanswered."""
         rows = tail.rows[tail.good]
         return (
             int(rows["first"][rows["time"] == rows["time"].max()].min())
@@ -323,9 +321,7 @@ class ActiveSegment:
         return _Tail(start, rows, good)
 
     def _check_tail(self, data: File, tail: "_Tail", start: int) -> np.ndarray:
-        """For each of these rows whether its data matches its checksum; those of data before
-        `start` are not read.
-        """
+        """Whether each row's data matches its checksum; data before `start` is not read."""
         outcomes = np.full(len(tail.rows), UNREAD)
         for i in np.flatnonzero(tail.good & (tail.rows["start"] >= start)):
             begin, end, wanted = (int(tail.rows[column][i]) for column in ("start", "end", "crc"))
@@ -445,9 +441,7 @@ def _consecutive(rows: np.ndarray, offset: int) -> int:
 
 
 def _failed_holes(failed: np.ndarray, scanned: Scan) -> list[Hole]:
-    """Batches that fail their checksum although their records follow one another: none of them is
-    handed out.
-    """
+    """Batches that fail their checksum although their records follow one another."""
     starts = {hole.start for hole in scanned.holes}
     return [
         Hole(

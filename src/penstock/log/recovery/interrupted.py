@@ -74,9 +74,7 @@ def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
 
 
 def _end_of_orphan(directory: TopicDirectory, kind: str, name: str) -> int:
-    """The offset after the last record that the index or the sidecar of a missing data file names;
-    0: none.
-    """
+    """The offset after the last record that a file beside missing data names; 0: none."""
     data = directory.fs.read(directory.path / name)
     if kind == BATCHES:
         rows, good = parse_batches(data)

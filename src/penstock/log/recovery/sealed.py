@@ -98,9 +98,7 @@ class SealedSegments:
         return np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
 
     def _trust_batches(self, segment: Segment) -> None:
-        """Sealed sidecars are believed as they are: `verify` reads them whole, lookups only what
-        they need.
-        """
+        """Sealed sidecars are believed: `verify` reads them whole, lookups what they need."""
         file = segment.file(BATCHES)
         whole = file.size // BATCH_SIZE * BATCH_SIZE
         if whole != file.size:
