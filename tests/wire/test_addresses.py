@@ -40,8 +40,8 @@ def test_a_port_that_another_broker_shares_with_its_processes_is_taken():
         text = refusal(http_server__port=other.getsockname()[1], workers=2)
     assert "another program listens there" in text
     assert (
-        "--http-port, by PENSTOCK_HTTP_SERVER_PORT, or by http_server.port in the configuration file"
-        in text
+        "--http-port, by PENSTOCK_HTTP_SERVER_PORT, or by http_server.port in the"
+        " configuration file" in text
     )
 
 

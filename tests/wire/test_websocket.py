@@ -71,28 +71,52 @@ def over_websocket(directory: Path, body: Body, **settings: Any) -> None:
 def test_the_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
     async def body(_: Served, talk: Talk) -> None:
         assert await talk.ask("create_topic_request", req_id=4, topic="live_feed") == {
-            "command": "create_topic_response", "req_id": 4, "topic": "live_feed", "success": True,
-        }  # fmt: skip
-        assert await talk.ask("produce_request", req_id=1, topic="live_feed", message_payload="Event A") == {
-            "command": "produce_response", "req_id": 1, "topic": "live_feed", "offset": 0, "success": True,
-        }  # fmt: skip
+            "command": "create_topic_response",
+            "req_id": 4,
+            "topic": "live_feed",
+            "success": True,
+        }
+        assert await talk.ask(
+            "produce_request", req_id=1, topic="live_feed", message_payload="Event A"
+        ) == {
+            "command": "produce_response",
+            "req_id": 1,
+            "topic": "live_feed",
+            "offset": 0,
+            "success": True,
+        }
         assert await talk.ask("list_topics_request", req_id=5) == {
-            "command": "list_topics_response", "req_id": 5, "topics": ["live_feed"], "success": True,
-        }  # fmt: skip
+            "command": "list_topics_response",
+            "req_id": 5,
+            "topics": ["live_feed"],
+            "success": True,
+        }
         assert await talk.ask("get_next_offset_request", req_id=6, topic="live_feed") == {
-            "command": "get_next_offset_response", "req_id": 6, "topic": "live_feed", "next_offset": 1, "success": True,
-        }  # fmt: skip
-        assert await talk.ask("subscribe_topic_request", req_id=2, topic="live_feed", start_offset=0) == {
-            "command": "subscribe_topic_response", "req_id": 2, "topic": "live_feed", "success": True,
-        }  # fmt: skip
+            "command": "get_next_offset_response",
+            "req_id": 6,
+            "topic": "live_feed",
+            "next_offset": 1,
+            "success": True,
+        }
+        assert await talk.ask(
+            "subscribe_topic_request", req_id=2, topic="live_feed", start_offset=0
+        ) == {
+            "command": "subscribe_topic_response",
+            "req_id": 2,
+            "topic": "live_feed",
+            "success": True,
+        }
         assert await talk.read() == {
             "command": "message_batch_notification",
             "topic": "live_feed",
             "messages": [{"offset": 0, "topic": "live_feed", "payload": "Event A"}],
         }
         assert await talk.ask("unsubscribe_topic_request", req_id=3, topic="live_feed") == {
-            "command": "unsubscribe_topic_response", "req_id": 3, "topic": "live_feed", "success": True,
-        }  # fmt: skip
+            "command": "unsubscribe_topic_response",
+            "req_id": 3,
+            "topic": "live_feed",
+            "success": True,
+        }
         assert await talk.ask(
             "subscribe_topic_request", req_id=2, topic="non_existent", start_offset=0
         ) == {
@@ -137,7 +161,10 @@ def test_req_id_is_echoed_as_it_came_and_left_out_when_there_was_none(tmp_path: 
             7,
         ),
         (
-            '{"command": "produce_request", "req_id": 7, "topic": "t", "message_payload": "!", "encoding": "base64"}',
+            (
+                '{"command": "produce_request", "req_id": 7, "topic": "t", "message_payload": "!",'
+                ' "encoding": "base64"}'
+            ),
             "produce_request",
             7,
         ),

@@ -7,8 +7,8 @@ room again it reads on from there by itself, at its own pace, until it is back a
 slow one holds back only itself, misses nothing, and its memory is bounded.
 
 Pacing: after a delivery the feed rests as long as the delivery took (at most `MAX_REST_SECONDS`),
-and what was appended meanwhile goes out together. With few subscribers that is nothing; with many it keeps the
-fan-out from taking more than half of the event loop.
+and what was appended meanwhile goes out together. With few subscribers that is nothing; with many
+it keeps the fan-out from taking more than half of the event loop.
 """
 
 import asyncio

@@ -473,8 +473,8 @@ def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, 
         assert "{" not in text
         text = said(group, arguments, "--token", "nonsense")
         assert (
-            "the broker does not accept the token (--token or PENSTOCK_TOKEN): The token is not a JWT"
-            in text
+            "the broker does not accept the token (--token or PENSTOCK_TOKEN):"
+            " The token is not a JWT" in text
         )
     forbidden = said(queue_commands, ["delete", "by-client", "--yes", *at], "--token", READ_ONLY)
     assert "needs the role admin; the token has read-only (--token or PENSTOCK_TOKEN)" in forbidden

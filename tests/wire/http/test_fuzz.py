@@ -60,9 +60,12 @@ VALID = (
 TOKENS = (
     b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b"Content-Length: 5\r\n",
     b"Content-Length: 9999999999999999999\r\n",
-    b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n", b"Host: y\r\n", b"Connection: close\r\n",
-    b"Connection: upgrade\r\nUpgrade: h2c\r\n", b"HTTP/1.1", b"HTTP/9.9", b"%", b"%ff", b"/../", b"?", b"#", b"{",
-    b"[" * 2000, b"\xff\xfe", b"\xc3\x28", b"0\r\n\r\n", b"fffffffffffffff\r\n", b"-1\r\n", b"x" * 3000,
+    b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n", b"Host: y\r\n",
+    b"Connection: close\r\n",
+    b"Connection: upgrade\r\nUpgrade: h2c\r\n", b"HTTP/1.1", b"HTTP/9.9", b"%", b"%ff", b"/../",
+    b"?", b"#", b"{",
+    b"[" * 2000, b"\xff\xfe", b"\xc3\x28", b"0\r\n\r\n", b"fffffffffffffff\r\n", b"-1\r\n",
+    b"x" * 3000,
     b"CONNECT a:1 HTTP/1.1\r\n\r\n",
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from penstock.wire.auth import Identity
 
 log = logging.getLogger("penstock.http")
 
-CHUNKED = -1  # the length of a body whose end will tell
+CHUNKED = -1  # the length of a body that says its end itself
 JSON = "application/json"
 Headers = Sequence[tuple[str, str]]
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)  # of a 401
@@ -65,7 +65,7 @@ class Head:
         self.target = target
         self.headers = headers  # names in lower case
         self.path, _, self.query = location.partition("?")
-        self.length = 0  # of the body; CHUNKED when only its end will tell
+        self.length = 0  # of the body; CHUNKED when it says its end itself
         self.keep_alive = False  # another request may follow on the connection
         self.http10 = False
         self.expects_continue = False  # the client waits for 100 before it sends the body

@@ -49,7 +49,7 @@ COMMANDS = {kind: str(kind.__struct_config__.tag) for kind in Request.__args__}
 
 
 class Envelope(Struct):
-    """What can still be told about a request that is not understood."""
+    """What can still be read of a request that is not understood."""
 
     command: Any = UNSET
     req_id: ReqId = UNSET

@@ -89,7 +89,7 @@ class DeadLetter(Struct):
 class Letters(Struct):
     total: int
     letters: list[DeadLetter]
-    next: int | None  # where to go on; null: these were the last
+    next: int | None  # the `offset` of the next page; null: these were the last
 
 
 class WaitingRecord(Struct):
