@@ -9,8 +9,6 @@ import dataclasses
 import json
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +22,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from penstock.cli import Token, app, explain
-from penstock.errors import PenstockError, Unavailable
-from penstock.net.tls import open_url
-from penstock.protocol.status import error_from_http
+from penstock.errors import PenstockError
+from penstock.net.broker_caller import BrokerCaller
 
 commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
 
@@ -224,7 +221,7 @@ class _Show:
             return
         self._last = now
         if not self._live:
-            typer.echo(report.line())
+            typer.echo(json.dumps(report.fields()))
             return
         lag = "" if report.lag is None else f", {report.lag:,} behind"
         bar = ""
@@ -486,17 +483,8 @@ def _say(text: str) -> None:
 
 
 def _ask(url: str, token: str, method: str, path: str) -> Any:
-    target = f"{url.rstrip('/')}/api/v1/pipelines{path}"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        with open_url(
-            urllib.request.Request(target, method=method, headers=headers), timeout=10
-        ) as answer:
-            return json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        raise error_from_http(error.code, error.read()) from None
-    except OSError as error:
-        raise Unavailable(f"the broker at {url} does not answer: {error}") from None
+    with BrokerCaller(url, token=token, timeout=10.0) as caller:
+        return caller.json(method, f"/api/v1/pipelines{path}")
 
 
 import penstock.cli.pipeline_reports  # noqa: E402, F401  # its commands join those above

@@ -9,10 +9,7 @@ certificate).
 import asyncio
 import os
 import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import InvalidRequest
 
@@ -67,21 +64,6 @@ def ca_text(ca: str | None) -> str | None:
         raise InvalidRequest(
             f"cannot read the CA's certificates from {ca}: {_reason(error)}"
         ) from None
-
-
-def open_url(request: urllib.request.Request, timeout: float) -> Any:
-    """urllib's `urlopen` that believes whom we believe; its errors are urllib's, with a reason that
-    helps.
-    """
-    context = client_context() if request.full_url.startswith("https:") else None
-    try:
-        return urllib.request.urlopen(request, timeout=timeout, context=context)
-    except urllib.error.HTTPError:
-        raise
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, OSError):
-            raise urllib.error.URLError(explain(error.reason)) from error
-        raise
 
 
 def explain(error: BaseException, *, shaking: bool = False) -> str:

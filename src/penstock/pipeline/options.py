@@ -8,10 +8,12 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from penstock.errors import InvalidRequest
 from penstock.net.tls import ca_text
 
+BROKER_PATIENCE_SECONDS = 60.0  # for a broker that restarts (option brokerTimeout)
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
 Positions = int | dict[str, int]  # one for all topics, or per topic
 
@@ -182,7 +184,6 @@ class Options:
         return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1000)
 
 
-def bearer(token: str | None = None) -> dict[str, str]:
-    """The header for requests over HTTP that are not made for one source or sink."""
-    token = token or os.environ.get("PENSTOCK_TOKEN")
-    return {"Authorization": f"Bearer {token}"} if token else {}
+def topic_path(*names: str) -> str:
+    """The HTTP path of a topic, or of what is below it."""
+    return "/".join(["/topics", *(quote(name, safe="") for name in names)])

@@ -11,8 +11,6 @@ import os
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import PenstockError
-from penstock.net.tls import open_url
+from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
@@ -33,10 +31,10 @@ from penstock.pipeline.validation import resolve_route
 
 log = logging.getLogger("penstock.pipeline")
 
-POLL = 0.25
-HEARTBEAT = 2.0
-STOP_PATIENCE = 120.0
-ATTEMPTS = 5
+POLL_SECONDS = 0.25
+HEARTBEAT_SECONDS = 2.0
+STOP_SECONDS = 120.0  # for the batch it is in to end
+MAX_ATTEMPTS = 5
 TOO_SLOW = "Python worker failed to connect back"
 
 
@@ -60,43 +58,37 @@ class Report:
     started_at: float = field(default_factory=time.time)
     master: str = ""
 
-    def line(self) -> str:
-        return json.dumps({"at": round(time.time(), 3), **asdict(self)})
+    def fields(self) -> dict[str, Any]:
+        """All of it with the time, as the broker and readers of the JSON lines get it."""
+        return {"at": round(time.time(), 3), **asdict(self)}
 
 
 Listener = Callable[[Report], None]
 
 
 class Heartbeat:
-    """Tells the broker, and hears from it whether to stop."""
+    """Reports to the broker, and learns from its answer whether to stop."""
 
     def __init__(self, url: str, name: str, token: str | None = None) -> None:
-        self._target = f"{url.rstrip('/')}/api/v1/pipelines/{quote(name, safe='')}"
-        self._headers = {
-            "Content-Type": "application/json",
-            **({"Authorization": f"Bearer {token}"} if token else {}),
-        }
+        self._caller = BrokerCaller(url, token=token, timeout=HEARTBEAT_SECONDS)
+        self._path = f"/api/v1/pipelines/{quote(name, safe='')}"
         self._last = 0.0
         self._state = ""
-        self._said = False
+        self._warned = False
         self.stop_wanted = False
 
     def __call__(self, report: Report) -> None:
-        if time.monotonic() - self._last < HEARTBEAT and report.state == self._state:
+        """Send the report if its state is new, or the last one was sent a while ago."""
+        if time.monotonic() - self._last < HEARTBEAT_SECONDS and report.state == self._state:
             return
         self._last, self._state = time.monotonic(), report.state
-        request = urllib.request.Request(
-            self._target, report.line().encode(), self._headers, method="PUT"
-        )
         try:
-            with open_url(request, timeout=2.0) as answer:
-                self.stop_wanted |= bool(json.loads(answer.read() or b"{}").get("stop"))
-        except (OSError, ValueError, urllib.error.HTTPError) as error:
-            if not self._said:
-                log.warning(
-                    "the broker at %s does not take this pipeline's status: %s", self._target, error
-                )
-                self._said = True
+            answer = self._caller.json("PUT", self._path, report.fields())
+            self.stop_wanted |= isinstance(answer, dict) and bool(answer.get("stop"))
+        except PenstockError as error:
+            if not self._warned:
+                log.warning("the broker does not take this pipeline's status: %s", error)
+                self._warned = True
 
 
 class Runner:
@@ -167,7 +159,7 @@ class Runner:
         )
 
         def look() -> None:
-            while not ended.wait(POLL):
+            while not ended.wait(POLL_SECONDS):
                 stages = (
                     [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
                     if tracker
@@ -192,12 +184,12 @@ class Runner:
         """Go on from the checkpoint when the machine was too busy to start a Python worker in
         Spark's fixed 10 s.
         """
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 self._run_streams(frame, dead)
                 return
             except Exception as error:
-                if TOO_SLOW not in str(error) or attempt == ATTEMPTS - 1 or self._stop.is_set():
+                if TOO_SLOW not in str(error) or attempt == MAX_ATTEMPTS - 1 or self._stop.is_set():
                     raise
                 log.warning("a Python worker did not start in time; going on from the checkpoint")
 
@@ -225,7 +217,7 @@ class Runner:
                         _stop_after_batch(query)
                     break
                 try:
-                    queries[0].awaitTermination(POLL)
+                    queries[0].awaitTermination(POLL_SECONDS)
                 except Exception:
                     if queries[0].exception() is None:
                         raise
@@ -349,7 +341,7 @@ def _offsets(file: Path) -> list[dict[str, Any]]:
 
 
 def _stop_after_batch(query: Any) -> None:
-    deadline = time.monotonic() + STOP_PATIENCE
+    deadline = time.monotonic() + STOP_SECONDS
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(0.05)
     query.stop()

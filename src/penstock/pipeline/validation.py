@@ -11,12 +11,8 @@ said about columns after one.
 """
 
 import importlib
-import json
-import os
 import re
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from urllib.parse import quote
 
@@ -27,7 +23,7 @@ from sqlglot.errors import OptimizeError, ParseError
 from sqlglot.optimizer.qualify import qualify
 
 from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
-from penstock.net.tls import open_url
+from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import (
     QUEUE_SINK,
@@ -35,7 +31,6 @@ from penstock.pipeline.options import (
     TOPIC_SINK,
     TOPIC_SOURCE,
     Options,
-    bearer,
 )
 from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, Step, source_options, texts
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
@@ -308,21 +303,17 @@ def resolve_route(pipeline: Pipeline) -> Sink:
     sink = pipeline.sink
     if not sink.route:
         return sink
-    target = f"{pipeline.url.rstrip('/')}/api/v1/routes/{quote(sink.route, safe='')}"
     try:
-        with open_url(
-            urllib.request.Request(target, headers=bearer(pipeline.token)), timeout=5
-        ) as answer:
-            found = json.loads(answer.read()).get("source")  # the word "push" when there is none
-    except urllib.error.HTTPError as error:
+        with BrokerCaller(pipeline.url, token=pipeline.token, timeout=5.0) as caller:
+            route = caller.json("GET", f"/api/v1/routes/{quote(sink.route, safe='')}")
+    except NotFound:
+        raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url}") from None
+    except PenstockError as error:
         raise ConfigError(
-            f"there is no export route {sink.route!r} on {pipeline.url} ({error.code})"
+            f"the broker cannot be asked for export route {sink.route!r}: {error}"
         ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"the broker at {pipeline.url} cannot be asked for route {sink.route!r}: {error}"
-        ) from None
-    source = found if isinstance(found, dict) else {}
+    source = route.get("source")  # the word "push" when there is none
+    source = source if isinstance(source, dict) else {}
     topic, queue = source.get("topic"), source.get("queue")
     if not topic and not queue:
         raise ConfigError(
@@ -341,9 +332,8 @@ def _check_broker(pipeline: Pipeline) -> None:
     ]
     if not topics or any("directory" in source.options for source in pipeline.views.values()):
         return
-    with TopicLink(
-        pipeline.broker, patience=3.0, token=pipeline.token or os.environ.get("PENSTOCK_TOKEN")
-    ) as link:
+    token = Options({"token": pipeline.token or ""}).token()
+    with TopicLink(pipeline.broker, patience=3.0, token=token) as link:
         for topic in topics:
             try:
                 link.info(topic)

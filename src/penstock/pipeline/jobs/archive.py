@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
+from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
-from penstock.pipeline.jobs.broker_api import Broker
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
@@ -85,8 +85,8 @@ def archive(
         done.rows += rows
         say(f"{kind} {name}: {rows} rows archived, {done.rows} in this run")
         if topic and url:
-            teller = Broker(url, token)
-            teller.ask("PUT", teller.topic(topic, "archived"), {"offset": position["next"]})
+            with BrokerCaller(url, token=token, patience=BROKER_PATIENCE_SECONDS) as caller:
+                caller.json("PUT", topic_path(topic, "archived"), {"offset": position["next"]})
     done.merged = _merge_small(spark, lake, manifest, file_bytes)
     done.files, done.position = len(manifest.files), manifest.position
     return done

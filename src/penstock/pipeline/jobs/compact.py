@@ -21,10 +21,11 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Lake, Manifest
-from penstock.pipeline.jobs.broker_api import Broker
 from penstock.pipeline.jobs.compact_in_place import in_place as swap_segments
 from penstock.pipeline.jobs.keyed_topic import OVERHEAD, Compacted, Keys, Source, latest_rows
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.topic import DataLoss
 
@@ -67,10 +68,13 @@ def compact(
         raise InvalidRequest(f"to compact {topic!r} into itself is to do it in place")
     keys = Keys(key, key_sql, tombstone, tombstone_sql)
     spark = activate(spark)
-    source = Source(spark, Broker(url, token), topic, keys, broker, directory, dry_run, say)
-    if in_place:
-        return swap_segments(source, tombstone_seconds, roll, segment_bytes)
-    return _to_topic(source, to_topic) if to_topic else _to_parquet(source, str(to))
+    given = {"broker": broker, "directory": directory, "token": token}
+    connection = {name: value for name, value in given.items() if value}
+    with BrokerCaller(url, token=token, patience=BROKER_PATIENCE_SECONDS) as caller:
+        source = Source(spark, caller, topic, keys, connection, dry_run, say)
+        if in_place:
+            return swap_segments(source, tombstone_seconds, roll, segment_bytes)
+        return _to_topic(source, to_topic) if to_topic else _to_parquet(source, str(to))
 
 
 def read_compacted(spark: Any, root: str, topic: str) -> Any:
@@ -114,14 +118,9 @@ def _to_topic(source: Source, target: str) -> Compacted:
                 chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
             )
             writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-            writer = (
-                writer.option("appId", f"{app}:{low}:{rows}:{identity}")
-                .option("topic", target)
-                .option("broker", source.broker)
-            )
-            if source.http.token:
-                writer = writer.option("token", source.http.token)
-            writer.save()
+            reach = {k: v for k, v in source.connection.items() if k != "directory"}
+            identified = writer.option("appId", f"{app}:{low}:{rows}:{identity}")
+            identified.options(**reach, topic=target).save()
             source.say(
                 f"topic {source.topic}: {number} of {len(found)} ranges written to topic {target}"
             )
@@ -133,17 +132,13 @@ def _to_topic(source: Source, target: str) -> Compacted:
 
 def _position(source: Source, group: str) -> int | None:
     try:
-        return int(
-            source.http.ask("GET", source.http.topic(source.topic, "groups", group))["committed"]
-        )
+        return int(source.ask("GET", "groups", group)["committed"])
     except NotFound:
         return None
 
 
 def _commit(source: Source, group: str, offset: int) -> None:
-    source.http.ask(
-        "POST", source.http.topic(source.topic, "groups", group, "commit"), {"offset": offset}
-    )
+    source.ask("POST", "groups", group, "commit", body={"offset": offset})
 
 
 def _count(done: Compacted, latest: Any, chosen: Any) -> None:

@@ -71,7 +71,7 @@ def _dirty(group: list[Any], kept: Kept) -> bool:
 
 def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes: int) -> Compacted:
     if roll and not source.dry_run:
-        source.http.ask("POST", source.http.topic(source.topic, "roll"))
+        source.ask("POST", "roll")
         source.state = source.describe()
     if source.state["policy"] != "compact":
         raise Conflict(
@@ -176,11 +176,9 @@ def _swap(source: Source, group: list[Any], kept: Kept) -> Any:
         "keep": base64.b64encode(bits).decode(),
     }
     try:
-        return source.http.ask(
-            "POST", source.http.topic(source.topic, "compact"), body, timeout=3600.0
-        )
+        return source.ask("POST", "compact", body=body, timeout=3600.0)
     except Conflict:
-        if not source.http.repeated:
+        if not source.caller.repeated:
             raise
         # The answer to the first attempt was lost with its connection: was it done?
         now = {segment["base"]: segment for segment in source.describe()["segments"]}

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs.broker_api import Broker
+from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.options import topic_path
 
 OVERHEAD = 12 + 16  # header and index row of a record
 
@@ -107,43 +108,41 @@ class Compacted:
         return self.bytes_before - self.bytes
 
 
+@dataclass
 class Source:
-    """The topic to be compacted."""
+    """The topic to be compacted. `state` is what the broker says of it when the job begins."""
 
-    def __init__(
-        self,
-        spark: Any,
-        http: Broker,
-        topic: str,
-        keys: Keys,
-        broker: str,
-        directory: str | None,
-        dry_run: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        self.spark, self.http, self.topic, self.keys = spark, http, topic, keys
-        self.broker, self.directory, self.dry_run, self.say = broker, directory, dry_run, say
+    spark: Any
+    caller: BrokerCaller
+    topic: str
+    keys: Keys
+    connection: dict[
+        str, str
+    ]  # the options broker, directory and token of Spark's reads and writes
+    dry_run: bool
+    say: Callable[[str], None]
+    state: Any = None
+
+    def __post_init__(self) -> None:
         self.state = self.describe()
 
+    def ask(self, method: str, *path: str, body: Any = None, timeout: float = 60.0) -> Any:
+        """Ask the broker about this topic; may be sent twice."""
+        return self.caller.json(method, topic_path(self.topic, *path), body, timeout=timeout)
+
     def describe(self) -> Any:
-        return self.http.ask("GET", self.http.topic(self.topic))
+        """The broker's description of the topic now."""
+        return self.ask("GET")
 
     def rows(self, start: int, end: int) -> Any:
         """The records in [start, end) with their keys."""
-        given = {
+        offsets = {
             "topic": self.topic,
-            "broker": self.broker,
-            "directory": self.directory,
-            "token": self.http.token,
+            "startingOffsets": json.dumps({self.topic: start}),
+            "endingOffsets": json.dumps({self.topic: end}),
         }
-        given["startingOffsets"] = json.dumps({self.topic: start})
-        given["endingOffsets"] = json.dumps({self.topic: end})
-        frame = (
-            self.spark.read.format("penstock")
-            .options(**{k: v for k, v in given.items() if v})
-            .load()
-        )
-        return self.keys.read(frame)
+        frame = self.spark.read.format("penstock").options(**self.connection, **offsets)
+        return self.keys.read(frame.load())
 
 
 def latest_rows(rows: Any) -> Any:

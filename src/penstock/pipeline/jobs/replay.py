@@ -22,14 +22,13 @@ from penstock.net.tls import ca_text
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs.archive import read_archive
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import OTHER_ROWS
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.sink_claims import Claim, Claimed
 
 RANGE = 100_000  # offsets in one write, at most; part of the identity
-BROKER_PATIENCE = 60.0
 
 
 @dataclass
@@ -82,21 +81,7 @@ def replay(
         return Replayed(0, None, None, 0, execute)
     limit, step = bounds.last + 1, min(RANGE, max(1, int(rate))) if rate else RANGE
     if execute:
-        keeper = (
-            TopicLink(
-                str(broker),
-                BROKER_PATIENCE,
-                Options({"token": token} if token else {}).token(),
-                ca_text(None),
-            )
-            if to_topic
-            else PushLink(
-                str(url),
-                Options({"token": token} if token else {}).token(),
-                BROKER_PATIENCE,
-                ca_text(None),
-            )
-        )
+        keeper = _keeper(to_topic, broker, url, token)
         try:
             plan = json.dumps([where or "", start, end, bool(archive)])
             limit, step = _planned(
@@ -145,6 +130,16 @@ def replay(
         ):  # the next ones arrive at the end of a write, which takes its time too
             time.sleep(max(0.0, count / rate - fastest))
     return result
+
+
+def _keeper(
+    to_topic: str | None, broker: str | None, url: str | None, token: str | None
+) -> TopicLink | PushLink:
+    """The broker that keeps what the replay is: the one that is written to."""
+    token, ca = Options({"token": token or ""}).token(), ca_text(None)
+    if to_topic:
+        return TopicLink(str(broker), BROKER_PATIENCE_SECONDS, token, ca)
+    return PushLink(str(url), token, BROKER_PATIENCE_SECONDS, ca)
 
 
 def _planned(

@@ -23,9 +23,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs import postgres_frames
 from penstock.pipeline.jobs import rollup_minutes as minutes
-from penstock.pipeline.jobs.broker_api import Broker
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
@@ -123,9 +123,8 @@ def rollup(
                 minutes.topic_minutes(spark, broker, token, names, start, end), postgres, WRITE
             )
             if url:
-                done.rows += _topic_groups(
-                    postgres, Broker(url, token, patience=10), set(topics), start, end
-                )
+                with BrokerCaller(url, token=token, patience=10.0) as caller:
+                    done.rows += _topic_groups(postgres, caller, set(topics), start, end)
     for scope in scopes:
         postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
     if keep_days is not None:
@@ -176,7 +175,7 @@ def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
 
 
 def _topic_groups(
-    postgres: Postgres, broker: Broker, topics: set[str], start: datetime, end: datetime
+    postgres: Postgres, caller: BrokerCaller, topics: set[str], start: datetime, end: datetime
 ) -> int:
     """Groups on topics: the broker has counted them, a row per minute in which they settled
     something.
@@ -194,7 +193,7 @@ def _topic_groups(
             "latency_buckets": found["buckets"],
             "latency_counts": found["counts"],
         }
-        for found in broker.ask("GET", f"/api/v1/analytics/topic-groups?{times}")
+        for found in caller.json("GET", f"/api/v1/analytics/topic-groups?{times}")
         if not topics or found["topic"] in topics
     ]
     for begin in range(0, len(rows), postgres_frames.ROWS_PER_STATEMENT):

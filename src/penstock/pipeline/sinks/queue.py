@@ -11,13 +11,11 @@ The request's JSON is put together column by column in Arrow; payloads that are 
 as they are.
 """
 
-import http.client
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
@@ -29,10 +27,18 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import Forbidden, InvalidRequest, Unavailable
+from penstock.errors import (
+    ConnectionLost,
+    Forbidden,
+    Full,
+    InvalidRequest,
+    Unauthorized,
+    Unavailable,
+)
+from penstock.net.broker_caller import BrokerCaller
+from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
-from penstock.net.tls import client_context, explain
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.sinks.identity import (
     Written,
     claimed,
@@ -42,7 +48,9 @@ from penstock.pipeline.sinks.identity import (
     say_at_least_once,
 )
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
+from penstock.protocol.status import MAY_PASS, error_from_http
 
+ANSWER_SECONDS = 60.0
 PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
@@ -98,28 +106,14 @@ class PushLink:
         ca: str | None = None,
         endpoint: Endpoint = ITEMS,
     ) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(
-                f"the option 'url' is the broker's HTTP address, such as http://host:6632, not {url!r}"
-            )
-        self._connection = (
-            http.client.HTTPSConnection(
-                parts.hostname, parts.port or 443, timeout=60, context=client_context(ca)
-            )
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=60)
+        self._caller = BrokerCaller(
+            url, token=token, ca=ca, timeout=ANSWER_SECONDS, patience=patience
         )
-        self._base = parts.path.rstrip("/")
         self._endpoint = endpoint
-        self._headers = {"Content-Type": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
         self._patience = patience
-        self._url = url
 
     def close(self) -> None:
-        self._connection.close()
+        self._caller.close()
 
     def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
         """Push encoded items; those that were refused for now are pushed again until they are in or
@@ -129,68 +123,50 @@ class PushLink:
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
         while items:
-            try:
-                status, body = self._post(self._endpoint.path, self._endpoint.join(items))
-                reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
-            except (OSError, http.client.HTTPException) as error:
-                self._connection.close()
-                status, body, reason = 503, b"", explain(error) or type(error).__name__
-                if not repeatable and not isinstance(error, ConnectionRefusedError):
-                    raise Unavailable(
-                        f"the broker went away during a push and may have stored it: {reason}"
-                    ) from error
-            if answers := _answers(status, body):
-                items, reason = _unstored(items, answers, done)
-                if not items:
-                    break
-            elif status in (401, 403):
-                raise Forbidden(f"the broker refused a push: {reason}")
-            elif status not in (429, 500, 502, 503, 504, 507):
-                raise InvalidRequest(
-                    f"the broker refused a push of {len(items)} messages: {reason}"
-                )
+            items, reason = self._push_once(items, done, repeatable=repeatable)
             delay = backoff.delay()
-            if time.monotonic() + delay > deadline:
+            if items and time.monotonic() + delay > deadline:
                 raise Unavailable(
-                    f"{len(items)} messages could not be pushed to {self._url} in time: {reason}"
+                    f"{len(items)} messages could not be pushed to {self._caller.url} in time: "
+                    f"{reason}"
                 )
-            time.sleep(delay)
+            if items:
+                time.sleep(delay)
         return done
 
+    def _push_once(
+        self, items: list[bytes], done: Pushed, *, repeatable: bool
+    ) -> tuple[list[bytes], object]:
+        """The items that are to be pushed again, and why; those that are stored are counted."""
+        try:
+            answer = self._caller.attempt("POST", self._endpoint.path, self._endpoint.join(items))
+        except CannotConnect as error:
+            return items, error
+        except ConnectionLost as error:
+            if repeatable:
+                return items, error
+            raise Unavailable(
+                f"the broker went away during a push and may have stored it: {error}"
+            ) from error
+        if answers := _answers(*answer):
+            return _unstored(items, answers, done)
+        failure = error_from_http(*answer)
+        if isinstance(failure, (Full, *MAY_PASS)):
+            return items, failure
+        if isinstance(failure, Unauthorized | Forbidden):
+            raise failure
+        raise InvalidRequest(
+            f"the broker refused a push of {len(items)} messages: HTTP {answer.status}: {failure}"
+        )
+
     def claim(self, claim: Claim) -> Claimed:
-        return msgspec.json.decode(self._ask("/api/v1/sinks/claim", claim), type=Claimed)
+        """Whether a task may write; may be asked twice."""
+        body = self._caller.call("POST", "/api/v1/sinks/claim", msgspec.json.encode(claim))
+        return msgspec.json.decode(body, type=Claimed)
 
     def commit_sink(self, done: Commit) -> None:
-        self._ask("/api/v1/sinks/commit", done)
-
-    def _ask(self, path: str, question: Claim | Commit) -> bytes:
-        """What may be asked twice without harm."""
-        deadline = time.monotonic() + self._patience
-        backoff = Backoff()
-        while True:
-            try:
-                status, body = self._post(path, msgspec.json.encode(question))
-                reason = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
-            except (OSError, http.client.HTTPException) as error:
-                self._connection.close()
-                status, body, reason = 503, b"", explain(error) or type(error).__name__
-            if status in (200, 204):
-                return body
-            if status in (401, 403):
-                raise Forbidden(f"the broker refused a sink's claim: {reason}")
-            if status < 500 and status != 429:
-                raise InvalidRequest(f"the broker refused a sink's claim: {reason}")
-            delay = backoff.delay()
-            if time.monotonic() + delay > deadline:
-                raise Unavailable(
-                    f"a sink could not ask {self._url} in time whether it may write: {reason}"
-                )
-            time.sleep(delay)
-
-    def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        self._connection.request("POST", self._base + path, body, self._headers)
-        answer = self._connection.getresponse()
-        return answer.status, answer.read()
+        """Say that a batch is complete; may be said twice."""
+        self._caller.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
 
 
 def _answers(status: int, body: bytes) -> list[_Answer]:
@@ -282,7 +258,7 @@ class _QueueWriter:
         )  # made on the driver: all tasks of an attempt at a batch have the same
         self._app = options.text("appId")
         self._queue = options.text("queue")
-        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
         self._format = options.text("payloadFormat", default="json")
         if self._format not in ("json", "text"):
             raise InvalidRequest(

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.sinks.identity import (
     Writer,
     Written,
@@ -149,7 +149,7 @@ class _TopicWriter:
         self._broker = options.require("broker", "the broker's address, host:port")
         self._app = options.text("appId")
         self._topic = options.text("topic")
-        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
         self._token = options.token()
         self._ca = options.ca()
         self._run = (

@@ -18,7 +18,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.log.layout import HEADER_SIZE
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 
 FETCH_BYTES = 4 << 20
 
@@ -48,7 +48,7 @@ class Topics:
     def __init__(self, options: Options) -> None:
         self.broker = options.text("broker")
         self.directory = options.text("directory")
-        self._patience = options.seconds("brokerTimeout", 60.0)
+        self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
         self._token = options.token()
         self._ca = options.ca()
         self._link: TopicLink | None = None
