@@ -1,12 +1,16 @@
 """Driving sources as Spark does, without Spark: what a reader decides is tested in milliseconds."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.pipeline.options import Options
+from penstock.pipeline.runner import MAX_ATTEMPTS, TOO_SLOW
 from penstock.pipeline.source_columns import TOPIC_COLUMNS
 from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
+
+T = TypeVar("T")
 
 
 def topic_options(columns: list[str] | None = None, **options: Any) -> TopicOptions:
@@ -21,6 +25,19 @@ def rows_of(reader: Any, tasks: Any) -> list[dict[str, Any]]:
 def batch_rows(**options: Any) -> list[dict[str, Any]]:
     reader = TopicReader(topic_options(**options))
     return rows_of(reader, reader.partitions())
+
+
+def patiently(run: Callable[[], T]) -> T:
+    """Run a query from its checkpoint again when this machine was too busy to start a Python worker
+    in the 10 seconds that Spark allows.
+    """
+    for _ in range(MAX_ATTEMPTS - 1):
+        try:
+            return run()
+        except Exception as error:
+            if TOO_SLOW not in str(error):
+                raise
+    return run()
 
 
 class Driver:

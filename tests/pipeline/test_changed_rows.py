@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
 from penstock.protocol import frames
-from tests.pipeline.support import batch_rows
+from tests.pipeline.support import batch_rows, patiently
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
 
@@ -58,15 +58,14 @@ class Flow:
             .where(where)
             .selectExpr(*steps)
         )
-        query = (
+        writer = (
             frame.writeStream.format("penstock")
             .options(**self.sink(kind))
             .option("checkpointLocation", str(self.directory / (checkpoint or kind)))
             .trigger(availableNow=True)
-            .start()
         )
         try:
-            assert query.awaitTermination(300)
+            assert patiently(lambda: writer.start().awaitTermination(300))
         except StreamingQueryException as error:
             return cause(error)
         return None

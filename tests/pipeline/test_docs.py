@@ -5,13 +5,12 @@ other ones.
 import re
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
-from tests.pipeline.support import batch_rows
+from tests.pipeline.support import batch_rows, patiently
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,11 +42,16 @@ def test_the_guide_copies_a_topic_as_a_stream(spark, server, tcp, tmp_path) -> N
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch("orders", [b"a", b"b"]))
     replaced = {"127.0.0.1:12345": tcp, "/var/lib/shop/copier": str(tmp_path / "checkpoint")}
-    before: list[Any] = list(spark.streams.active)
-    exec(compile(snippet("docs/pipelines.md", "orders-copy", replaced), "pipelines.md", "exec"), {})
-    (query,) = [
-        query for query in spark.streams.active if query.id not in {one.id for one in before}
-    ]
-    query.processAllAvailable()
-    query.stop()
+    code = compile(snippet("docs/pipelines.md", "orders-copy", replaced), "pipelines.md", "exec")
+
+    def run() -> None:
+        before = {query.id for query in spark.streams.active}
+        exec(code, {})
+        (query,) = [query for query in spark.streams.active if query.id not in before]
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    patiently(run)
     assert [row["payload"] for row in batch_rows(broker=tcp, topic="orders-copy")] == [b"a", b"b"]

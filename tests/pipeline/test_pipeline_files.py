@@ -28,6 +28,7 @@ from penstock.pipeline.step_history import changes
 from penstock.pipeline.validation import check, resolve_route
 from penstock.pipeline_registry import Pipelines
 from penstock.protocol import frames
+from tests.pipeline.support import patiently
 from tests.support.broker import BrokerProcess
 from tests.support.tokens import SECRET, token
 from tests.support.wait import until
@@ -455,7 +456,8 @@ url: {server.url}
         stream = frame.writeStream.foreachBatch(write).option(
             "checkpointLocation", str(tmp_path / "each")
         )
-        stream.trigger(availableNow=True).start().awaitTermination()
+        started = stream.trigger(availableNow=True)
+        patiently(lambda: started.start().awaitTermination())
         assert payloads("each") == [*range(number)]
 
     append(0, 1)

@@ -13,6 +13,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
+from tests.pipeline.support import patiently
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
 from tests.support.wait import until
@@ -198,7 +199,7 @@ def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_p
     )
 
     def run() -> None:
-        query = (
+        writer = (
             spark.readStream.format("penstock")
             .option("queue", source)
             .option("database", server.database_url)
@@ -211,9 +212,8 @@ def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_p
             .option("appId", "mover")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
         )
-        assert query.awaitTermination(300)
+        assert patiently(lambda: writer.start().awaitTermination(300))
 
     run()
     uncommit(tmp_path / "checkpoint", 0)

@@ -21,7 +21,7 @@ from penstock.pipeline.sinks import topic as topic_sink
 from penstock.pipeline.sinks.identity import Writer
 from penstock.pipeline.sinks.topic import Cutter, TopicStreamWriter, _Appender, sequence
 from penstock.protocol import frames
-from tests.pipeline.support import Driver, batch_rows
+from tests.pipeline.support import Driver, batch_rows, patiently
 
 
 def appends(cutter: Cutter, arrays: list[pa.Array]) -> list[list[bytes]]:
@@ -199,7 +199,8 @@ def test_spark_writes_a_stream_once_although_a_batch_is_run_again(spark, broker,
             .option("checkpointLocation", str(checkpoint))
         )
         writer = writer.option("appId", app) if app else writer
-        assert writer.trigger(availableNow=True).start().awaitTermination(300)
+        writer = writer.trigger(availableNow=True)
+        assert patiently(lambda: writer.start().awaitTermination(300))
 
     checkpoint = tmp_path / "checkpoint"
     run("copy", "once", checkpoint)

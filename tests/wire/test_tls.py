@@ -333,7 +333,7 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
         push.push([b"{}"], repeatable=True)
     push.close()
     push = PushLink(f"https://localhost:{in_thread.http.port}", None, 0.1)
-    with pytest.raises(Unavailable, match="not from a CA we believe"):
+    with pytest.raises(InvalidRequest, match="not from a CA we believe"):
         push.push([b"{}"], repeatable=True)
     push.close()
     monkeypatch.setenv("PENSTOCK_CA_FILE", str(made.ca))
