@@ -36,6 +36,7 @@ class Pipelines:
         self._stops: set[str] = set()
 
     async def start(self) -> None:
+        """Read what was reported before the broker's last stop."""
         try:
             found = json.loads(self._fs.read(self._path))
         except FileNotFoundError:
@@ -48,6 +49,7 @@ class Pipelines:
         self._reports = {str(name): dict(report) for name, report in found.items()}
 
     async def stop(self) -> None:
+        """Write it down."""
         self._save()
 
     def put(self, name: str, report: dict[str, Any]) -> bool:
@@ -66,9 +68,11 @@ class Pipelines:
         return name in self._stops
 
     def all(self) -> list[dict[str, Any]]:
+        """The latest reports, by name."""
         return [self.get(name) for name in sorted(self._reports)]
 
     def get(self, name: str) -> dict[str, Any]:
+        """One pipeline's latest report; NotFound when it never reported here."""
         report = self._reports.get(name)
         if report is None:
             raise NotFound(f"no pipeline {name!r} has reported here")
@@ -87,6 +91,7 @@ class Pipelines:
         return self.get(name)
 
     def forget(self, name: str) -> None:
+        """Drop a pipeline's report."""
         self.get(name)
         del self._reports[name]
         self._stops.discard(name)

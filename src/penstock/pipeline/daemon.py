@@ -58,6 +58,7 @@ def threads() -> list[str]:
 
 
 def main() -> None:
+    """Fork workers for Spark, or become its own daemon if a thread forbids that."""
     plain = [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]]
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     prefer_installed()

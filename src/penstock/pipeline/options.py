@@ -102,6 +102,7 @@ class Options:
             )
 
     def require(self, name: str, why: str) -> str:
+        """The option's text; InvalidRequest says `why` it is needed when it is missing."""
         value = self.text(name)
         if not value:
             raise InvalidRequest(f"the option {name!r} is missing: {why}")
@@ -119,6 +120,7 @@ class Options:
         return ca_text(self.text("ca"))
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+        """A whole number that is not below `least`."""
         value = self._given.get(name.lower())
         if value is None:
             return default
@@ -129,6 +131,7 @@ class Options:
         return int(value)
 
     def seconds(self, name: str, default: float) -> float:
+        """A number of seconds."""
         value = self._given.get(name.lower())
         try:
             return default if value is None else float(value)
@@ -138,6 +141,7 @@ class Options:
             ) from None
 
     def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
         value = self._given.get(name.lower())
         if value is None:
             return default
@@ -146,6 +150,7 @@ class Options:
         return value.lower() == "true"
 
     def names(self, name: str) -> list[str]:
+        """A list separated by commas."""
         return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
 
     def positions(self, name: str, default: int) -> Positions:

@@ -39,6 +39,8 @@ class Place(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a pipeline reads: one of topic, topicPattern, queue or parquet."""
+
     topic: str | None = None
     topicPattern: str | None = None  # noqa: N815
     queue: str | None = None
@@ -51,6 +53,7 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def kind(self) -> str:
+        """Which of them it is."""
         return next(
             (name for name in ("topic", "topicPattern", "queue", "parquet") if getattr(self, name)),
             "",
@@ -58,17 +61,22 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def default_name(self) -> str:
+        """The view's name when none is given."""
         found = self.topic or self.queue or "source"
         return found if NAME.fullmatch(found) else "source"
 
 
 class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A view made by SQL, or by a function `module:name`."""
+
     name: str
     sql: str | None = None
     python: str | None = None
 
 
 class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where a pipeline writes: one of topic, queue, parquet or route."""
+
     topic: str | None = None
     queue: str | None = None
     parquet: str | None = None
@@ -81,6 +89,8 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A pipeline file, decoded."""
+
     name: str
     source: Source | None = None
     sources: dict[str, Source] = {}
@@ -104,10 +114,12 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def streaming(self) -> bool:
+        """Whether it runs from a checkpoint, as opposed to reading all every time."""
         return self.trigger != "batch"
 
     @property
     def app_id(self) -> str:
+        """The name under which its rows are recognised when they come again."""
         return self.appId or self.name
 
 
@@ -121,6 +133,7 @@ def load(path: Path) -> Pipeline:
 
 
 def parse(text: str, where: str = "pipeline") -> Pipeline:
+    """Decode and check a pipeline file's text; ConfigError as in `load`."""
     try:
         found = msgspec.convert(yaml.safe_load(text), Pipeline)
     except yaml.YAMLError as error:
@@ -199,6 +212,7 @@ def _check(found: Pipeline, where: str) -> None:
 
 
 def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
+    """The options of Spark's reader for a source."""
     given = {"group": pipeline.name, **source.options}
     if pipeline.token:
         given.setdefault("token", pipeline.token)
@@ -213,6 +227,7 @@ def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
 
 
 def texts(options: dict[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

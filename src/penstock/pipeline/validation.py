@@ -256,6 +256,7 @@ def refuse_twice(names: list[str], where: str = "sink") -> None:
 
 
 def load_function(step: Step) -> object:
+    """The function of a Python step; ConfigError when it is not there."""
     module, _, name = (step.python or "").partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -36,6 +36,8 @@ class Entry:
 @dataclass
 class Manifest:
     # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
+    """What an archive holds of one topic or queue, and where the next run begins."""
+
     kind: str
     name: str
     position: dict[str, Any] = field(
@@ -45,10 +47,13 @@ class Manifest:
 
     @property
     def rows(self) -> int:
+        """In all files together."""
         return sum(entry.rows for entry in self.files)
 
 
 class Lake:
+    """An archive directory on any file system of pyarrow."""
+
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
         self._fs: Any = fs.LocalFileSystem()
@@ -57,9 +62,11 @@ class Lake:
             self._fs, self._base = fs.FileSystem.from_uri(self.root)
 
     def url(self, path: str) -> str:
+        """The address for Spark of a path below the root."""
         return f"{self.root}/{path}"
 
     def folder(self, kind: str, name: str) -> str:
+        """The directory of a topic's or queue's files, below the root."""
         return f"{kind}={quote(name, safe='')}"
 
     def manifest(self, kind: str, name: str) -> Manifest:
@@ -85,6 +92,7 @@ class Lake:
         return sorted(found)
 
     def require(self, kind: str, name: str) -> Manifest:
+        """The manifest of what must be there; NotFound says what the archive holds instead."""
         found = self.manifest(kind, name)
         if not found.files:
             known = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
@@ -132,6 +140,7 @@ class Lake:
         return moved
 
     def drop_staging(self, run: str) -> None:
+        """Delete a run's staging directory, if there is one."""
         if self._fs.get_file_info(f"{self._base}/_staging/{run}").type == fs.FileType.Directory:
             self._fs.delete_dir(f"{self._base}/_staging/{run}")
 

@@ -39,6 +39,7 @@ class Kept:
         return found
 
     def count(self, start: int, end: int) -> int:
+        """How many offsets from `start` to `end` stay."""
         return int(self.between(start, end).sum()) if end > start else 0
 
 
@@ -70,6 +71,9 @@ def _dirty(group: list[Any], kept: Kept) -> bool:
 
 
 def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes: int) -> Compacted:
+    """Have the broker swap sealed segments for compacted ones. Conflict when the topic's policy
+    is not `compact`, or its segments changed meanwhile.
+    """
     if roll and not source.dry_run:
         source.ask("POST", "roll")
         source.state = source.describe()

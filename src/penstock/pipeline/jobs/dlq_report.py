@@ -66,6 +66,8 @@ PATTERNS = (
 
 @dataclass
 class Sample:
+    """One dead letter as an example of its kind."""
+
     id: int  # dlqId, as in /api/v1/dlq
     partition: str
     group: str | None
@@ -91,6 +93,8 @@ class Kind:
 
 @dataclass
 class Letters:
+    """The dead letters of a time, by kind."""
+
     since: datetime
     until: datetime
     total: int

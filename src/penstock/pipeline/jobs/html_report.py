@@ -21,6 +21,8 @@ INK, FAINT, GRID = "#0f172a", "#64748b", "#e2e8f0"
 
 @dataclass
 class Series:
+    """One line, or one colour of the bars."""
+
     label: str
     values: list[float | None]  # one per time of the report; None = not known
     color: str
@@ -28,6 +30,8 @@ class Series:
 
 @dataclass
 class Panel:
+    """A plot over the report's times."""
+
     title: str
     unit: str
     series: list[Series]
@@ -37,11 +41,14 @@ class Panel:
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is nothing but zeros and gaps to draw."""
         return not any(value for series in self.series for value in series.values)
 
 
 @dataclass
 class Table:
+    """A table below the plots."""
+
     title: str
     columns: list[str]
     rows: list[list[str]]
@@ -51,6 +58,8 @@ class Table:
 
 @dataclass
 class Report:
+    """What a page shows."""
+
     title: str
     since: datetime
     until: datetime
@@ -63,6 +72,7 @@ class Report:
 
     @property
     def subtitle(self) -> str:
+        """The time it covers, and its step."""
         window = f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M} to {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         return f"{window}, {self.step}" if self.step else window
 
@@ -216,6 +226,7 @@ def number(value: float | None) -> str:
 
 
 def size(count: float | None) -> str:
+    """Bytes for people: 1.5 KiB."""
     if count is None:
         return "–"
     for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
@@ -225,6 +236,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """Seconds for people: 196 ms, 3 h."""
     if seconds is None:
         return "–"
     for limit, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
@@ -234,6 +246,7 @@ def duration(seconds: float | None) -> str:
 
 
 def short(text: str, most: int) -> str:
+    """The text, cut off at so many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -254,6 +267,7 @@ def bins(since: datetime, until: datetime, most: int = 180) -> tuple[int, str]:
 
 
 def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
+    """When each step begins, from the one that holds `since` up to `until`."""
     first, last = int(since.timestamp()) // step * step, until.timestamp()
     return [
         datetime.fromtimestamp(at, UTC) for at in range(first, int(last) + (last % 1 > 0), step)

@@ -39,6 +39,7 @@ class Keys:
 
     @property
     def digest(self) -> str:
+        """Tells these keys and tombstones from others, in identities and manifests."""
         parts = (self.path, self.sql, self.tombstone_path, self.tombstone_sql)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -105,6 +106,7 @@ class Compacted:
 
     @property
     def bytes_saved(self) -> int:
+        """How many bytes less there are."""
         return self.bytes_before - self.bytes
 
 

@@ -25,6 +25,7 @@ ROWS_PER_STATEMENT = 5000  # rows of one statement
 
 
 def ddl(schema: pa.Schema) -> str:
+    """The schema as Spark reads it."""
     return ", ".join(f"{field.name} {KINDS[field.type]}" for field in schema)
 
 

@@ -67,6 +67,8 @@ PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tm
 
 @dataclass
 class Recovered:
+    """What was pushed, or in a dry run would be."""
+
     files: int = 0
     events: int = 0
     inserted: int = 0
@@ -77,6 +79,7 @@ class Recovered:
 
 
 def find_files(directories: list[str]) -> list[Path]:
+    """The buffer files below the directories, in the order of time."""
     found: list[Path] = []
     for directory in map(Path, directories):
         if not directory.is_dir():

@@ -90,12 +90,14 @@ class Known:
 
     @property
     def numbers(self) -> str:
+        """The queues' ids for an SQL list."""
         return ", ".join(map(str, self.queues))
 
 
 def topic_minutes(
     spark: Any, broker: str, token: str | None, names: list[str], since: datetime, until: datetime
 ) -> Any:
+    """A row for every minute in which something was appended to a topic."""
     from pyspark.sql import functions as f
 
     options = {

@@ -53,6 +53,7 @@ def write_report(
 
 
 def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
+    """The points that the broker would serve for this time, in the report's steps."""
     step, _ = html_report.bins(since, until)
     rows = postgres.rows(
         SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST)
@@ -67,6 +68,7 @@ def build(
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
 ) -> Report:
+    """The report over the points of the named queues and topics; of all without names."""
     step, called = html_report.bins(since, until)
     times = html_report.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}

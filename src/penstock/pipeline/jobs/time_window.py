@@ -27,4 +27,5 @@ def moment(text: str | datetime, now: datetime, what: str) -> datetime:
 
 
 def minute_of(at: datetime) -> datetime:
+    """The minute in which it was, in UTC."""
     return at.astimezone(UTC).replace(second=0, microsecond=0)

@@ -82,9 +82,11 @@ class Written(WriterCommitMessage):
 class Keeper(Protocol):
     """Where identities are kept: the broker that is written to."""
 
-    def claim(self, claim: Claim) -> Claimed: ...
+    def claim(self, claim: Claim) -> Claimed:
+        """Whether the task may write its rows."""
 
-    def commit_sink(self, done: Commit) -> None: ...
+    def commit_sink(self, done: Commit) -> None:
+        """Say that the batch takes no more tasks."""
 
 
 class Held:
@@ -113,6 +115,7 @@ class Held:
             self._file.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Take a batch in; beyond HELD_BYTES it goes to a file."""
         for name in self._columns:
             if name in batch.schema.names:
                 lengths, data = self._hashes[name]
@@ -145,6 +148,7 @@ class Held:
 
     @property
     def checksum(self) -> str:
+        """Of the rows' content, in hexadecimal."""
         parts = [f"{n}:{a.hexdigest()}:{b.hexdigest()}" for n, (a, b) in self._hashes.items()]
         return hashlib.sha256(f"{self.rows} {' '.join(parts)}".encode()).hexdigest()[:32]
 

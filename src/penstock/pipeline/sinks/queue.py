@@ -88,6 +88,8 @@ BUFFER_LINES = Endpoint("/api/v1/buffers/events", b"".join)
 
 @dataclass
 class Pushed(Written):
+    """What became of a task's messages."""
+
     queued: int = 0
     duplicate: int = 0
     buffered: int = 0
@@ -113,6 +115,7 @@ class PushLink:
         self._patience = patience
 
     def close(self) -> None:
+        """Close the connection."""
         self._caller.close()
 
     def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
@@ -372,14 +375,20 @@ class _QueueWriter:
 
 
 class QueueWriter(_QueueWriter, DataSourceArrowWriter):
+    """`df.write.format("penstock").option("queue", ...)`."""
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have written."""
         self._commit(messages)
 
 
 class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
+    """`df.writeStream.format("penstock").option("queue", ...)`."""
+
     streaming = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """All tasks of the batch have written."""
         self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

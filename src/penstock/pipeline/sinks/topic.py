@@ -43,10 +43,12 @@ APPENDS_PER_BATCH = 1 << 24
 
 
 def producer_id(app: str, task: int) -> bytes:
+    """The idempotent producer that a task is."""
     return hashlib.sha256(f"{app}\0{task}".encode()).digest()[:16]
 
 
 def sequence(batch: int, append: int) -> int:
+    """The producer's sequence of a task's n-th append in a batch."""
     if append >= APPENDS_PER_BATCH:
         raise InvalidRequest(
             f"one task of one batch makes at most {APPENDS_PER_BATCH} appends to a topic"
@@ -71,6 +73,7 @@ class Cutter:
             yield from self._cut(final=False)
 
     def rest(self) -> Iterator[tuple[npt.NDArray[np.int64], memoryview]]:
+        """The appends that are left when no rows come any more."""
         if self._held_rows:
             yield from self._cut(final=True)
 
@@ -203,14 +206,20 @@ class _TopicWriter:
 
 
 class TopicWriter(_TopicWriter, DataSourceArrowWriter):
+    """`df.write.format("penstock").option("topic", ...)`."""
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have written."""
         self._commit(messages)
 
 
 class TopicStreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
+    """`df.writeStream.format("penstock").option("topic", ...)`."""
+
     streaming = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """All tasks of the batch have written."""
         self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -24,6 +24,7 @@ class PenstockSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """What `format` is given."""
         return "penstock"
 
     def _of_queue(self, schema: StructType | None = None) -> bool:
@@ -56,9 +57,11 @@ class PenstockSource(DataSource):
         return options, queue
 
     def schema(self) -> str:
+        """The columns of a queue or a topic."""
         return QUEUE_DDL if self._of_queue() else TOPIC_DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`."""
         options, queue = self._source_options()
         if queue:
             from penstock.pipeline.sources.queue import QueueOptions, QueueReader
@@ -69,6 +72,7 @@ class PenstockSource(DataSource):
         return TopicReader(TopicOptions(options, schema.fieldNames()))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """For `spark.readStream`."""
         options, queue = self._source_options()
         if queue:
             from penstock.pipeline.sources.queue import QueueOptions, QueueStreamReader
@@ -79,6 +83,7 @@ class PenstockSource(DataSource):
         return TopicStreamReader(TopicOptions(options, schema.fieldNames()))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For `df.write`; appends only."""
         options, queue = self._sink_options(schema, overwrite)
         if queue:
             from penstock.pipeline.sinks.queue import QueueWriter
@@ -89,6 +94,7 @@ class PenstockSource(DataSource):
         return TopicWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """For `df.writeStream`; appends only."""
         options, queue = self._sink_options(schema, overwrite)
         if queue:
             from penstock.pipeline.sinks.queue import QueueStreamWriter

@@ -31,6 +31,7 @@ class Mirror:
         self._thread.start()
 
     def move(self, horizon: int) -> None:
+        """Show this position soon; a later call replaces it."""
         with self._changed:
             self._wanted = horizon
             self._changed.notify()
@@ -62,6 +63,7 @@ class Mirror:
                     self._changed.wait(1.0)
 
     def show(self, horizon: int) -> None:
+        """Move the group's cursors to the horizon now."""
         start = "NULL" if self._shown is None else f"'{self._shown}'"
         after = 0
         while True:

@@ -72,6 +72,7 @@ class Postgres:
         self.schema = options.text("databaseSchema") or schema
 
     def connect(self, *, autocommit: bool = False) -> Any:
+        """A new connection. Away when the server may answer later, Unavailable otherwise."""
         from adbc_driver_postgresql import dbapi
 
         try:
@@ -219,4 +220,5 @@ def _close_idle() -> None:
 
 
 def first_line(error: Exception) -> str:
+    """What the driver says, without its details."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -106,12 +106,16 @@ class QueueRange(InputPartition):
 
 @dataclass(frozen=True)
 class QueueState:
+    """Which queue it is, and how far it may be read now."""
+
     id: int
     installation: int
     horizon: int
 
 
 class QueueOptions:
+    """Everything the source needs to know, checked. Picklable."""
+
     def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
         self.postgres = Postgres(options)
         self.queue = options.require("queue", "the queue's name")
@@ -141,6 +145,7 @@ class QueueOptions:
         self.columns = list(columns)
 
     def state(self) -> QueueState:
+        """The queue's state now; NotFound when there is none of this name."""
         rows = self.postgres.rows(
             "SELECT q.id, i.id, pg_snapshot_xmin(pg_current_snapshot())::text FROM queues q CROSS JOIN installation i "
             "WHERE q.name = $1 AND q.deleted_at IS NULL",
@@ -237,6 +242,7 @@ class QueueOptions:
         return found
 
     def ranges(self, low: str, high: str, cuts: list[list[int]]) -> list[QueueRange]:
+        """A task for each stretch between two cuts."""
         places: list[tuple[int, int] | None] = [None, *((int(p), int(s)) for p, s in cuts), None]
         return [QueueRange(low, high, a, b) for a, b in pairwise(places)]
 
@@ -255,6 +261,7 @@ class QueueOptions:
         return [QueueRange(str(low), str(high), a, b, file, packed) for a, b in pairwise(places)]
 
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
+        """A task's messages, in the columns asked for."""
         conditions = [_within(state.id, int(task.low), int(task.high))]
         if self.since is not None:
             conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
@@ -389,6 +396,7 @@ class QueueReader(DataSourceReader):
         return o.scan(queue, low, high) or o.ranges(str(low), str(high), o.cuts(queue, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows."""
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 
@@ -406,6 +414,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._mirror: Mirror | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a query without a checkpoint begins."""
         return self._offset(0 if self.options.starting == EARLIEST else self.state.horizon, [])
 
     def _offset(self, xid: int, cuts: list[list[int]]) -> dict[str, Any]:
@@ -419,6 +428,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """How much a batch takes, by the options."""
         return (
             ReadMaxRows(self.options.max_records)
             if self.options.max_records
@@ -426,9 +436,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of a run that ends by itself."""
         self._target = self.options.settled_state().horizon
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next batch goes."""
         now = self.options.state()
         self._same(start, now)
         self.commit(
@@ -478,15 +490,18 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.state = now
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """How far it could go, for Spark's progress."""
         return self._offset(self.options.state().horizon, [])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the read."""
         self._same(
             end, self.state
         )  # a batch begun before is run again without asking for the latest offset first
         return self.options.ranges(start["xid"], end["xid"], end["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows."""
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 
@@ -499,6 +514,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._mirror.move(int(end["xid"]))
 
     def stop(self) -> None:
+        """Let go of connections and threads."""
         if self._mirror is not None:
             self._mirror.stop()
             self._mirror = None

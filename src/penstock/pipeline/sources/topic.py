@@ -131,9 +131,11 @@ class TopicOptions:
         self._matches = re.compile(self.pattern or "").fullmatch
 
     def names(self) -> list[str]:
+        """The topics that are read: as named, or those that match the pattern now."""
         return self.named or [name for name in self.topics.names() if self._matches(name)]
 
     def states(self) -> dict[str, TopicState]:
+        """The state of each of them."""
         return {name: self.topics.state(name) for name in self.names()}
 
     def resolve(
@@ -162,6 +164,7 @@ class TopicOptions:
         return [Range(topic, incarnation, a, b) for a, b in pairwise(cuts)]
 
     def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Task]:
+        """Tasks for (incarnation, start, end) by topic; the same again for the same spans."""
         total = sum(end - start for _, start, end in spans.values())
         found: list[list[Range]] = []
         for topic in sorted(spans):
@@ -175,6 +178,7 @@ class TopicOptions:
         return [Task(ranges) for ranges in found]
 
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """A task's records. DataLoss when they are gone and `failOnDataLoss` is set."""
         try:
             for part in task.ranges:
                 yield from self._read_range(part)
@@ -247,6 +251,7 @@ class TopicReader(DataSourceReader):
             yield found
 
     def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the read."""
         o = self.options
         spans = {}
         for topic, state in o.states().items():
@@ -259,6 +264,7 @@ class TopicReader(DataSourceReader):
         return o.tasks(spans)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows."""
         assert isinstance(partition, Task)
         return self.options.read(partition)
 
@@ -276,6 +282,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shown: dict[str, Any] | None = None  # the position that the group shows
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a query without a checkpoint begins."""
         o = self.options
         found = {}
         for topic, state in o.states().items():
@@ -284,6 +291,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """How much a batch takes, by the options."""
         if self.options.max_records:
             return ReadMaxRows(self.options.max_records)
         if self.options.max_bytes:
@@ -291,6 +299,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of a run that ends by itself."""
         self._target = self.options.states()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -379,12 +388,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return takes
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """How far it could go, for Spark's progress."""
         return {
             topic: {"incarnation": state.incarnation, "next": state.next}
             for topic, state in self.options.states().items()
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the read."""
         spans = {}
         _check_shape(end)
         if (
@@ -402,6 +413,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.options.tasks(spans)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows."""
         assert isinstance(partition, Task)
         return self.options.read(partition)
 
@@ -426,6 +438,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     def stop(self) -> None:
+        """Let go of connections and threads."""
         self.options.topics.close()
 
 

@@ -62,16 +62,19 @@ class Topics:
 
     @property
     def link(self) -> TopicLink:
+        """The connection to the broker, made when first used."""
         assert self.broker is not None
         self._link = self._link or TopicLink(self.broker, self._patience, self._token, self._ca)
         return self._link
 
     def close(self) -> None:
+        """Close the connection; it is made again when needed."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
     def names(self) -> list[str]:
+        """All topics there are."""
         if self.broker:
             return self.link.names()
         directory = Path(self.directory or "")
@@ -80,6 +83,7 @@ class Topics:
         )
 
     def state(self, topic: str) -> TopicState:
+        """A topic as it is now; NotFound when there is none."""
         if self.broker:
             info = self.link.info(topic)
             return TopicState(
@@ -90,6 +94,7 @@ class Topics:
         return TopicState(files.incarnation, first, following, files.bytes())
 
     def offset_at(self, topic: str, milliseconds: int) -> int:
+        """The first offset whose record is not older than this time."""
         if self.broker:
             return self.link.offset_at(topic, milliseconds)
         return self._files(topic).offset_at(milliseconds * 1000)
