@@ -238,7 +238,10 @@ def test_a_missing_topic_is_found_before_spark_starts(server, tcp) -> None:
 
 
 def test_a_missing_queue_is_found_before_spark_starts(server) -> None:
-    file = f"name: q\nsource: {{queue: nowhere}}\nsink: {{topic: t}}\ncheckpoint: /x\ndatabase: '{server.database_url}'\n"
+    file = (
+        f"name: q\nsource: {{queue: nowhere}}\nsink: {{topic: t}}\ncheckpoint: "
+        f"/x\ndatabase: '{server.database_url}'\n"
+    )
     with pytest.raises(ConfigError, match="there is no queue 'nowhere' in the database; queues: "):
         check(parse(file))
 
@@ -343,7 +346,10 @@ def test_lag_is_unknown_in_a_batch_that_is_run_again() -> None:
 
 
 def test_the_cause_of_a_failure_is_told_without_sparks_stack() -> None:
-    text = "Job aborted.\nTraceback (most recent call last):\npenstock.errors.InvalidOffset: offset 3 aged out\n\tat x"
+    text = (
+        "Job aborted.\nTraceback (most recent call last):\npenstock.errors.InvalidOffset: "
+        "offset 3 aged out\n\tat x"
+    )
     assert cause(RuntimeError(text)) == "offset 3 aged out"
     assert cause(RuntimeError("Traceback\nValueError: bad\n")) == "ValueError: bad"
 
@@ -403,7 +409,8 @@ broker: {tcp}
     with pytest.raises(ConfigError, match="in no fixed order"):
         Runner(shuffled, "local[2]").run(spark)
     failing = parse(
-        f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: {tcp}\n"
+        f"name: f\nsource: {{topic: gone-{tag}}}\nsink: {{topic: t}}\ntrigger: batch\nbroker: "
+        f"{tcp}\n"
     )
     with pytest.raises(PipelineFailed, match=f"gone-{tag}"):
         Runner(failing, "local[2]").run(spark)
@@ -541,7 +548,10 @@ def test_a_step_that_cannot_be_built_is_named_with_its_line(
         ("python: 'bad_steps:none'", "step s: bad_steps:none gave NoneType, not a DataFrame"),
         ("sql: SELECT nofunction(payload) FROM source", r"step s: \[UNRESOLVED_ROUTINE\]"),
     ):
-        file = f"name: b\nsource: {{topic: bad-steps}}\nsteps: [{{name: s, {step}}}]\nsink: {{topic: t}}\ntrigger: batch\n"
+        file = (
+            f"name: b\nsource: {{topic: bad-steps}}\nsteps: [{{name: s, {step}}}]\nsink: "
+            f"{{topic: t}}\ntrigger: batch\n"
+        )
         file += f"broker: {tcp}\n"
         with pytest.raises(ConfigError, match=text):
             Runner(parse(file), "local[2]").run(spark)
@@ -996,7 +1006,10 @@ def test_a_jobs_arguments_are_looked_at_before_a_jvm_starts(tmp_path, monkeypatc
 
 
 def test_a_full_disk_is_one_sentence() -> None:
-    text = "An error occurred\n: SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/x. SQL\n"
+    text = (
+        "An error occurred\n: SparkException: [TASK_WRITE_FAILED] Task failed while writing "
+        "rows to file:/data/x. SQL\n"
+    )
     text += "\tat x.y(z.scala)\nCaused by: java.io.IOException: No space left on device\n\tat java.base/x"
     assert (
         cause(RuntimeError(text))

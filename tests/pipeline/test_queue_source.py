@@ -120,8 +120,10 @@ def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> 
                     "SELECT 1 FROM partitions WHERE id = $1 FOR NO KEY UPDATE", partition[0]["id"]
                 )
                 await connection.execute(
-                    "INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, payload) "
-                    "SELECT partition_id, max(seq) + 1, clock_timestamp(), max(queue_id), $2, $3 FROM messages "
+                    "INSERT INTO messages (partition_id, seq, created_at, queue_id, "
+                    "transaction_id, payload) "
+                    "SELECT partition_id, max(seq) + 1, clock_timestamp(), max(queue_id), $2, "
+                    "$3 FROM messages "
                     "WHERE partition_id = $1 GROUP BY 1",
                     partition[0]["id"],
                     f"t-{n}",
@@ -533,7 +535,10 @@ def test_who_holds_messages_back_is_named_and_can_be_waited_for(
         load(database_url, *(Item("orders", b"%d" % i) for i in range(10, 20)))
         reader = QueueReader(options(database_url, streaming=False, waitForTransactions=0.1))
         assert len(rows_of(reader, reader.partitions())) == 10
-        told = r"queue orders: 10 committed messages are not read yet, since an older transaction is still open: pid \d+"
+        told = (
+            r"queue orders: 10 committed messages are not read yet, since an older "
+            r"transaction is still open: pid \d+"
+        )
         warning = told + r', application_name "nightly", idle in transaction, for \d+ s'
         assert any(re.search(warning, message) for message in caplog.messages)
         caplog.clear()

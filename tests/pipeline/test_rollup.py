@@ -185,7 +185,10 @@ def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> 
         )
         for minute in range(90):
             at = start + timedelta(minutes=minute)
-            sql = "INSERT INTO analytics (minute, kind, name, group_name, pushed, acked, lag, latency_buckets, "
+            sql = (
+                "INSERT INTO analytics (minute, kind, name, group_name, pushed, acked, lag, "
+                "latency_buckets, "
+            )
             sql += "latency_counts) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
             await connection.execute(sql, at, "queue", name, "", 10, 0, None, None, None)
             await connection.execute(

@@ -71,20 +71,23 @@ LOCAL, LOCAL_URL, LOCAL_BROKER = "local[*]", "http://127.0.0.1:6632", "127.0.0.1
 BAR = 24  # characters of a progress bar
 
 TEMPLATE = """\
-# A pipeline: what it reads, the steps in between, where it writes. Run it with: penstock pipeline run {file}
+# A pipeline: what it reads, the steps in between, where it writes.
+# Run it with: penstock pipeline run {file}
 name: {name}
 sources:
   orders:                       # the view's name in SQL
     topic: orders
     format: json                # or raw: the columns topic, offset, timestamp, payload
     schema: "id BIGINT, amount DOUBLE, at TIMESTAMP"
-    deadLetter: {{topic: orders-bad}}   # records that do not fit; without it they stay, with their text in _corrupt
+    # Records that do not fit; without it they stay, with their text in _corrupt.
+    deadLetter: {{topic: orders-bad}}
 steps:
   - name: big
     sql: SELECT id, amount, at FROM orders WHERE amount > 100
 sink:
   topic: big-orders             # or queue: name, or parquet: directory
-trigger: availableNow           # all there is, then end; "10 seconds" to keep running; batch for a bounded read
+# All there is, then end; "10 seconds" to keep running; batch for a bounded read.
+trigger: availableNow
 checkpoint: ./checkpoints/{name}
 broker: 127.0.0.1:12345
 url: http://127.0.0.1:6632
@@ -171,7 +174,8 @@ def validate(
             else "Java 17 or newer was not found"
         )
         _say(
-            f"checked without Spark ({why}): types, functions and what streams can do were not looked at"
+            f"checked without Spark ({why}): types, functions and what streams can do were not "
+            "looked at"
         )
 
 

@@ -1,7 +1,8 @@
 """Spark: data sources, sinks, built-in jobs, runner. Needs `pip install 'penstock[pipeline]'`.
 
-spark = penstock.pipeline.session("my-app")            # or penstock.pipeline.register(your_own_session)
-spark.readStream.format("penstock").option("broker", "127.0.0.1:12345").option("topic", "orders").load()
+spark = penstock.pipeline.session("my-app")   # or penstock.pipeline.register(your_own_session)
+orders = spark.readStream.format("penstock").option("topic", "orders")
+orders = orders.option("broker", "127.0.0.1:12345").load()
 """
 
 import importlib

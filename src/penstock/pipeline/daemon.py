@@ -24,7 +24,9 @@ HARMLESS = {
 
 
 def prefer_installed() -> None:
-    """Put the zip behind the installed PySpark, if there is one: the same code, compiled already."""
+    """Put the zip behind the installed PySpark, if there is one: the same code, compiled
+    already.
+    """
     from importlib.machinery import PathFinder
 
     others = [entry for entry in sys.path if not entry.endswith(ZIP)]

@@ -15,7 +15,9 @@ class PipelineFailed(PenstockError):
 
 
 def step_failed(name: str, error: Exception) -> ConfigError:
-    """A step could not be built: which, why, and for a function of the user's the line that raised."""
+    """A step could not be built: which, why, and for a function of the user's the line that
+    raised.
+    """
     ours = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

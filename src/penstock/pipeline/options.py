@@ -160,7 +160,10 @@ class Options:
             return default
         if value.lower() in ("earliest", "latest"):
             return EARLIEST if value.lower() == "earliest" else LATEST
-        wanted = f'the option {name!r} is earliest, latest or JSON such as {{"orders": 42}}, not {value!r}'
+        wanted = (
+            f"the option {name!r} is earliest, latest or JSON such as "
+            f'{{"orders": 42}}, not {value!r}'
+        )
         try:
             found: Any = json.loads(value)
         except ValueError:
@@ -184,7 +187,8 @@ class Options:
             found = datetime.fromisoformat(value)
         except ValueError:
             raise InvalidRequest(
-                f"the option {name!r} is milliseconds since 1970 or a time such as 2026-01-31T12:00:00Z, not {value!r}"
+                f"the option {name!r} is milliseconds since 1970 or a time such as "
+                f"2026-01-31T12:00:00Z, not {value!r}"
             ) from None
         return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1000)
 

@@ -3,12 +3,16 @@ strictly.
 
     name: big-orders
     sources:
-      orders: {topic: orders, format: json, schema: "id BIGINT, amount DOUBLE, at TIMESTAMP", deadLetter: {topic: bad}}
+      orders:
+        topic: orders
+        format: json
+        schema: "id BIGINT, amount DOUBLE, at TIMESTAMP"
+        deadLetter: {topic: bad}
     steps:
       - {name: big, sql: "SELECT * FROM orders WHERE amount > 100"}
       - {name: enriched, python: "shop.enrich:add_country"}
     sink: {topic: big-orders}
-    trigger: 10 seconds            # or availableNow (the default: what is new, then end), or batch (all, every time)
+    trigger: 10 seconds    # or availableNow (the default: what is new, then end), or batch (all)
     checkpoint: /var/lib/shop/big-orders
     spark: {spark.sql.shuffle.partitions: 4}
 
@@ -173,7 +177,8 @@ def _check(found: Pipeline, where: str) -> None:
             refuse(f"source {name}: deadLetter is for `format: json`, and names a topic or a queue")
         if len(source.watermark) > 1 or not all(map(INTERVAL.fullmatch, source.watermark.values())):
             refuse(
-                f"source {name}: watermark is one column and an interval, such as {{at: 10 minutes}}"
+                f"source {name}: watermark is one column and an interval, such as "
+                f"{{at: 10 minutes}}"
             )
         if source.watermark and not found.streaming:
             refuse(f"source {name}: a watermark is for streams")
@@ -205,7 +210,8 @@ def _check(found: Pipeline, where: str) -> None:
         refuse("sink.mode: update is for streams")
     if found.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(found.trigger):
         refuse(
-            f"trigger is availableNow, batch or an interval such as '10 seconds', not {found.trigger!r}"
+            "trigger is availableNow, batch or an interval such as '10 seconds', not "
+            f"{found.trigger!r}"
         )
     if found.streaming and not found.checkpoint:
         refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")

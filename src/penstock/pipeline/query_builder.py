@@ -203,7 +203,8 @@ def _updating(frame: Any, options: dict[str, Any]) -> Any:
     which batch it belongs to all the same, and one that is run again is recognised."""
     if not hasattr(frame, "_jdf"):
         raise ConfigError(
-            "sink.mode: update does not work over Spark Connect, which does not tell a sink its batch"
+            "sink.mode: update does not work over Spark Connect, which does not tell a sink "
+            "its batch"
         )
 
     def append(batch: Any, _number: int) -> None:

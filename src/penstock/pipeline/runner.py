@@ -152,7 +152,9 @@ class Runner:
 
     @contextmanager
     def _counting_tasks(self, frame: Any) -> Iterator[None]:
-        """Tell from time to time how many of the tasks are done, as far as Spark has planned them."""
+        """Tell from time to time how many of the tasks are done, as far as Spark has planned
+        them.
+        """
         ended = threading.Event()
         tracker = (
             None if not hasattr(frame, "_jdf") else frame.sparkSession.sparkContext.statusTracker()

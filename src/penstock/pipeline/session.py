@@ -141,7 +141,8 @@ def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSes
     theirs = [key for key in settings if not key.startswith("spark.sql.")]
     if theirs:
         raise ConfigError(
-            f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that is started"
+            f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that "
+            "is started"
         )
     if (
         importlib.util.find_spec("grpc") is None
@@ -190,5 +191,7 @@ def _files() -> dict[str, str]:
         beside.rename(log4j)
     return {
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Dderby.system.home={directory}",
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={log4j} -Dderby.system.home={directory}"
+        ),
     }

@@ -49,7 +49,8 @@ def refuse_unrepeatable(frame: Any) -> None:
     names = sorted(set(_unrepeatable(frame)))
     if names:
         raise ConfigError(
-            f"what is written must not differ when a batch is run again, and {', '.join(f'{one}()' for one in names)} "
+            "what is written must not differ when a batch is run again, and "
+            f"{', '.join(f'{one}()' for one in names)} "
             "would: use columns of the records instead, such as timestamp or createdAt for the time"
         )
 

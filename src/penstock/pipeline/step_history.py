@@ -1,7 +1,7 @@
 """What the steps of a pipeline were when its checkpoint was written, so that state is not continued
 by others.
 
-    <checkpoint>/steps/<n>.json     the steps from the n-th change on, beside Spark's own files; the last one counts
+    <checkpoint>/steps/<n>.json     the steps from the n-th change on; the last one counts
 
 An aggregate, a join or the removal of duplicates keeps state between batches, and Spark only looks
 at the state's columns: a count that became a sum goes on from the old count. So the steps that
@@ -49,14 +49,17 @@ def keep_steps(spark: Any, pipeline: Pipeline) -> None:
         if differences:
             raise ConfigError(
                 f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: "
-                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either go on with the steps "
-                "as they were, or give the pipeline a new `checkpoint`: it then reads from startingOffsets on and "
+                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either "
+                "go on with the steps "
+                "as they were, or give the pipeline a new `checkpoint`: it then reads from "
+                "startingOffsets on and "
                 "writes to the sink again"
             )
     if before is None or any(before.get(key) != now[key] for key in now):
         if before is not None:
             log.warning(
-                "pipeline %s: its steps changed; what is read from now on goes through the new ones",
+                "pipeline %s: its steps changed; what is read from now on goes through the new "
+                "ones",
                 now["name"],
             )
         files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
@@ -100,7 +103,9 @@ def _state(spark: Any, pipeline: Pipeline) -> set[str]:
 
 
 def _tables(sql: str, names: dict[str, str]) -> list[str]:
-    """The views a query reads, each as often as it does; all of them if it cannot be parsed here."""
+    """The views a query reads, each as often as it does; all of them if it cannot be parsed
+    here.
+    """
     try:
         tables = [table.name.lower() for table in parse_sql(sql).find_all(exp.Table)]
     except SqlglotError:

@@ -2,8 +2,8 @@
 instead of a JVM's start.
 
 It is the lesser of two: where Java is there, `validate` goes on to Spark's own analyzer
-(`query_builder.verify`), which says exactly what a run would. Here nothing is known of types, of functions,
-and of what streams can do.
+(`query_builder.verify`), which says exactly what a run would. Here nothing is known of types, of
+functions, and of what streams can do.
 
 SQL is parsed and its columns are resolved by sqlglot in Spark's dialect, against the columns each
 source is known to have. What a Python step makes of its columns cannot be known here, so nothing is
@@ -41,7 +41,8 @@ VARYING = {"rand", "random", "randn", "uuid", "shuffle", "randstr", "uniform"}
 VARYING |= {"current_timestamp", "now", "current_date", "curdate", "localtimestamp", "current_time"}
 WINDOWS = {"_window": "window", "_session_window": "session_window"}
 UNORDERED = (
-    "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed order: name the columns "
+    "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed "
+    "order: name the columns "
     "that order them in sink.orderBy, so that each is written exactly once"
 )
 META = {
@@ -175,8 +176,10 @@ def _check_repeatable(pipeline: Pipeline) -> None:
             name = (call.name if isinstance(call, exp.Anonymous) else call.sql_name()).lower()
             if name in VARYING:
                 raise ConfigError(
-                    f"step {step.name}: what is written must not differ when a batch is run again, and {name}() would: "
-                    "use columns of the records instead, such as timestamp or createdAt for the time"
+                    f"step {step.name}: what is written must not differ when a batch is run "
+                    f"again, and {name}() would: "
+                    "use columns of the records instead, such as timestamp or createdAt for "
+                    "the time"
                 )
 
 
@@ -190,7 +193,8 @@ def _check_aggregates(pipeline: Pipeline, columns: Columns | None) -> None:
     )  # a function may set one
     if pipeline.streaming and sink.mode == "append" and not marked:
         raise ConfigError(
-            f"step {grouped[0]} aggregates a stream, which never ends: give the source a watermark, such as "
+            f"step {grouped[0]} aggregates a stream, which never ends: give the source a "
+            "watermark, such as "
             "{at: 10 minutes}, and group by window(at, '1 minute'), or give the sink `mode: update`"
         )
     if (
@@ -294,7 +298,8 @@ def _check_queues(pipeline: Pipeline) -> None:
             if source.queue not in found:
                 known = ", ".join(found[:10]) or "none yet"
                 raise ConfigError(
-                    f"source {name}: there is no queue {source.queue!r} in the database; queues: {known}"
+                    f"source {name}: there is no queue {source.queue!r} in the database; "
+                    f"queues: {known}"
                 )
 
 
@@ -318,7 +323,8 @@ def resolve_route(pipeline: Pipeline) -> Sink:
     topic, queue = source.get("topic"), source.get("queue")
     if not topic and not queue:
         raise ConfigError(
-            f"export route {sink.route!r} takes direct pushes only: give it a source topic, which keeps Spark's output "
+            f"export route {sink.route!r} takes direct pushes only: give it a source topic, "
+            "which keeps Spark's output "
             "until it is delivered"
         )
     return msgspec.structs.replace(

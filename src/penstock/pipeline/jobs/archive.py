@@ -1,9 +1,10 @@
 """archive: a topic or queue to Parquet, by topic or queue and day, each record once.
 
-A run takes what came since the last one, up to a fixed end; `penstock.pipeline.jobs.archive_directory` makes it
-all or nothing. Rows are sorted into files of about `file_bytes`, and small files of a day are
-rewritten into larger ones as they gather, in the same step. For a topic the broker is told how far
-the archive reaches, which `topic describe` shows and retention respects.
+A run takes what came since the last one, up to a fixed end;
+`penstock.pipeline.jobs.archive_directory` makes it all or nothing. Rows are sorted into files of
+about `file_bytes`, and small files of a day are rewritten into larger ones as they gather, in the
+same step. For a topic the broker is told how far the archive reaches, which `topic describe` shows
+and retention respects.
 """
 
 import json
@@ -56,7 +57,9 @@ def archive(
     file_bytes: int = FILE_BYTES,
     say: Callable[[str], None] = lambda _: None,
 ) -> Archived:
-    """Archive all there is of a topic or a queue now. Safe to kill at any moment and to run again."""
+    """Archive all there is of a topic or a queue now. Safe to kill at any moment and to run
+    again.
+    """
     if bool(topic) == bool(queue):
         raise InvalidRequest(
             "archive takes a topic or a queue: give --topic or --queue, and not both"
@@ -101,12 +104,14 @@ def _topic_plan(given: dict[str, str], manifest: Manifest) -> Any:
     start = manifest.position.get("next", state.first)
     if manifest.position and manifest.position["incarnation"] != state.incarnation:
         raise DataLoss(
-            f"topic {name!r} was deleted and created again since it was archived: archive it to another directory, "
+            f"topic {name!r} was deleted and created again since it was archived: archive it "
+            "to another directory, "
             "or move this topic's archive away first"
         )
     if start < state.first:
         raise DataLoss(
-            f"topic {name!r}: offsets {start} to {state.first - 1} aged out before they were archived. {REMEDY}"
+            f"topic {name!r}: offsets {start} to {state.first - 1} aged out before they were "
+            f"archived. {REMEDY}"
         )
     while start < state.next:
         end = min(state.next, start + RECORDS_PER_STEP)
@@ -130,7 +135,8 @@ def _queue_plan(given: dict[str, str], manifest: Manifest) -> Any:
         raise DataLoss("the archive belongs to another database: archive to another directory")
     if position and position["id"] != state.id:
         raise DataLoss(
-            f"queue {given['queue']!r} was deleted and created again since it was archived: archive it to another "
+            f"queue {given['queue']!r} was deleted and created again since it was archived: "
+            "archive it to another "
             "directory"
         )
     low = int(position["xid"]) if position else 0
@@ -179,7 +185,8 @@ def _merge_small(spark: Any, lake: Lake, manifest: Manifest, file_bytes: int) ->
         ]
         if sum(entry.rows for entry in added) != sum(entry.rows for entry in small):
             raise DataLoss(
-                f"{day}: rewriting {len(small)} files gave another number of rows; the archive is unchanged"
+                f"{day}: rewriting {len(small)} files gave another number of rows; the archive "
+                "is unchanged"
             )
         gone = {entry.path for entry in small}
         manifest.files = [entry for entry in manifest.files if entry.path not in gone] + added

@@ -1,8 +1,8 @@
 """An archive directory: Parquet files, and a manifest that says which of them count.
 
-    <root>/_archive/<name>.json                     the manifest of one topic or queue, replaced atomically
+    <root>/_archive/<name>.json                 the manifest of one topic or queue, replaced as one
     <root>/topic=<name>/date=<day>/<run>-<n>.parquet
-    <root>/_staging/<run>/...                       what a run is writing; ignored by every reader
+    <root>/_staging/<run>/...                   what a run is writing; ignored by every reader
 
 A run writes its files aside, moves them in, then replaces the manifest, which holds both the new
 position and the list of files. That one replacement is the moment at which the run counts: files
@@ -70,7 +70,9 @@ class Lake:
         return f"{kind}={quote(name, safe='')}"
 
     def manifest(self, kind: str, name: str) -> Manifest:
-        """What the archive holds of this topic or queue; an empty manifest when it holds nothing."""
+        """What the archive holds of this topic or queue; an empty manifest when it holds
+        nothing.
+        """
         try:
             with self._fs.open_input_stream(self._manifest_path(kind, name)) as file:
                 found = json.loads(file.read())

@@ -13,8 +13,8 @@ before it writes, in the group `compact-<target>-plan`, so one that was killed i
 and the idempotent producer drops what is there.
 
 To Parquet: a snapshot, replaced as a whole by replacing its manifest
-(`penstock.pipeline.jobs.archive_directory`). The files of the snapshot before stay until the next run, for those
-who read them.
+(`penstock.pipeline.jobs.archive_directory`). The files of the snapshot before stay until the next
+run, for those who read them.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,8 @@ def _to_topic(source: Source, target: str) -> Compacted:
     start = source.state["first_offset"] if reached is None else reached
     if start < source.state["first_offset"]:
         raise DataLoss(
-            f"topic {source.topic!r}: offsets {start} to {source.state['first_offset'] - 1} aged out before they were "
+            f"topic {source.topic!r}: offsets {start} to {source.state['first_offset'] - 1} "
+            "aged out before they were "
             f"compacted to {target!r}. Delete the group {group!r} and compact to another topic."
         )
     killed = planned is not None and planned > start
@@ -108,7 +109,8 @@ def _to_topic(source: Source, target: str) -> Compacted:
         if source.dry_run:
             return done
         _commit(source, plan, end)
-        app = f"compact:{source.topic}:{source.state['incarnation']}:{target}:{source.keys.digest}:{start}:{end}"
+        origin = f"{source.topic}:{source.state['incarnation']}"
+        app = f"compact:{origin}:{target}:{source.keys.digest}:{start}:{end}"
         # Which records they are is part of who writes them: what a compaction in place took out of
         # a range since a killed run must not shift others onto numbers that the broker has seen.
         ranges = chosen.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
@@ -193,7 +195,8 @@ def _to_parquet(source: Source, root: str) -> Compacted:
         ]
         if manifest.rows != done.records:
             raise DataLoss(
-                f"{manifest.rows} rows were written instead of {done.records}; the snapshot is unchanged"
+                f"{manifest.rows} rows were written instead of {done.records}; the snapshot is "
+                "unchanged"
             )
         manifest.position = {
             "incarnation": source.state["incarnation"],
@@ -212,15 +215,18 @@ def _parquet_range(source: Source, manifest: Manifest) -> tuple[int, int]:
         return first, source.state["next_offset"]
     if position["incarnation"] != source.state["incarnation"]:
         raise DataLoss(
-            f"topic {source.topic!r} was deleted and created again since this snapshot: compact to another directory"
+            f"topic {source.topic!r} was deleted and created again since this snapshot: "
+            "compact to another directory"
         )
     if position["keys"] != source.keys.digest:
         raise Conflict(
-            "this snapshot was made with another key or other tombstones: compact to another directory"
+            "this snapshot was made with another key or other tombstones: compact to another "
+            "directory"
         )
     if position["next"] < first:
         raise DataLoss(
-            f"topic {source.topic!r}: offsets {position['next']} to {first - 1} aged out before they were compacted: "
+            f"topic {source.topic!r}: offsets {position['next']} to {first - 1} aged out "
+            "before they were compacted: "
             "compact to another directory"
         )
     return int(position["next"]), source.state["next_offset"]

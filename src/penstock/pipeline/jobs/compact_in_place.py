@@ -79,8 +79,10 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
         source.state = source.describe()
     if source.state["policy"] != "compact":
         raise Conflict(
-            f"the policy of topic {source.topic!r} is {source.state['policy']!r}: compacting in place takes "
-            f"`penstock topic policy {source.topic} compact`, which also ends the deletion of its old segments"
+            f"the policy of topic {source.topic!r} is {source.state['policy']!r}: compacting "
+            "in place takes "
+            f"`penstock topic policy {source.topic} compact`, which also ends the deletion of "
+            "its old segments"
         )
     archived = source.state["archived_offset"]
     sealed = [segment for segment in source.state["segments"] if segment["sealed"]]
@@ -98,8 +100,10 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
     there, stored = (sum(segment[name] for segment in sealed) for name in ("records", "bytes"))
     if done.records_before != there:  # whatever was not judged would be removed
         raise Conflict(
-            f"topic {source.topic!r}: {done.records_before} records were read where its segments have {there}: they "
-            "changed meanwhile, or cannot be read whole. Nothing was done; run it again, or `penstock topic verify`"
+            f"topic {source.topic!r}: {done.records_before} records were read where its "
+            f"segments have {there}: they "
+            "changed meanwhile, or cannot be read whole. Nothing was done; run it again, or "
+            "`penstock topic verify`"
         )
     groups = [group for group in _groups(sealed, kept, segment_bytes) if _dirty(group, kept)]
     done.bytes_before, done.bytes = stored, stored - done.bytes_before + done.bytes

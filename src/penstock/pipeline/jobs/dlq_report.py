@@ -45,8 +45,8 @@ SOURCE = """
     JOIN partitions p ON p.id = d.partition_id LEFT JOIN groups g ON g.id = d.group_id
    WHERE d.failed_at < '{until}' {where}"""
 READ = (
-    "SELECT d.id, q.name, g.name, p.name, d.transaction_id, d.failed_at, d.attempts::bigint, d.error"
-    + SOURCE
+    "SELECT d.id, q.name, g.name, p.name, d.transaction_id, d.failed_at, d.attempts::bigint, "
+    "d.error" + SOURCE
 )
 
 # In this order: what is longer and more telling first.
@@ -238,7 +238,8 @@ def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
     for begin in range(0, len(wanted), 1000):
         payloads |= dict(
             postgres.rows(
-                f"SELECT id, CASE WHEN key_id IS NULL THEN substring(payload FROM 1 FOR {PAYLOAD}) END "
+                "SELECT id, CASE WHEN key_id IS NULL THEN substring(payload FROM 1 FOR "
+                f"{PAYLOAD}) END "
                 f"FROM dead_letters WHERE id IN ({', '.join(wanted[begin : begin + 1000])})"
             )
         )

@@ -73,7 +73,10 @@ class Report:
     @property
     def subtitle(self) -> str:
         """The time it covers, and its step."""
-        window = f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M} to {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        window = (
+            f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M} to "
+            f"{self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        )
         return f"{window}, {self.step}" if self.step else window
 
 
@@ -118,7 +121,8 @@ def to_html(report: Report) -> str:
     tables = "".join(_table(table) for table in report.tables)
     notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     return (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(report.title)}</title>"
+        "<!doctype html><html lang=en><head><meta "
+        f"charset=utf-8><title>{escape(report.title)}</title>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
         f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
         f"<header><h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p></header>"
@@ -285,11 +289,13 @@ def check_target(html: str | Path | None) -> None:
 
 
 # The first plots are drawn before the page knows how many go side by side.
-FIT = """addEventListener("load",()=>{for(const plot of document.querySelectorAll(".js-plotly-plot"))\
+FIT = """addEventListener("load",()=>{
+for(const plot of document.querySelectorAll(".js-plotly-plot"))
 Plotly.Plots.resize(plot)})"""
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;background:#f8fafc;margin:0 auto;max-width:1400px;padding:24px}
+body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;background:#f8fafc;
+margin:0 auto;max-width:1400px;padding:24px}
 header h1{margin:0;font-size:26px}header p{margin:2px 0 18px;color:#64748b}
 .tiles{display:flex;flex-wrap:wrap;gap:12px;margin-bottom:16px}
 .tile{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:10px 18px;min-width:110px}
@@ -300,7 +306,9 @@ section.wide{margin-top:16px;overflow-x:auto}
 h2{font-size:16px;margin:0 0 4px}h2 small{color:#64748b;font-weight:400}
 .empty{color:#64748b;text-align:center;padding:70px 0;margin:0}.wide .empty{padding:20px}
 table{border-collapse:collapse;width:100%;font-size:14px}th,td{padding:5px 10px;text-align:right;
-border-bottom:1px solid #e2e8f0;vertical-align:top;font-variant-numeric:tabular-nums}th{color:#64748b;font-weight:500}
-.text{text-align:left;overflow-wrap:anywhere}footer{color:#64748b;font-size:13px;margin-top:16px}footer p{margin:2px 0}
+border-bottom:1px solid #e2e8f0;vertical-align:top;font-variant-numeric:tabular-nums}
+th{color:#64748b;font-weight:500}
+.text{text-align:left;overflow-wrap:anywhere}footer{color:#64748b;font-size:13px;margin-top:16px}
+footer p{margin:2px 0}
 @media(max-width:640px){main{grid-template-columns:1fr}}
 """

@@ -68,7 +68,8 @@ def replay(
         raise InvalidRequest("replay goes to a topic or to a queue")
     if to_topic == topic and not archive:
         raise InvalidRequest(
-            f"a replay of {topic!r} into itself would read what it writes: name an end, or another topic"
+            f"a replay of {topic!r} into itself would read what it writes: name an end, or "
+            "another topic"
         )
     if rate < 0:
         raise InvalidRequest(f"the rate is a number of records per second, not {rate:g}")
@@ -119,8 +120,10 @@ def replay(
             if OTHER_ROWS not in cause(error):
                 raise
             raise Conflict(
-                f"the source no longer has the records that replay {id!r} was begun with (offsets {low} to "
-                f"{low + step - 1}). Nothing of these was written. Replay what is there under another --id."
+                f"the source no longer has the records that replay {id!r} was begun with "
+                f"(offsets {low} to "
+                f"{low + step - 1}). Nothing of these was written. Replay what is there under "
+                "another --id."
             ) from error
         written += count
         say(f"{written} of {result.rows} records")
@@ -151,14 +154,18 @@ def _planned(
     limit: int,
     step: int,
 ) -> tuple[int, int]:
-    """How far the replay of this id goes and in what ranges: as now, or as when it was first begun."""
+    """How far the replay of this id goes and in what ranges: as now, or as when it was first
+    begun.
+    """
     checksum = hashlib.sha256(plan.encode()).hexdigest()[:32]
     note = json.dumps([limit, step])
     answer = claim(Claim(target, f"replay:{id}:{topic}", 0, 0, checksum, uuid.uuid4().hex, note))
     if answer.verdict != "write":
         raise Conflict(
-            f"replay {id!r} of {topic!r} into {target!r} was begun with another --where, --start, --end or source. "
-            "Nothing was written. Run it with those it was begun with, or give this one another --id."
+            f"replay {id!r} of {topic!r} into {target!r} was begun with another --where, "
+            "--start, --end or source. "
+            "Nothing was written. Run it with those it was begun with, or give this one "
+            "another --id."
         )
     limit, step = json.loads(answer.note)
     return int(limit), int(step)

@@ -2,12 +2,13 @@
 /api/v1/analytics.
 
     topics   records and bytes by append time, read through the topic source
-    queues   messages pushed (the broker's counters) and bytes (the stored messages, counted in PostgreSQL by tasks that
-             each take some partitions and some of the time)
-    groups   acknowledged, failed, retried, dead and dropped messages, latencies from push to ack, and lag, from the
-             history that the broker's upkeep folds every few seconds
-    groups on topics    committed records, latencies from append to commit, records handed out again, and lag, from the
-             minutes that the broker counts as groups commit (`penstock.topics.group_history`)
+    queues   messages pushed (the broker's counters) and bytes (the stored messages, counted in
+             PostgreSQL by tasks that each take some partitions and some of the time)
+    groups   acknowledged, failed, retried, dead and dropped messages, latencies from push to ack,
+             and lag, from the history that the broker's upkeep folds every few seconds
+    groups on topics    committed records, latencies from append to commit, records handed out
+             again, and lag, from the minutes that the broker counts as groups commit
+             (`penstock.topics.group_history`)
 
 Incremental and idempotent: a run begins a little before the last one ended, and a minute that is
 rolled up again replaces itself. Counts are never made smaller by that, because what a source can
@@ -43,20 +44,25 @@ _SAME = "minute, kind, name, group_name"
 _KEPT = ", ".join(f"{name} = greatest(a.{name}, excluded.{name})" for name in COUNTS)
 WRITE = f"""
   INSERT INTO analytics AS a ({_SAME}, {", ".join(COUNTS)}, lag, latency_buckets, latency_counts)
-  SELECT {_SAME}, {", ".join(f"coalesce({name}, 0)" for name in COUNTS)}, lag, latency_buckets, latency_counts
-    FROM jsonb_to_recordset($1::jsonb) AS r (minute timestamptz, kind text, name text, group_name text,
+  SELECT {_SAME}, {", ".join(f"coalesce({name}, 0)" for name in COUNTS)}, lag,
+         latency_buckets, latency_counts
+    FROM jsonb_to_recordset($1::jsonb) AS r (
+         minute timestamptz, kind text, name text, group_name text,
          {", ".join(f"{name} bigint" for name in COUNTS)}, lag bigint,
          latency_buckets smallint[], latency_counts bigint[])
    ORDER BY 1, 2, 3, 4
   ON CONFLICT ({_SAME}) DO UPDATE SET {_KEPT}, lag = coalesce(excluded.lag, a.lag),
-    latency_buckets = CASE WHEN excluded.acked >= a.acked THEN excluded.latency_buckets ELSE a.latency_buckets END,
-    latency_counts = CASE WHEN excluded.acked >= a.acked THEN excluded.latency_counts ELSE a.latency_counts END"""
+    latency_buckets = CASE WHEN excluded.acked >= a.acked
+                           THEN excluded.latency_buckets ELSE a.latency_buckets END,
+    latency_counts = CASE WHEN excluded.acked >= a.acked
+                          THEN excluded.latency_counts ELSE a.latency_counts END"""
 
 # A run that leaves out what is before it does not count: the next one still begins where the last
 # whole one ended.
 REACHED = """
   INSERT INTO rollups AS r (scope, upto) SELECT $1, $3::text::timestamptz
-  ON CONFLICT (scope) DO UPDATE SET upto = greatest(r.upto, excluded.upto), ran_at = clock_timestamp()
+  ON CONFLICT (scope) DO UPDATE
+     SET upto = greatest(r.upto, excluded.upto), ran_at = clock_timestamp()
    WHERE r.upto >= $2::text::timestamptz"""
 
 
@@ -110,7 +116,8 @@ def rollup(
         done.queues, done.groups = len(known.queues), len(known.groups)
         if known.queues:
             say(
-                f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to {end:%F %H:%M} UTC"
+                f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to "
+                f"{end:%F %H:%M} UTC"
             )
             made = minutes.queue_minutes(spark, postgres, known, start, end, tasks)
             done.rows += postgres_frames.write(made, postgres, WRITE)
@@ -128,7 +135,10 @@ def rollup(
     for scope in scopes:
         postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
     if keep_days is not None:
-        forget = "WITH gone AS (DELETE FROM analytics WHERE minute < now() - make_interval(days => {}) RETURNING 1)"
+        forget = (
+            "WITH gone AS (DELETE FROM analytics WHERE minute < now() - "
+            "make_interval(days => {}) RETURNING 1)"
+        )
         done.forgotten = postgres.rows(
             forget.format(int(keep_days)) + " SELECT count(*) FROM gone"
         )[0][0]

@@ -58,11 +58,13 @@ ROWS = pa.schema(
 
 PARTITIONS = """
   SELECT min(x.id), max(x.id) FROM (
-    SELECT p.id, ntile({tasks}) OVER (ORDER BY p.id) AS share FROM partitions p WHERE p.queue_id = {queue}) x
+    SELECT p.id, ntile({tasks}) OVER (ORDER BY p.id) AS share
+      FROM partitions p WHERE p.queue_id = {queue}) x
    GROUP BY x.share"""
 
 BYTES_SQL = """
-  SELECT date_trunc('minute', m.created_at), p.queue_id::bigint, sum(octet_length(m.payload))::bigint
+  SELECT date_trunc('minute', m.created_at), p.queue_id::bigint,
+         sum(octet_length(m.payload))::bigint
     FROM partitions p CROSS JOIN LATERAL (
       SELECT queue_seq_at(p.id, '{since}'::timestamptz - interval '1 microsecond') AS after,
              queue_seq_at(p.id, '{until}'::timestamptz - interval '1 microsecond') AS upto) r
@@ -70,12 +72,13 @@ BYTES_SQL = """
    WHERE p.queue_id IN ({queues}) {where} GROUP BY 1, 2"""
 
 HISTORY_SQL = """
-  SELECT minute, queue_id::bigint, group_id::bigint, pushed, done - dead - dropped, failed, retried, dead, dropped,
-         level, moved, latency_buckets, latency_counts
+  SELECT minute, queue_id::bigint, group_id::bigint, pushed, done - dead - dropped, failed,
+         retried, dead, dropped, level, moved, latency_buckets, latency_counts
     FROM history WHERE minute >= '{since}' AND minute < '{until}' AND queue_id IN ({queues})"""
 
 LEVELS = """
-  SELECT queue_id, group_id, CASE WHEN group_id = 0 THEN sum(pushed) - sum(removed) ELSE sum(consumed) END::bigint
+  SELECT queue_id, group_id,
+         CASE WHEN group_id = 0 THEN sum(pushed) - sum(removed) ELSE sum(consumed) END::bigint
     FROM (SELECT queue_id, group_id, pushed, removed, consumed FROM tallies
           UNION ALL SELECT queue_id, group_id, pushed, removed, consumed FROM tally_log) t
    WHERE queue_id IN ({queues}) GROUP BY 1, 2"""

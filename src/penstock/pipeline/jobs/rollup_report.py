@@ -27,7 +27,10 @@ from penstock.protocol.latency import ERROR, Latencies
 from penstock.protocol.names import QUEUE_MODE
 
 MOST = 1_000_000  # points
-SQL = "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', NULL, NULL, {most})"
+SQL = (
+    "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', "
+    "NULL, NULL, {most})"
+)
 PERCENTILES = {50: COLORS[0], 95: COLORS[1], 99: COLORS[4]}
 
 
@@ -168,7 +171,7 @@ def build(
     notes = [
         f"Latencies are from push to ack and within {ERROR:.1%} of the truth.",
         "Lag is at the end of each interval, within the 5 s in which brokers fold their counters.",
-        "A retry is a delivery that did not settle its message: failed, asked for again, or not answered in time.",
+        "A retry is a delivery without an ack: failed, asked for again, or not answered in time.",
     ]
     return Report(
         "Penstock: queues and topics",

@@ -10,8 +10,8 @@ the old ones. A write without a stream is batch 0 of its appId: made again, it a
 
 An identity is worth as much as the content behind it. So a task holds its rows until it has them
 all, claims its place at the broker with their checksum, and writes when the broker agrees
-(`claimed`; the rules are those of `penstock.topics.write_claims`). A batch that is run again with other
-rows is refused, before anything of it is written.
+(`claimed`; the rules are those of `penstock.topics.write_claims`). A batch that is run again with
+other rows is refused, before anything of it is written.
 
 A row keeps its number only if the batch, run again, gives each task the same rows in the same
 order. Sources here see to it; a shuffle does not, hence `orderBy`: the columns by which a task
@@ -42,7 +42,8 @@ POLL_SECONDS = 0.2
 WAIT_SECONDS = 600.0  # for tasks that wrote in an earlier run and have to come again
 OTHER_ROWS = "before with other rows"
 WAYS = (
-    "There are two ways to go on: run it with the steps it was begun with, or give it a new appId, which writes all of "
+    "There are two ways to go on: run it with the steps it was begun with, or give it a new "
+    "appId, which writes all of "
     "its rows once more."
 )
 
@@ -66,7 +67,8 @@ def current_writer(app: str, streaming: bool, options: Options) -> Writer:
     query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
     if batch is None and streaming:
         raise InvalidRequest(
-            f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave appId out"
+            f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave "
+            "appId out"
         )
     number = options.whole("batchId", int(batch or 0), least=0)
     return Writer(f"{app}:{query[:13]}" if query else app, number or 0, context.partitionId())
@@ -198,7 +200,8 @@ def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
             deadline, waits = time.monotonic() + WAIT_SECONDS, len(answer.tasks)
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks {answer.tasks} have "
+                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose "
+                f"tasks {answer.tasks} have "
                 f"not come again for {WAIT_SECONDS:g} s: run it on at least as many cores as before"
             )
         time.sleep(POLL_SECONDS)
@@ -207,13 +210,17 @@ def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
     place = f"batch {claim.batch} of {claim.app!r}"
     if answer.verdict == "behind":
         raise Conflict(
-            f"{place} is behind batch {answer.newest}, which was written already: this checkpoint was copied or "
-            "restored, and another run went on from it. Nothing of it was written. Go on from the newest checkpoint, "
+            f"{place} is behind batch {answer.newest}, which was written already: this "
+            "checkpoint was copied or "
+            "restored, and another run went on from it. Nothing of it was written. Go on from "
+            "the newest checkpoint, "
             "or give this one a new appId, which writes the rows from here on once more."
         )
     raise Conflict(
-        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} (task {claim.task}). Nothing "
-        f"of it was written now. Two writes never share an appId; a batch run again must give the same rows (no "
+        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} (task "
+        f"{claim.task}). Nothing "
+        "of it was written now. Two writes never share an appId; a batch run again must give "
+        "the same rows (no "
         f"rand(), no current time; orderBy after a shuffle). {WAYS}"
     )
 
@@ -232,7 +239,8 @@ def say_at_least_once(app: str | None, kind: str) -> None:
     """Said once, where the query is built."""
     if not app:
         sys.stderr.write(
-            f"penstock: this {kind} sink has no appId, so it writes at least once: a batch run again is written again. "
+            f"penstock: this {kind} sink has no appId, so it writes at least once: a batch run "
+            "again is written again. "
             'Give .option("appId", "a name of your own") for exactly once.\n'
         )
 

@@ -215,7 +215,8 @@ def check_text(values: pa.Array, name: str, first_row: int) -> None:
                 (value or b"").decode()
             except UnicodeDecodeError as error:
                 raise InvalidRequest(
-                    f"row {first_row + row} of this task: its {name} is not UTF-8 ({error}): {value[:200]!r}. Encode "
+                    f"row {first_row + row} of this task: its {name} is not UTF-8 ({error}): "
+                    f"{value[:200]!r}. Encode "
                     "bytes as text first, with base64 or hex."
                 ) from None
         raise
@@ -239,7 +240,8 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
             )  # as strict as the broker: no NaN, no half of a surrogate pair
         except msgspec.DecodeError as error:
             raise InvalidRequest(
-                f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. Push it as text with "
+                f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. "
+                "Push it as text with "
                 "the option payloadFormat=text, or make it JSON with to_json."
             ) from None
 

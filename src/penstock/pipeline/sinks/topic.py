@@ -135,9 +135,12 @@ class _Appender:
             len(lengths),
         ):  # 0: stored long ago, and no longer known where
             raise InvalidRequest(
-                f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before with other rows: "
-                f"{count} where there are {len(lengths)} now. Two writes never share an appId; a batch run again must "
-                "give the same rows (no rand(), no current time; orderBy after a shuffle). Give this one another appId."
+                f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before "
+                "with other rows: "
+                f"{count} where there are {len(lengths)} now. Two writes never share an appId; "
+                "a batch run again must "
+                "give the same rows (no rand(), no current time; orderBy after a shuffle). "
+                "Give this one another appId."
             )
         self.rows += len(lengths)
 
@@ -161,11 +164,13 @@ class _TopicWriter:
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         if types.get("payload") not in ("binary", "string"):
             raise InvalidRequest(
-                f"a topic sink needs a column payload, binary or string; the rows have {_listed(types)}"
+                "a topic sink needs a column payload, binary or string; the rows have "
+                f"{_listed(types)}"
             )
         if not self._topic and types.get("topic") != "string":
             raise InvalidRequest(
-                f"a topic sink needs the option topic, or a column topic; the rows have {_listed(types)}"
+                "a topic sink needs the option topic, or a column topic; the rows have "
+                f"{_listed(types)}"
             )
         say_at_least_once(self._app, "topic")
 

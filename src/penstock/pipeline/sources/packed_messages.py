@@ -7,15 +7,15 @@ form, of texts and payloads, and of the lengths of these. What arrives are the b
 columns but for the order of bytes. For a million messages it costs PostgreSQL 0.25 s of CPU more
 and the client 0.65 s less than as many rows.
 
-| column     | bytes                                                                                  |
-|------------|----------------------------------------------------------------------------------------|
-| `n`        | how many messages                                                                      |
-| `p` `s`    | partition_id, seq: i64 each, big-endian                                                |
-| `a`        | created_at: i64 each, big-endian, microseconds since 2000                              |
-| `t` `d`    | transaction_id, payload: one after the other                                           |
-| `tl` `dl`  | their lengths: i32 each, big-endian; -1 for a payload that Spark must not read         |
-| `c`        | trace_id: 16 bytes for each message that has one                                       |
-| `cl`       | whether it has: one byte, 0 or 1, each                                                 |
+| column     | bytes                                                                               |
+|------------|-------------------------------------------------------------------------------------|
+| `n`        | how many messages                                                                   |
+| `p` `s`    | partition_id, seq: i64 each, big-endian                                             |
+| `a`        | created_at: i64 each, big-endian, microseconds since 2000                           |
+| `t` `d`    | transaction_id, payload: one after the other                                        |
+| `tl` `dl`  | their lengths: i32 each, big-endian; -1 for a payload that Spark must not read      |
+| `c`        | trace_id: 16 bytes for each message that has one                                    |
+| `cl`       | whether it has: one byte, 0 or 1, each                                              |
 
 A packed row must stay far below PostgreSQL's limit of 1 GB, whatever the payloads are. BLOCKS
 blocks hold at most 32 * 8 KB, and compressed in place at most 255 times that. Where there are
@@ -69,7 +69,8 @@ def query(
     # OFFSET 0 keeps the conditions out of the choice of the scan: an index that serves them would
     # be gone through anew for every row of the answer.
     return f"""
-        SELECT packed.* FROM generate_series({first}::bigint, {last} - 1, {BLOCKS}) b CROSS JOIN LATERAL (
+        SELECT packed.* FROM generate_series({first}::bigint, {last} - 1, {BLOCKS}) b
+         CROSS JOIN LATERAL (
             SELECT count(*) AS n{columns}
               FROM (SELECT * FROM messages WHERE ctid >= format('(%s,0)', b)::tid
                        AND ctid < format('(%s,0)', {until})::tid OFFSET 0) m
@@ -78,7 +79,9 @@ def query(
 
 
 def rest() -> str:
-    """The condition of the messages that `query` leaves out of a table with payloads out of place."""
+    """The condition of the messages that `query` leaves out of a table with payloads out of
+    place.
+    """
     return f"octet_length(m.payload) > {SMALL}"
 
 

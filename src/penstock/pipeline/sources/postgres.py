@@ -38,7 +38,8 @@ WRONG = re.compile("authentication failed|does not exist|no pg_hba.conf entry|in
 SEARCH_PATH = """
   SELECT set_config('search_path', coalesce((
     SELECT quote_ident(nspname) || ', ' FROM pg_namespace
-     WHERE starts_with(nspname, left($1::text, 46) || '_fn_') ORDER BY oid DESC LIMIT 1), '') || quote_ident($1::text), false)"""
+     WHERE starts_with(nspname, left($1::text, 46) || '_fn_') ORDER BY oid DESC LIMIT 1), '')
+    || quote_ident($1::text), false)"""
 
 
 class Away(Unavailable):
@@ -66,8 +67,10 @@ class Postgres:
             self.url, schema = database_here()
         except NotFound as error:
             raise InvalidRequest(
-                f"queues are read from PostgreSQL, and its address is not known: {error}. Or give the option "
-                "'database', or set DATABASE_URL: `penstock database url`, on the broker's machine, prints it"
+                f"queues are read from PostgreSQL, and its address is not known: {error}. Or "
+                "give the option "
+                "'database', or set DATABASE_URL: `penstock database url`, on the broker's "
+                "machine, prints it"
             ) from error
         self.schema = options.text("databaseSchema") or schema
 
@@ -185,7 +188,8 @@ class Patience:
         delay = self._backoff.delay()
         if now + delay > self._began + self._seconds:
             raise Unavailable(
-                f"{reason}; it was away for {now - self._began:.0f} s. Give the option databaseTimeout more seconds "
+                f"{reason}; it was away for {now - self._began:.0f} s. Give the option "
+                "databaseTimeout more seconds "
                 f"than {self._seconds:g} to wait longer"
             ) from reason
         time.sleep(delay)

@@ -85,7 +85,8 @@ _SQL = {
 
 # Lengths are counted in bytes of the server's encoding; texts arrive in ours.
 _PACKED = """CASE WHEN current_setting('server_encoding') <> 'UTF8' THEN ''
-                  WHEN coalesce(pg_relation_size(nullif(reltoastrelid, 0)), 0) = 0 THEN 'all' ELSE 'small' END"""
+                  WHEN coalesce(pg_relation_size(nullif(reltoastrelid, 0)), 0) = 0 THEN 'all'
+                  ELSE 'small' END"""
 _FILE = "SELECT pg_relation_filenode('messages'::regclass)::bigint"
 
 
@@ -124,7 +125,8 @@ class QueueOptions:
         self.starting = options.positions("startingOffsets", EARLIEST)
         if isinstance(self.starting, dict) or self.starting not in (EARLIEST, LATEST):
             raise InvalidRequest(
-                "for a queue the option 'startingOffsets' is earliest or latest; use startingTimestamp"
+                "for a queue the option 'startingOffsets' is earliest or latest; use "
+                "startingTimestamp"
             )
         self.since = options.moment("startingTimestamp")
         self.before = options.moment("endingTimestamp")
@@ -140,14 +142,16 @@ class QueueOptions:
         unknown = [name for name in columns if name not in QUEUE_COLUMNS.names]
         if unknown:
             raise InvalidRequest(
-                f"a queue has the columns {', '.join(QUEUE_COLUMNS.names)}; it has no {unknown[0]!r}"
+                f"a queue has the columns {', '.join(QUEUE_COLUMNS.names)}; it has no "
+                f"{unknown[0]!r}"
             )
         self.columns = list(columns)
 
     def state(self) -> QueueState:
         """The queue's state now; NotFound when there is none of this name."""
         rows = self.postgres.rows(
-            "SELECT q.id, i.id, pg_snapshot_xmin(pg_current_snapshot())::text FROM queues q CROSS JOIN installation i "
+            "SELECT q.id, i.id, pg_snapshot_xmin(pg_current_snapshot())::text FROM queues q "
+            "CROSS JOIN installation i "
             "WHERE q.name = $1 AND q.deleted_at IS NULL",
             (self.queue,),
         )
@@ -174,7 +178,8 @@ class QueueOptions:
     def _newest(self, state: QueueState) -> int | None:
         """The last transaction with messages that are committed and not below the horizon."""
         rows = self.postgres.rows(
-            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} AND m.xid >= '{state.horizon}'::xid8 "
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} AND m.xid >= "
+            f"'{state.horizon}'::xid8 "
             "ORDER BY m.xid DESC LIMIT 1"
         )
         return int(rows[0][0]) if rows else None
@@ -184,10 +189,12 @@ class QueueOptions:
         short = state.horizon & 0xFFFFFFFF  # as processes show it: without its epoch
         age = "extract(epoch FROM clock_timestamp() - {})::float8"
         rows = self.postgres.rows(
-            "SELECT format('pid %s, application_name \"%s\", %s', pid, application_name, coalesce(state, 'active')), "
+            "SELECT format('pid %s, application_name \"%s\", %s', pid, application_name, "
+            "coalesce(state, 'active')), "
             f"{age.format('coalesce(xact_start, backend_start)')} FROM pg_stat_activity "
             f"WHERE backend_xid::text = '{short}' UNION ALL "
-            f"SELECT format('prepared transaction %s', gid), {age.format('prepared')} FROM pg_prepared_xacts "
+            f"SELECT format('prepared transaction %s', gid), {age.format('prepared')} FROM "
+            "pg_prepared_xacts "
             f"WHERE transaction::text = '{short}'"
         )
         who, age_seconds = rows[0] if rows else ("one that this database user may not see", None)
@@ -197,7 +204,8 @@ class QueueOptions:
         )
         if held:
             log.warning(
-                "queue %s: %s%d committed messages are not read yet, since an older transaction is still open: %s%s. "
+                "queue %s: %s%d committed messages are not read yet, since an older "
+                "transaction is still open: %s%s. "
                 "They are read once it ends; the option waitForTransactions waits for it.",
                 *(self.queue, "at least " if held == COUNTED else "", held, who),
                 "" if age_seconds is None else f", for {age_seconds:.0f} s",
@@ -208,20 +216,24 @@ class QueueOptions:
         many.
         """
         rows = self.postgres.rows(
-            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {id} AND m.xid >= '{low}'::xid8 "
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {id} AND m.xid >= "
+            f"'{low}'::xid8 "
             # not `xid`, which would be the text: 9 after 10, and no index
             f"ORDER BY m.xid OFFSET {n} LIMIT 1"
         )
         return int(rows[0][0]) if rows else None
 
     def cuts(self, id: int, low: int, high: int) -> list[list[int]]:
-        """Places of (partition, seq) order that divide the batch into tasks; none for a small one."""
+        """Places of (partition, seq) order that divide the batch into tasks; none for a small
+        one.
+        """
         far = self.nth_xid(id, low, SMALL_BATCH)
         if self.tasks == 1 or far is None or far >= high:
             return []
         shares = ",".join(str(i / self.tasks) for i in range(1, self.tasks))
         rows = self.postgres.rows(
-            f"SELECT unnest(percentile_disc(ARRAY[{shares}]) WITHIN GROUP (ORDER BY id)), count(*) FROM partitions "
+            f"SELECT unnest(percentile_disc(ARRAY[{shares}]) WITHIN GROUP (ORDER BY id)), "
+            "count(*) FROM partitions "
             f"WHERE queue_id = {id}"
         )
         if self.streaming or not rows or rows[0][1] >= self.tasks:
@@ -251,7 +263,8 @@ class QueueOptions:
         none.
         """
         ((rows, pages, file, packed),) = self.postgres.rows(
-            f"SELECT reltuples::float8, relpages, ({_FILE}), {_PACKED} FROM pg_class WHERE oid = 'messages'::regclass"
+            f"SELECT reltuples::float8, relpages, ({_FILE}), {_PACKED} FROM pg_class WHERE oid "
+            "= 'messages'::regclass"
         )
         wanted = self.postgres.estimate(f"SELECT 1 FROM messages m WHERE {_within(id, low, high)}")
         if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
@@ -287,7 +300,8 @@ class QueueOptions:
                 yield self._shape(state, batch, known)
         if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
             raise Unavailable(
-                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by blocks: read again"
+                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by "
+                "blocks: read again"
             )
 
     def _resumed(
@@ -351,8 +365,10 @@ class QueueOptions:
         """Encrypted payloads never become text by accident: they are not even sent."""
         if payloads.null_count and self.encrypted == "fail":
             raise InvalidRequest(
-                f"queue {self.queue!r} holds encrypted messages and Spark is not given the keys: consume them "
-                "through the broker, or set the option encrypted=null to read them without their payload"
+                f"queue {self.queue!r} holds encrypted messages and Spark is not given the "
+                "keys: consume them "
+                "through the broker, or set the option encrypted=null to read them without "
+                "their payload"
             )
         return payloads
 
@@ -369,6 +385,7 @@ class PartitionNames:
         self._names: dict[int, str] = {}
 
     def of(self, partitions: pa.Array) -> pa.Array:
+        """The name of each of these ids."""
         met = partitions.dictionary_encode()
         ids = met.dictionary.to_pylist()
         new = ",".join(str(one) for one in ids if one not in self._names)
@@ -475,7 +492,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidRequest("the checkpoint is not of a queue source")
         if start["queue"] != self.options.queue:
             raise InvalidRequest(
-                f"the checkpoint belongs to the queue {start['queue']!r}; use another one for this query"
+                f"the checkpoint belongs to the queue {start['queue']!r}; use another one for "
+                "this query"
             )
         if start["installation"] != now.installation:
             raise DataLoss(
@@ -484,8 +502,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         if start["id"] != now.id and self.options.fail_on_loss:
             raise DataLoss(
-                f"queue {self.options.queue!r} was deleted and created again since the last batch. To go on with what "
-                "it holds now, start the query once with failOnDataLoss=false; to begin anew, give it a new checkpoint."
+                f"queue {self.options.queue!r} was deleted and created again since the last "
+                "batch. To go on with what "
+                "it holds now, start the query once with failOnDataLoss=false; to begin anew, "
+                "give it a new checkpoint."
             )
         self.state = now
 

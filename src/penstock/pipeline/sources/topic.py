@@ -60,7 +60,8 @@ GROUP_FROM = 32  # topics with something to read; fewer are a task each
 GROUP_TOPICS = 64  # of one task at most
 GROUP_RECORDS = 100_000  # of one task at most, over all its topics
 REMEDY = (
-    "Records were lost to this query. To go on with what is left, start it once with failOnDataLoss=false; to begin "
+    "Records were lost to this query. To go on with what is left, start it once with "
+    "failOnDataLoss=false; to begin "
     "anew, give it a new checkpoint."
 )
 
@@ -119,7 +120,8 @@ class TopicOptions:
         unknown = [name for name in columns if name not in TOPIC_COLUMNS.names]
         if unknown:
             raise InvalidRequest(
-                f"a topic has the columns {', '.join(TOPIC_COLUMNS.names)}; it has no {unknown[0]!r}"
+                f"a topic has the columns {', '.join(TOPIC_COLUMNS.names)}; it has no "
+                f"{unknown[0]!r}"
             )
         self.columns = list(columns)
 
@@ -151,7 +153,8 @@ class TopicOptions:
             return state.next
         if not state.first <= offset <= state.next and self.fail_on_loss:
             raise InvalidOffset(
-                f"topic {topic!r} has offsets {state.first} to {state.next}; {offset} was asked for. "
+                f"topic {topic!r} has offsets {state.first} to {state.next}; {offset} was "
+                "asked for. "
                 "Ask for one of those, or set failOnDataLoss=false to take the nearest."
             )
         return min(max(offset, state.first), state.next)
@@ -197,7 +200,8 @@ class TopicOptions:
                 state = self.topics.state(task.topic)
                 if self.fail_on_loss:
                     raise DataLoss(
-                        f"topic {task.topic!r}: offsets {start} to {min(state.first, task.end) - 1} were to be "
+                        f"topic {task.topic!r}: offsets {start} to "
+                        f"{min(state.first, task.end) - 1} were to be "
                         f"read and have aged out ({error}). {REMEDY}"
                     ) from error
                 start = max(state.first, start + 1)
@@ -333,7 +337,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if at["incarnation"] != state.incarnation:
             if o.fail_on_loss:
                 raise DataLoss(
-                    f"topic {topic!r} was deleted and created again since the last batch: the checkpoint is at offset "
+                    f"topic {topic!r} was deleted and created again since the last batch: the "
+                    "checkpoint is at offset "
                     f"{at['next']} of incarnation {at['incarnation']}, the topic is incarnation "
                     f"{state.incarnation}. {REMEDY}"
                 )
@@ -341,14 +346,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if at["next"] < state.first:
             if o.fail_on_loss:
                 raise DataLoss(
-                    f"topic {topic!r}: offsets {at['next']} to {state.first - 1} have aged out before they were read. "
+                    f"topic {topic!r}: offsets {at['next']} to {state.first - 1} have aged out "
+                    "before they were read. "
                     f"{REMEDY}"
                 )
             return state.first
         if at["next"] > state.next:
             if o.fail_on_loss:
                 raise DataLoss(
-                    f"topic {topic!r} ends at offset {state.next}, but {at['next']} was already read: its end was "
+                    f"topic {topic!r} ends at offset {state.next}, but {at['next']} was "
+                    "already read: its end was "
                     f"lost. {REMEDY}"
                 )
             return state.next
@@ -358,7 +365,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = sorted(topic for topic in start if topic not in now)
         if gone and not self.options.pattern:
             raise InvalidRequest(
-                f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query reads "
+                f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query "
+                "reads "
                 f"{', '.join(sorted(now))}. Use a checkpoint of its own for another list of topics."
             )
 

@@ -54,7 +54,8 @@ class Topics:
         self._link: TopicLink | None = None
         if not self.broker and not self.directory:
             raise InvalidRequest(
-                "give the option 'broker' (host:port), or 'directory' for topics on this host's disk"
+                "give the option 'broker' (host:port), or 'directory' for topics on this "
+                "host's disk"
             )
 
     def __getstate__(self) -> dict[str, object]:
