@@ -1,7 +1,7 @@
 """What the broker knows of pipelines: they run elsewhere (on Spark), report here, and hear here
 that they should stop.
 
-A pipeline reports every few seconds. One that is silent for `SILENT` seconds without having said
+A pipeline reports every few seconds. One that is silent for `LOST_AFTER_SECONDS` seconds without having said
 that it ended is shown as `lost`. Reports live in memory; when a pipeline's state changes all of
 them are written to one small file, so that a restarted broker still tells what finished, what
 failed and why.
@@ -19,7 +19,7 @@ from penstock.log.fs import DISK, Fs
 
 log = logging.getLogger("penstock.pipeline_registry")
 
-SILENT = 15.0
+LOST_AFTER_SECONDS = 15.0
 ENDED = ("finished", "failed")
 MAX_PIPELINES = 1000
 
@@ -38,7 +38,7 @@ class Pipelines:
     async def start(self) -> None:
         """Read what was reported before the broker's last stop."""
         try:
-            found = json.loads(self._fs.read(self._path))
+            reports = json.loads(self._fs.read(self._path))
         except FileNotFoundError:
             return
         except ValueError:
@@ -46,7 +46,7 @@ class Pipelines:
                 "%s is damaged: what pipelines reported before is forgotten", self._path.name
             )
             return
-        self._reports = {str(name): dict(report) for name, report in found.items()}
+        self._reports = {str(name): dict(report) for name, report in reports.items()}
 
     async def stop(self) -> None:
         """Write it down."""
@@ -77,7 +77,7 @@ class Pipelines:
         if report is None:
             raise NotFound(f"no pipeline {name!r} has reported here")
         silent = self._clock() - report["reported_at"]
-        lost = report.get("state") not in ENDED and silent > SILENT
+        lost = report.get("state") not in ENDED and silent > LOST_AFTER_SECONDS
         return {
             **report,
             "state": "lost" if lost else report.get("state"),

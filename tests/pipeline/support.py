@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.pipeline.options import Options
-from penstock.pipeline.runner import MAX_ATTEMPTS, TOO_SLOW
+from penstock.pipeline.runner import MAX_ATTEMPTS, WORKER_TOO_SLOW
 from penstock.pipeline.source_columns import TOPIC_COLUMNS
 from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
 
@@ -35,7 +35,7 @@ def patiently(run: Callable[[], T]) -> T:
         try:
             return run()
         except Exception as error:
-            if TOO_SLOW not in str(error):
+            if WORKER_TOO_SLOW not in str(error):
                 raise
     return run()
 

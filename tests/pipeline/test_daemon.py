@@ -16,7 +16,8 @@ from penstock.pipeline import daemon
 os.execv = lambda *a: (print("plain", a[1][2:], flush=True), os._exit(0))
 sys.argv[1:] = ["pyspark.sql.worker.create_data_source"]
 import pyspark.daemon
-pyspark.daemon.manager = lambda: print("forks", "pyspark.zip" in pyspark.__file__, daemon.threads(), flush=True)
+zipped = "pyspark.zip" in pyspark.__file__
+pyspark.daemon.manager = lambda: print("forks", zipped, daemon.threads(), flush=True)
 daemon.main()
 """
 

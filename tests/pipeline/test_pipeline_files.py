@@ -36,7 +36,8 @@ from tests.support.wait import until
 BASE = """
 name: big
 sources:
-  orders: {topic: orders, format: json, schema: "id BIGINT, amount DOUBLE, who STRUCT<name: STRING>"}
+  orders:
+    {topic: orders, format: json, schema: "id BIGINT, amount DOUBLE, who STRUCT<name: STRING>"}
 steps:
   - {name: big, sql: "SELECT id, amount, who.name AS name FROM orders WHERE amount > 100"}
 sink: {topic: big-orders}
@@ -370,9 +371,14 @@ def test_a_file_runs_from_json_in_a_topic_to_a_queue_with_dead_letters(
     file = parse(f"""
 name: big-{tag}
 sources:
-  orders: {{topic: orders-{tag}, format: json, schema: "id BIGINT, amount DOUBLE", deadLetter: {{topic: bad-{tag}}}}}
+  orders:
+    topic: orders-{tag}
+    format: json
+    schema: "id BIGINT, amount DOUBLE"
+    deadLetter: {{topic: bad-{tag}}}
 steps:
-  - {{name: big, sql: "SELECT id, amount, CAST(id % 2 AS STRING) AS partition FROM orders WHERE amount >= 100"}}
+  - name: big
+    sql: SELECT id, amount, CAST(id % 2 AS STRING) AS partition FROM orders WHERE amount >= 100
 sink: {{queue: big-{tag}}}
 checkpoint: {tmp_path}/checkpoint
 broker: {tcp}
@@ -592,7 +598,9 @@ url: {server.url}
     failing = f"""
 name: fail-{tag}
 source: {{topic: orders-{tag}, options: {{startingOffsets: '{{"orders-{tag}": 1}}'}}}}
-steps: [{{name: made, sql: "SELECT IF(offset = 4, '{{oops', CAST(payload AS STRING)) AS payload FROM source"}}]
+steps:
+  - name: made
+    sql: "SELECT IF(offset = 4, '{{oops', CAST(payload AS STRING)) AS payload FROM source"
 sink: {{queue: made-{tag}}}
 checkpoint: {tmp_path}/failing
 broker: {tcp}
@@ -1010,7 +1018,8 @@ def test_a_full_disk_is_one_sentence() -> None:
         "An error occurred\n: SparkException: [TASK_WRITE_FAILED] Task failed while writing "
         "rows to file:/data/x. SQL\n"
     )
-    text += "\tat x.y(z.scala)\nCaused by: java.io.IOException: No space left on device\n\tat java.base/x"
+    text += "\tat x.y(z.scala)\nCaused by: java.io.IOException: No space left on device\n"
+    text += "\tat java.base/x"
     assert (
         cause(RuntimeError(text))
         == "the disk is full: no space is left for /data/x. Free some and run it again"

@@ -223,7 +223,7 @@ def test_few_partitions_are_cut_within_when_order_is_not_promised(
     assert sorted(int(row["payload"]) for row in rows_of(reader, tasks)) == list(range(100))
 
 
-def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_the_table_is_moved_meanwhile(
+def test_a_read_of_most_of_the_table_goes_by_blocks_each_message_once_unless_it_is_moved(
     database_url: str, monkeypatch
 ) -> None:
     monkeypatch.setattr(queue_source, "SMALL_BATCH", 10)

@@ -165,14 +165,14 @@ class Options:
             f'{{"orders": 42}}, not {value!r}'
         )
         try:
-            found: Any = json.loads(value)
+            offsets: Any = json.loads(value)
         except ValueError:
             raise InvalidRequest(wanted) from None
-        if not isinstance(found, dict) or not all(
-            type(at) is int and at >= EARLIEST for at in found.values()
+        if not isinstance(offsets, dict) or not all(
+            type(at) is int and at >= EARLIEST for at in offsets.values()
         ):
             raise InvalidRequest(wanted)
-        return found
+        return offsets
 
     def moment(self, name: str) -> int | None:
         """Milliseconds since 1970, given as such or as an ISO date and time (UTC when it names no
@@ -184,13 +184,13 @@ class Options:
         if value.lstrip("-").isdecimal():
             return int(value)
         try:
-            found = datetime.fromisoformat(value)
+            parsed = datetime.fromisoformat(value)
         except ValueError:
             raise InvalidRequest(
                 f"the option {name!r} is milliseconds since 1970 or a time such as "
                 f"2026-01-31T12:00:00Z, not {value!r}"
             ) from None
-        return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1000)
+        return round(parsed.replace(tzinfo=parsed.tzinfo or UTC).timestamp() * 1000)
 
 
 def topic_path(*names: str) -> str:

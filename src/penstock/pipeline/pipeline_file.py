@@ -35,7 +35,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INTERVAL = re.compile(r"\d+(\.\d+)? (milliseconds?|seconds?|minutes?|hours?)")
 
 
-class Place(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class DeadLetterTarget(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A topic or a queue, for dead letters."""
 
     topic: str | None = None
@@ -51,7 +51,7 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     parquet: str | None = None  # a directory, such as an archive
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
-    deadLetter: Place | None = None  # noqa: N815
+    deadLetter: DeadLetterTarget | None = None  # noqa: N815
     watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
     options: dict[str, Any] = {}
 
@@ -66,8 +66,8 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def default_name(self) -> str:
         """The view's name when none is given."""
-        found = self.topic or self.queue or "source"
-        return found if NAME.fullmatch(found) else "source"
+        name = self.topic or self.queue or "source"
+        return name if NAME.fullmatch(name) else "source"
 
 
 class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -139,7 +139,7 @@ def load(path: Path) -> Pipeline:
 def parse(text: str, where: str = "pipeline") -> Pipeline:
     """Decode and check a pipeline file's text; ConfigError as in `load`."""
     try:
-        found = msgspec.convert(yaml.safe_load(text), Pipeline)
+        pipeline = msgspec.convert(yaml.safe_load(text), Pipeline)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
@@ -148,19 +148,19 @@ def parse(text: str, where: str = "pipeline") -> Pipeline:
         ) from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
-    _check(found, where)
-    return found
+    _check(pipeline, where)
+    return pipeline
 
 
-def _check(found: Pipeline, where: str) -> None:
+def _check(pipeline: Pipeline, where: str) -> None:
     def refuse(text: str) -> None:
         raise ConfigError(f"{where}: {text}")
 
-    if not found.name.strip():
+    if not pipeline.name.strip():
         refuse("a pipeline has a `name`: the broker shows it under it")
-    if not found.views:
+    if not pipeline.views:
         refuse("give a `source`, or `sources` by name")
-    for name, source in found.views.items():
+    for name, source in pipeline.views.items():
         given = [
             kind for kind in ("topic", "topicPattern", "queue", "parquet") if getattr(source, kind)
         ]
@@ -180,11 +180,11 @@ def _check(found: Pipeline, where: str) -> None:
                 f"source {name}: watermark is one column and an interval, such as "
                 f"{{at: 10 minutes}}"
             )
-        if source.watermark and not found.streaming:
+        if source.watermark and not pipeline.streaming:
             refuse(f"source {name}: a watermark is for streams")
-        if source.parquet and found.streaming:
+        if source.parquet and pipeline.streaming:
             refuse(f"source {name}: Parquet is read with `trigger: batch`")
-    names = [*found.views, *(step.name for step in found.steps)]
+    names = [*pipeline.views, *(step.name for step in pipeline.steps)]
     for name in names:
         if not NAME.fullmatch(name):
             refuse(f"{name!r} cannot be a view's name: letters, digits and underscores")
@@ -192,28 +192,36 @@ def _check(found: Pipeline, where: str) -> None:
             sum(name.lower() == other.lower() for other in names) > 1
         ):  # to Spark they are the same in any case
             refuse(f"two sources or steps are named {name}")
-    for step in found.steps:
+    for step in pipeline.steps:
         if bool(step.sql) == bool(step.python):
             refuse(f"step {step.name} has either `sql` or `python`")
         if step.python and ":" not in step.python:
             refuse(f"step {step.name}: python is module:function, not {step.python!r}")
     if (
-        len([kind for kind in ("topic", "queue", "parquet", "route") if getattr(found.sink, kind)])
+        len(
+            [
+                kind
+                for kind in ("topic", "queue", "parquet", "route")
+                if getattr(pipeline.sink, kind)
+            ]
+        )
         != 1
     ):
         refuse("the sink is one of topic, queue, parquet or route")
-    if found.sink.mode not in ("append", "update") or (
-        found.sink.mode == "update" and found.sink.parquet
+    if pipeline.sink.mode not in ("append", "update") or (
+        pipeline.sink.mode == "update" and pipeline.sink.parquet
     ):
         refuse("sink.mode is append, or for a topic or a queue update")
-    if found.sink.mode == "update" and not found.streaming:
+    if pipeline.sink.mode == "update" and not pipeline.streaming:
         refuse("sink.mode: update is for streams")
-    if found.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(found.trigger):
+    if pipeline.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(
+        pipeline.trigger
+    ):
         refuse(
             "trigger is availableNow, batch or an interval such as '10 seconds', not "
-            f"{found.trigger!r}"
+            f"{pipeline.trigger!r}"
         )
-    if found.streaming and not found.checkpoint:
+    if pipeline.streaming and not pipeline.checkpoint:
         refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
 
 

@@ -13,8 +13,8 @@ from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
 from penstock.pipeline.pipeline_file import (
+    DeadLetterTarget,
     Pipeline,
-    Place,
     Sink,
     Source,
     Step,
@@ -86,7 +86,7 @@ def verify(spark: Any, pipeline: Pipeline) -> list[str]:
     """All that a run does before its first batch, without a batch: ConfigError says what Spark, or
     a sink, refuses. Returns the columns the sink gets."""
     frame, dead = frames(spark, pipeline)
-    places: list[tuple[Any, Sink | Place]] = [(frame, pipeline.sink)]
+    places: list[tuple[Any, Sink | DeadLetterTarget]] = [(frame, pipeline.sink)]
     for name, letters in dead.items():
         if (letter := pipeline.views[name].deadLetter) is not None:
             places.append((letters, letter))
@@ -102,7 +102,7 @@ def verify(spark: Any, pipeline: Pipeline) -> list[str]:
     return list(frame.columns)
 
 
-def _verify_sink(pipeline: Pipeline, frame: Any, place: Sink | Place) -> None:
+def _verify_sink(pipeline: Pipeline, frame: Any, place: Sink | DeadLetterTarget) -> None:
     """By the very code that will write."""
     from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
     from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
@@ -166,7 +166,7 @@ def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
 
 
 def writer(
-    pipeline: Pipeline, frame: Any, sink: Sink | Place, app: str, checkpoint: str | None
+    pipeline: Pipeline, frame: Any, sink: Sink | DeadLetterTarget, app: str, checkpoint: str | None
 ) -> Any:
     """A started stream's or a batch's writer, all set but not yet running."""
     options: dict[str, Any] = {}

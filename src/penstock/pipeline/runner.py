@@ -26,7 +26,7 @@ from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
-from penstock.pipeline.step_history import keep_steps
+from penstock.pipeline.step_history import record_steps
 from penstock.pipeline.validation import resolve_route
 
 log = logging.getLogger("penstock.pipeline")
@@ -35,7 +35,7 @@ POLL_SECONDS = 0.25
 HEARTBEAT_SECONDS = 2.0
 STOP_SECONDS = 120.0  # for the batch it is in to end
 MAX_ATTEMPTS = 5
-TOO_SLOW = "Python worker failed to connect back"
+WORKER_TOO_SLOW = "Python worker failed to connect back"
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Runner:
 
     def run(self, spark: Any = None) -> Report:
         """Run to the end: all there is for availableNow and batch, until stopped otherwise."""
-        self._tell()
+        self._report()
         try:
             settings = {name: str(value) for name, value in self.pipeline.spark.items()}
             self.pipeline.sink = resolve_route(self.pipeline)
@@ -118,21 +118,21 @@ class Runner:
             activate(session)
             frame, dead = query_builder.frames(session, self.pipeline)
             if self.pipeline.streaming:
-                keep_steps(session, self.pipeline)
+                record_steps(session, self.pipeline)
                 self._keep_running(frame, dead)
             else:
                 self._run_batch(frame, dead)
         except BaseException as error:
             self.report.error = cause(error)
-            self._tell("failed")
+            self._report("failed")
             if isinstance(error, PenstockError) or not isinstance(error, Exception):
                 raise
             raise PipelineFailed(self.report.error) from error
-        self._tell("finished")
+        self._report("finished")
         return self.report
 
     def _run_batch(self, frame: Any, dead: dict[str, Any]) -> None:
-        self._tell("running")
+        self._report("running")
         began = time.monotonic()
         p = self.pipeline
         # Each run writes what it read, unless the file's author says by an appId that they are one
@@ -172,7 +172,7 @@ class Runner:
                     self.report.progress = (
                         sum(stage.numCompletedTasks for stage in stages if stage) / tasks
                     )
-                self._tell()
+                self._report()
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
@@ -191,7 +191,11 @@ class Runner:
                 self._run_streams(frame, dead)
                 return
             except Exception as error:
-                if TOO_SLOW not in str(error) or attempt == MAX_ATTEMPTS - 1 or self._stop.is_set():
+                if (
+                    WORKER_TOO_SLOW not in str(error)
+                    or attempt == MAX_ATTEMPTS - 1
+                    or self._stop.is_set()
+                ):
                     raise
                 log.warning("a Python worker did not start in time; going on from the checkpoint")
 
@@ -211,10 +215,10 @@ class Runner:
         queries: list[Any] = []
         try:
             queries = [writer.start() for writer in writers]
-            self._tell("running")
+            self._report("running")
             while any(query.isActive for query in queries):
                 if self._stop.is_set():
-                    self._tell("stopping")
+                    self._report("stopping")
                     for query in queries:
                         _stop_after_batch(query)
                     break
@@ -224,8 +228,8 @@ class Runner:
                     if queries[0].exception() is None:
                         raise
                     break  # its failure is told below, with its place
-                self._look(queries)
-            self._look(queries)
+                self._take_progress(queries)
+            self._take_progress(queries)
             for query, name in zip(
                 queries, ["main", *(f"dead-{name}" for name in dead)], strict=True
             ):
@@ -237,7 +241,7 @@ class Runner:
                 if query.isActive:
                     query.stop()
 
-    def _look(self, queries: list[Any]) -> None:
+    def _take_progress(self, queries: list[Any]) -> None:
         """Take over what Spark says of the main query."""
         report, query = self.report, queries[0]
         for progress in query.recentProgress:
@@ -258,9 +262,9 @@ class Runner:
             if query.status["isTriggerActive"] and query.status["isDataAvailable"]
             else "idle"
         )
-        self._tell(state if query.isActive and report.state != "stopping" else report.state)
+        self._report(state if query.isActive and report.state != "stopping" else report.state)
 
-    def _tell(self, state: str | None = None) -> None:
+    def _report(self, state: str | None = None) -> None:
         self.report.state = state or self.report.state
         for listener in self._listeners:
             listener(self.report)

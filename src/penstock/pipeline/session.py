@@ -35,7 +35,7 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
 """
 # These log the failure of a task that is then raised, and reported with its cause.
-SILENT = (
+SILENCED_LOGGERS = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.util.Utils",
@@ -43,7 +43,7 @@ SILENT = (
     "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
 )
 LOG4J += "".join(
-    f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENT)
+    f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENCED_LOGGERS)
 )
 
 COMMON = {
@@ -57,7 +57,7 @@ COMMON = {
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.log.structuredLogging.enabled": "false",
 }
-NOISY = (
+NOISY_LOGGERS = (
     "SQLQueryContextLogger",
     "DataFrameQueryContextLogger",
 )  # print the stack of every error that is raised too
@@ -94,7 +94,7 @@ def build(
             builder = builder.config(key, value)
         with _own_interrupts():
             spark = builder.getOrCreate()
-    for name in NOISY:
+    for name in NOISY_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     register(spark)
     return spark

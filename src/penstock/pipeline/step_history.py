@@ -32,7 +32,7 @@ from penstock.pipeline.validation import load_function, parse_schema, parse_sql
 log = logging.getLogger("penstock.pipeline")
 
 
-def keep_steps(spark: Any, pipeline: Pipeline) -> None:
+def record_steps(spark: Any, pipeline: Pipeline) -> None:
     """Refuse steps that the checkpoint's state was not made by; record what they are now. The views
     must be there.
     """

@@ -129,7 +129,7 @@ def _topic_plan(given: dict[str, str], manifest: Manifest) -> Any:
 
 def _queue_plan(given: dict[str, str], manifest: Manifest) -> Any:
     options = QueueOptions(Options(given), [], streaming=False)
-    state = options.settled_state()
+    state = options.committed_state()
     position = manifest.position
     if position and position["installation"] != state.installation:
         raise DataLoss("the archive belongs to another database: archive to another directory")

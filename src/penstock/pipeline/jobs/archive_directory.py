@@ -75,12 +75,14 @@ class Lake:
         """
         try:
             with self._fs.open_input_stream(self._manifest_path(kind, name)) as file:
-                found = json.loads(file.read())
+                stored = json.loads(file.read())
         except FileNotFoundError:
             return Manifest(kind, name)
         except ValueError as error:
             raise Damaged(f"{self._manifest_path(kind, name)} is damaged: {error}") from error
-        return Manifest(kind, name, found["position"], [Entry(**entry) for entry in found["files"]])
+        return Manifest(
+            kind, name, stored["position"], [Entry(**entry) for entry in stored["files"]]
+        )
 
     def names(self) -> list[tuple[str, str]]:
         """Every (kind, name) in the archive."""
@@ -95,11 +97,11 @@ class Lake:
 
     def require(self, kind: str, name: str) -> Manifest:
         """The manifest of what must be there; NotFound says what the archive holds instead."""
-        found = self.manifest(kind, name)
-        if not found.files:
+        manifest = self.manifest(kind, name)
+        if not manifest.files:
             known = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
             raise NotFound(f"{self.root} holds no {kind} {name!r}; it holds {known}")
-        return found
+        return manifest
 
     def replace(self, manifest: Manifest) -> None:
         """Make the manifest count, atomically: written beside, then moved over the old one."""

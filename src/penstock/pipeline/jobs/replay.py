@@ -74,7 +74,8 @@ def replay(
     if rate < 0:
         raise InvalidRequest(f"the rate is a number of records per second, not {rate:g}")
     spark = activate(spark)
-    frame = _source(spark, topic, archive, broker, directory, token, start, end)
+    connection = {"broker": broker, "directory": directory, "token": token}
+    frame = _source(spark, topic, archive, connection, start, end)
     if where:
         frame = frame.where(where)
     bounds = frame.selectExpr("min(offset) AS first", "max(offset) AS last").collect()[0]
@@ -175,16 +176,14 @@ def _source(
     spark: Any,
     topic: str,
     archive: str | None,
-    broker: str | None,
-    directory: str | None,
-    token: str | None,
+    connection: dict[str, str | None],
     start: int | None,
     end: int | None,
 ) -> Any:
     if archive:
         frame = read_archive(spark, archive, topic=topic)
     else:
-        given = {"topic": topic, "broker": broker, "directory": directory, "token": token}
+        given = {"topic": topic, **connection}
         if start is not None:
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:

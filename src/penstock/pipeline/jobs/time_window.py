@@ -16,8 +16,8 @@ def moment(text: str | datetime, now: datetime, what: str) -> datetime:
     """
     if isinstance(text, datetime):
         return text.replace(tzinfo=text.tzinfo or UTC)
-    if found := AGO.fullmatch(text.strip()):
-        return now - timedelta(**{UNITS[found[2]]: int(found[1])})
+    if ago := AGO.fullmatch(text.strip()):
+        return now - timedelta(**{UNITS[ago[2]]: int(ago[1])})
     try:
         return moment(datetime.fromisoformat(text.strip()), now, what)
     except ValueError:

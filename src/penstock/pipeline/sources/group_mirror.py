@@ -15,7 +15,7 @@ from penstock.pipeline.sources.postgres import Postgres
 
 log = logging.getLogger("penstock.pipeline")
 
-STEP = 1000
+PARTITIONS_PER_STEP = 1000
 
 
 class Mirror:
@@ -67,9 +67,7 @@ class Mirror:
         start = "NULL" if self._shown is None else f"'{self._shown}'"
         after = 0
         while True:
-            query = (
-                f"SELECT queue_mirror($1, $2, {start}::xid8, '{horizon}'::xid8, {after}, {STEP})"
-            )
+            query = f"SELECT queue_mirror($1, $2, {start}::xid8, '{horizon}'::xid8, {after}, {PARTITIONS_PER_STEP})"
             ((reached,),) = self._postgres.rows(query, (self._queue, self._group))
             if reached == -1:
                 self._postgres.rows(

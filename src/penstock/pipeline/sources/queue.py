@@ -160,7 +160,7 @@ class QueueOptions:
         number, installation, horizon = rows[0]
         return QueueState(number, installation, int(horizon))
 
-    def settled_state(self) -> QueueState:
+    def committed_state(self) -> QueueState:
         """The state once all that is committed now is below the horizon. Whoever keeps a
         transaction open longer than it is waited for (`waitForTransactions`) is named: newer
         messages are not read then."""
@@ -404,7 +404,7 @@ class QueueReader(DataSourceReader):
 
     def __init__(self, options: QueueOptions) -> None:
         self.options = options
-        self.state = options.state() if options.to_xid else options.settled_state()
+        self.state = options.state() if options.to_xid else options.committed_state()
 
     def partitions(self) -> Sequence[InputPartition]:
         """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
@@ -454,7 +454,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of a run that ends by itself."""
-        self._target = self.options.settled_state().horizon
+        self._target = self.options.committed_state().horizon
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""

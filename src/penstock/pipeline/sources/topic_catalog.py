@@ -110,15 +110,15 @@ class Topics:
             yield from files.read(start, end)
             return
         while start < end:
-            found = self.link.fetch(topic, start, FETCH_BYTES)
-            _same(topic, incarnation, found.incarnation.hex())
-            if found.records:
-                piece = _slice(found.raw, found.lengths, found.times, end)
+            fetched = self.link.fetch(topic, start, FETCH_BYTES)
+            _same(topic, incarnation, fetched.incarnation.hex())
+            if fetched.records:
+                piece = _slice(fetched.raw, fetched.lengths, fetched.times, end)
                 if len(piece.offsets):  # else compaction left nothing before `end`
                     yield piece
-            elif found.next_offset <= start:
+            elif fetched.next_offset <= start:
                 return  # the log ends here
-            start = found.next_offset
+            start = fetched.next_offset
 
     def _files(self, topic: str) -> TopicFiles:
         directory = Path(self.directory or "") / topic
@@ -127,10 +127,10 @@ class Topics:
         return TopicFiles(directory)
 
 
-def _same(topic: str, expected: str, found: str) -> None:
-    if expected != found:
+def _same(topic: str, expected: str, actual: str) -> None:
+    if expected != actual:
         raise Conflict(
-            f"topic {topic!r} was deleted and created again: incarnation {found}, not {expected}"
+            f"topic {topic!r} was deleted and created again: incarnation {actual}, not {expected}"
         )
 
 
