@@ -87,13 +87,13 @@ class Lake:
     def names(self) -> list[tuple[str, str]]:
         """Every (kind, name) in the archive."""
         selector = fs.FileSelector(f"{self._base}/_archive", allow_not_found=True)
-        found = []
+        names = []
         for info in self._fs.get_file_info(selector):
             if info.base_name.endswith(".json"):
                 with self._fs.open_input_stream(info.path) as file:
                     one = json.loads(file.read())
-                found.append((one["kind"], one["name"]))
-        return sorted(found)
+                names.append((one["kind"], one["name"]))
+        return sorted(names)
 
     def require(self, kind: str, name: str) -> Manifest:
         """The manifest of what must be there; NotFound says what the archive holds instead."""
