@@ -41,8 +41,7 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-# -- messages
-# ---------------------------------------------------------------------------------------------------------
+# Messages
 
 
 @commands.command()
@@ -181,8 +180,7 @@ def ack_command(
     _run(url, token, work)
 
 
-# -- queues
-# -----------------------------------------------------------------------------------------------------------
+# Queues
 
 
 @commands.command("list")
@@ -299,8 +297,7 @@ def delete(
         typer.echo(f"there was no queue {queue}", err=True)
 
 
-# -- groups
-# -----------------------------------------------------------------------------------------------------------
+# Groups
 
 
 @commands.command()
@@ -395,8 +392,7 @@ def seek(
     _line(_run(url, token, lambda client: client.seek(where.queue, where.group or "", to)))
 
 
-# -- dead letters
-# -----------------------------------------------------------------------------------------------------
+# Dead letters
 
 Queue = Annotated[str | None, typer.Argument(help="Queue; default: all.")]
 Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
@@ -515,8 +511,7 @@ def _matching(
     return f"{page['total']} dead letters of {queue or 'all queues'}"
 
 
-# -- what they share
-# --------------------------------------------------------------------------------------------------
+# What they share
 
 
 def _run(url: str, token: str, work: Callable[[Client], Awaitable[T]]) -> T:

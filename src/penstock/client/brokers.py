@@ -7,7 +7,7 @@ until `patience` is used up. Each is asked once in any case: a frozen broker may
 by itself.
 
 What a second attempt may do is the caller's knowledge: `again=True` says that sending the request
-twice does no harm (a push carries transaction ids, an ack settles what is settled). Without it a
+twice does no harm (a push carries transaction ids, a second ack changes nothing). Without it a
 request is repeated only when it certainly was not acted upon: the connection could not be made, or
 the broker answered that it did nothing.
 """
@@ -138,7 +138,7 @@ class Brokers:
 
 
 def understood(decode: Callable[[bytes], T], body: bytes) -> T:
-    """What a body says; `Unavailable` when it is not a broker's: a proxy between us may answer too."""
+    """What a body says; `Unavailable` when it is not a broker's but a proxy's."""
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -132,14 +132,13 @@ class PushBuffer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        left = await self.close()
-        if left and kind is None:
+        unsent = await self.close()
+        if unsent and kind is None:
             raise Unavailable(
-                f"{len(left)} messages could not be sent before the buffer was closed"
+                f"{len(unsent)} messages could not be sent before the buffer was closed"
             )
 
-    # -- sending
-    # ----------------------------------------------------------------------------------------------------
+    # Sending
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -161,7 +160,7 @@ class PushBuffer:
                 log.warning("%d messages wait for a broker: %s", len(self), error)
             except Exception:  # a bug must not end the sending for the life of the buffer
                 pause = backoff.delay()
-                log.exception("sending failed; it goes on")
+                log.exception("sending failed; it is tried again")
             finally:
                 self._in_flight = 0
                 self._items.extendleft(reversed(batch))  # what is left of it

@@ -28,7 +28,7 @@ from penstock.net.addresses import Token
 from penstock.net.tls import client_context
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-GIVE_BACK = 1.0  # seconds that are always left for it
+GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 
 class Client(QueueClient):
@@ -69,8 +69,7 @@ class Client(QueueClient):
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer] = []
 
-    # -- consumers and buffers
-    # --------------------------------------------------------------------------------------
+    # Consumers and buffers
 
     def consumer(self, address: str | Address, **options: Any) -> Callable[[Handler], Consumer]:
         """Make the function below a consumer of `address`; `run` starts it. The options are those
@@ -125,18 +124,18 @@ class Client(QueueClient):
         lefts = await asyncio.gather(
             *(buffer.close(rest) for buffer in self._buffers if not buffer.closed)
         )
-        left = [item for items in lefts for item in items]
+        unsent = [item for items in lefts for item in items]
         fetched = [message for messages in self._fetched.values() for message in messages]
         for messages in self._fetched.values():
             messages.clear()  # or their loops would give them back again
         if fetched:
             await asyncio.wait(
                 [asyncio.ensure_future(self.give_back(fetched))],
-                timeout=max(GIVE_BACK, ends - clock()),
+                timeout=max(GIVE_BACK_SECONDS, ends - clock()),
             )
         await self._leases.close()
         await self._brokers.close()
-        return left
+        return unsent
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,17 +146,16 @@ class Client(QueueClient):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        left = await self.close()
-        if left and kind is None:
+        unsent = await self.close()
+        if unsent and kind is None:
             raise Unavailable(
-                f"{len(left)} messages could not be sent before the client was closed"
+                f"{len(unsent)} messages could not be sent before the client was closed"
             )
 
-    # -- what an operator asks
-    # --------------------------------------------------------------------------------------
+    # What an operator asks
 
     async def configure(
-        self, queue: str, *, namespace: str = "", task: str = "", **options: Any
+        self, /, queue: str, *, namespace: str = "", task: str = "", **options: Any
     ) -> dict[str, Any]:
         """Create a queue or replace its options, by their API names (`leaseTime=30`) or as
         `lease_time=30`.
@@ -171,6 +169,7 @@ class Client(QueueClient):
         return await self._object("POST", "/api/v1/configure", body)
 
     async def queues(self) -> list[dict[str, Any]]:
+        """All queues with their counts."""
         return list((await self._object("GET", "/api/v1/resources/queues"))["queues"])
 
     async def describe(self, queue: str) -> dict[str, Any]:
@@ -223,16 +222,17 @@ class Client(QueueClient):
         )
 
     async def delete_group(self, group: str, queue: str | None = None) -> dict[str, Any]:
+        """Delete the group and its cursors, on one queue or on all of them."""
         path = f"/api/v1/consumer-groups/{_quoted(group)}"
         return await self._object("DELETE", f"{path}/queues/{_quoted(queue)}" if queue else path)
 
-    async def dead_letters(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+    async def dead_letters(self, /, queue: str | None = None, **filters: Any) -> dict[str, Any]:
         """A page of the dead-letter queue: `consumerGroup`, `partition`, `from`, `to`, `limit`,
         `offset`.
         """
         return await self._object("GET", f"/api/v1/dlq{_query(queue, filters)}")
 
-    async def requeue(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+    async def requeue(self, /, queue: str | None = None, **filters: Any) -> dict[str, Any]:
         """Deliver dead letters again to the groups they failed in: those that match, or the one
         with `id`.
         """
@@ -240,17 +240,17 @@ class Client(QueueClient):
             "POST", f"/api/v1/dlq/requeue{_query(queue, filters)}", again=False
         )
 
-    async def purge(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+    async def purge(self, /, queue: str | None = None, **filters: Any) -> dict[str, Any]:
         """Delete the dead letters that match."""
         return await self._object("DELETE", f"/api/v1/dlq{_query(queue, filters)}")
 
     async def _object(
         self, method: str, target: str, body: Any = None, *, again: bool = True
     ) -> dict[str, Any]:
-        found = await self._brokers.json(method, target, body, again=again) or {}
-        if not isinstance(found, dict):
+        answer = await self._brokers.json(method, target, body, again=again) or {}
+        if not isinstance(answer, dict):
             raise Unavailable("the answer is not a broker's: no object")
-        return found
+        return answer
 
 
 def _quoted(name: str) -> str:

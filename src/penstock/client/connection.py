@@ -74,9 +74,8 @@ class Connection(asyncio.BufferedProtocol):
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
         self._heard = False  # any answer
-        self.renews = (
-            False  # a token that has expired on the way is a reason to connect anew, not an answer
-        )
+        # a token that has expired on the way is a reason to connect again, not an answer
+        self.renews = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -110,8 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    # -- what asyncio calls
-    # -----------------------------------------------------------------------------------------
+    # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -174,9 +172,8 @@ class Connection(asyncio.BufferedProtocol):
                     started(body[:have])
             break
         if at:
-            left = end - at
-            buffer[:left] = bytes(buffer[at:end])
-            self._filled = left
+            self._filled = end - at
+            buffer[: self._filled] = bytes(buffer[at:end])
 
     def _answer(self, command: int, status: int, body: memoryview) -> None:
         if not self._waiting:
@@ -219,12 +216,12 @@ class Waiting:
     def over(self) -> None:
         if self.error is not None:
             self.error = None
-            log.warning("%s goes on", self._who)
+            log.warning("%s resumes", self._who)
 
 
 class Link:
     """Keeps one connection to the first of several addresses that answers, made when needed and
-    made anew when lost.
+    made again when lost.
 
     With a token (or a function that gives one, asked at each connection) every connection begins
     with AUTH.
@@ -246,7 +243,7 @@ class Link:
         self._closed = False
 
     async def connection(self, deadline: float) -> Connection:
-        """A live connection; `Unavailable` when none can be had by `deadline` (the loop's clock)."""
+        """A live connection; `Unavailable` when there is none by `deadline` (the loop's clock)."""
         if self._connection is not None and self._connection.alive:
             return self._connection
         async with self._lock:

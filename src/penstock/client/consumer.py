@@ -34,6 +34,10 @@ Handler = Callable[[Any], Any]
 
 
 class Consumer:
+    """Takes messages, calls a handler for each, acknowledges what the handler returns from, and
+    gives back what it raises for. Made by `Client.consumer`, run by `Client.run`.
+    """
+
     def __init__(
         self,
         client: QueueClient,

@@ -45,6 +45,7 @@ class Address:
 
     @property
     def pop_path(self) -> str:
+        """The path of the HTTP API that pops from it."""
         path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
         return f"{path}/partition/{quote(self.partition, safe='')}" if self.partition else path
 
@@ -101,6 +102,8 @@ class Pushed(msgspec.Struct, eq=False):
 
 
 class Acked(msgspec.Struct, rename="camel", eq=False):
+    """What became of one acknowledgement; `error` says why when it was no success."""
+
     transaction_id: str
     success: bool
     index: int = 0
@@ -112,7 +115,9 @@ class Acked(msgspec.Struct, rename="camel", eq=False):
 
 
 class QueueFull(Full):
-    """Some messages of a push did not fit (`maxSize`); `results` says which, the others are stored."""
+    """Some messages of a push did not fit (`maxSize`): `results` says which. The others are
+    stored.
+    """
 
     def __init__(self, text: str, results: list[Pushed]) -> None:
         super().__init__(text)

@@ -57,7 +57,8 @@ def _check(value: Any, path: str) -> None:
     elif isinstance(value, float):
         if not _isfinite(value):
             raise InvalidRequest(
-                f"{_place(path)} is {value}, which JSON cannot say (it would become null): send None, a number or text"
+                f"{_place(path)} is {value}, which JSON cannot say (it would become null): "
+                "send None, a number or text"
             )
     elif isinstance(value, Decimal):
         if not value.is_finite():
@@ -65,8 +66,8 @@ def _check(value: Any, path: str) -> None:
     elif isinstance(value, _BINARY):
         whole = "" if path else ", or msgspec.Raw(...) when it holds JSON already"
         raise InvalidRequest(
-            f"{_place(path)} is {type(value).__name__}, which JSON cannot say: send text (.decode()), "
-            f"or base64.b64encode(...).decode() and decode it in the consumer{whole}"
+            f"{_place(path)} is {type(value).__name__}, which JSON cannot say: "
+            f"send text (.decode()), or base64.b64encode(...).decode() and decode it in the consumer{whole}"
         )
     elif type(value) not in _AS_THEY_ARE and not isinstance(value, _AS_TEXT):
         plain = msgspec.to_builtins(value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal))

@@ -62,6 +62,7 @@ class Delivery:
         return first + self._index
 
     def done(self) -> bool:
+        """Whether the record is stored, or has failed."""
         return self._batch.first_offset.done()
 
 
@@ -89,7 +90,8 @@ class Producer:
             or in_flight < 1
         ):
             raise InvalidRequest(
-                f"a batch has 1 to {MAX_RECORDS} records and 1 to {MAX_FRAME // 2} bytes, with 1 or more in flight"
+                f"a batch has 1 to {MAX_RECORDS} records and 1 to {MAX_FRAME // 2} bytes, "
+                "with 1 or more in flight"
             )
         self.topic = topic
         self.records = 0  # stored so far, and the offsets of the first and the last one
@@ -183,8 +185,7 @@ class Producer:
                     Unavailable("the producer was closed before this record was answered")
                 )
 
-    # -- batches
-    # ----------------------------------------------------------------------------------------------------
+    # Batches
 
     def _add(self, payload: Bytes) -> Delivery:
         if self._closing:
@@ -262,8 +263,7 @@ class Producer:
         while self._queue:
             self._fail(self._queue[0], error)
 
-    # -- sending
-    # ----------------------------------------------------------------------------------------------------
+    # Sending
 
     async def _run(self) -> None:
         backoff = Backoff()

@@ -59,8 +59,7 @@ class QueueClient:
             int, list[Message]
         ] = {}  # by the takes under way, and not yet given to their loops
 
-    # -- push
-    # -------------------------------------------------------------------------------------------------------
+    # Push
 
     async def push(
         self,
@@ -157,8 +156,7 @@ class QueueClient:
                 "nothing to take from %s: %s (a queue is made by its first push)", address, reason
             )
 
-    # -- pop and ack
-    # ------------------------------------------------------------------------------------------------
+    # Pop and ack
 
     async def pop(
         self,
@@ -252,11 +250,11 @@ class QueueClient:
         client's `patience`.
         """
         given = 0
-        left: list[Message] = []
+        remaining: list[Message] = []
         clock = asyncio.get_running_loop().time
         try:
             while limit is None or given < limit:
-                left = await self._next_batch(
+                remaining = await self._next_batch(
                     address,
                     None if idle is None else clock() + idle,
                     batch=min(batch, limit - given) if limit is not None else batch,
@@ -266,19 +264,19 @@ class QueueClient:
                     subscription_mode=subscription_mode,
                     subscription_from=subscription_from,
                 )
-                if not left:
+                if not remaining:
                     return
-                left.reverse()
+                remaining.reverse()
                 if not auto_ack:
-                    self._fetched[id(left)] = left
-                while left:
+                    self._fetched[id(remaining)] = remaining
+                while remaining:
                     given += 1
-                    yield left.pop()
-                self._fetched.pop(id(left), None)
+                    yield remaining.pop()
+                self._fetched.pop(id(remaining), None)
         finally:
-            self._fetched.pop(id(left), None)
-            if left and not auto_ack:
-                await asyncio.shield(self.give_back(left))
+            self._fetched.pop(id(remaining), None)
+            if remaining and not auto_ack:
+                await asyncio.shield(self.give_back(remaining))
 
     async def _next_batch(
         self, address: str | Address, stop_at: float | None, *, wait: float, **options: Any
@@ -297,7 +295,7 @@ class QueueClient:
                 failing_since = now if failing_since is None else failing_since
                 if not options["auto_ack"] or now - failing_since >= self._brokers.patience:
                     raise
-                log.warning("taking from %s goes on after: %s", address, error)
+                log.warning("taking from %s resumes after: %s", address, error)
                 await asyncio.sleep(min(0.1, self._brokers.patience))
                 continue
             failing_since = None
@@ -342,7 +340,7 @@ class QueueClient:
                     again=True,
                 )
                 check(reply)
-            finally:  # whatever became of it, nobody works on these any more: kept leased they would not come again
+            finally:  # nobody works on these any more: leased they would not come again
                 self._leases.drop(message for message, _ in part)
             answered = understood(_acked.decode, reply.body)
             if len(answered) != len(part):
@@ -421,6 +419,9 @@ class Transaction:
         transaction_id: str | None = None,
         trace_id: str | None = None,
     ) -> Self:
+        """Push a message when the transaction is committed; `InvalidRequest` for a payload that
+        JSON cannot say.
+        """
         check_payload(payload)
         item = new_item(address, payload, partition, transaction_id, trace_id)
         self._operations.append({"type": "push", "items": [item]})
@@ -433,6 +434,7 @@ class Transaction:
         *,
         error: str | None = None,
     ) -> Self:
+        """Acknowledge messages when the transaction is committed, as `Client.ack` does."""
         word = status if isinstance(status, str) else ("completed" if status else "failed")
         for one in [message] if isinstance(message, Message) else message:
             operation = {
@@ -504,8 +506,8 @@ def new_item(
     where = Address.parse(address)
     if where.group is not None:
         raise InvalidRequest(
-            f"a push has no group, and {str(where)!r} names {where.group!r}: every group gets what is pushed to "
-            f"{where.queue!r}. For a queue with an @ in its name use Address(queue=...)"
+            f"a push has no group, and {str(where)!r} names {where.group!r}: "
+            f"every group gets what is pushed to {where.queue!r}. For a queue with an @ in its name use Address(queue=...)"
         )
     if partition and where.partition and partition != where.partition:
         raise InvalidRequest(

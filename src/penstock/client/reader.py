@@ -4,8 +4,8 @@ this member.
 A reader has a connection of its own, since a waiting FETCH holds back the answers behind it. While
 the caller works on one batch the next ones are already being received: the FETCH for what follows
 goes out as soon as the head of an answer has arrived, up to `AHEAD` of them. A lost connection is
-made anew and reading goes on at the position reached, so nothing is skipped or repeated. A topic
-that was deleted and created anew in between is another topic: `Conflict`, not silence.
+made again and reading resumes at the position reached, so nothing is skipped or repeated. A topic
+that was deleted and created again in between is another topic: `Conflict`, not silence.
 
 With a group, members lease ranges of offsets and read only those. A range counts as done when the
 caller asks for what comes after it, so records are repeated, never lost, when a member stops in the
@@ -123,8 +123,7 @@ class Reader:
         async for batch in source:
             yield batch
 
-    # -- alone
-    # ------------------------------------------------------------------------------------------------------
+    # Alone
 
     async def _owned(self) -> AsyncIterator[Batch]:
         if self.position is None:
@@ -176,7 +175,7 @@ class Reader:
         if self.incarnation is None:
             self.incarnation = fetched.incarnation
         elif self.incarnation != fetched.incarnation:
-            raise Conflict(f"topic {self.topic!r} was deleted and created anew while it was read")
+            raise Conflict(f"topic {self.topic!r} was deleted and created again while it was read")
         self.log_end = fetched.log_end
         return Batch(self.topic, fetched.first_offset, fetched.raw, fetched.lengths)
 
@@ -234,8 +233,7 @@ class Reader:
             answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
         self._ahead.clear()
 
-    # -- in a group
-    # -------------------------------------------------------------------------------------------------
+    # In a group
 
     async def _leased(self) -> AsyncIterator[Batch]:
         while True:
@@ -291,8 +289,8 @@ class Reader:
             limits,
             timeout=self._timeout + wait,
         )
-        found, start, end, milliseconds = Body(body).take(LEASE_ANSWER)
-        return frames.Lease(bytes(found), start, end, milliseconds / 1000)
+        lease, start, end, milliseconds = Body(body).take(LEASE_ANSWER)
+        return frames.Lease(bytes(lease), start, end, milliseconds / 1000)
 
     def _names(self) -> tuple[bytes, bytes]:
         return frames.name(self.topic), frames.name(self.group or "")
@@ -304,7 +302,7 @@ class Reader:
 
 
 async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
-    """Send a request that may safely be sent twice, until it is answered or `timeout` has passed."""
+    """Send a request that may be sent twice, until it is answered or `timeout` has passed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     backoff = Backoff()

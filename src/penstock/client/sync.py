@@ -7,32 +7,30 @@ async object and adds nothing else.
 """
 
 import asyncio
-import ssl
+import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
-from datetime import datetime
-from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import uvloop
 
-from penstock.client import topics
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader, Start
+from penstock.client.topics import TopicClient
 from penstock.errors import PenstockError, Unavailable
-from penstock.net.addresses import Address, Token
-from penstock.protocol.frames import Bytes, Info
+from penstock.net.addresses import Address
 from penstock.protocol.record_batch import Batch, Record
 
+S = TypeVar("S")
 T = TypeVar("T")
 P = ParamSpec("P")
-CANCEL_PATIENCE = 5.0  # seconds an interrupted call may take to end
+CANCEL_SECONDS = 5.0  # an interrupted call may take so long to end
 CLOSED = "the client is closed (or was made before a fork: make one in each process)"
-# seconds; a signal that arrives just before the main thread begins to wait does not wake it: it has
-# to look
-LOOK = 0.25
+# A signal that arrives just before the main thread begins to wait does not wake it: it has to look.
+SIGNAL_POLL_SECONDS = 0.25
 
 
 class Portal:
@@ -55,9 +53,9 @@ class Portal:
 
         def begin() -> None:
             tasks.append(self._loop.create_task(run()))
-            tasks[0].add_done_callback(settle)
+            tasks[0].add_done_callback(finish)
 
-        def settle(task: asyncio.Task[T]) -> None:
+        def finish(task: asyncio.Task[T]) -> None:
             error = CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 outcome.set_result(task.result())
@@ -77,18 +75,16 @@ class Portal:
                 raise Unavailable(CLOSED) from None
             while True:
                 try:
-                    return outcome.result(LOOK)
+                    return outcome.result(SIGNAL_POLL_SECONDS)
                 except TimeoutError:
                     if outcome.done():  # the call's own
                         return outcome.result()
-                    if (
-                        not self._thread.is_alive()
-                    ):  # closed, or lost in a fork: nobody will ever answer
+                    if not self._thread.is_alive():  # closed, or lost in a fork
                         raise Unavailable(CLOSED) from None
         except BaseException:
             if not outcome.done() and self._thread.is_alive():
                 self._loop.call_soon_threadsafe(cancel)
-                wait([outcome], CANCEL_PATIENCE)
+                wait([outcome], CANCEL_SECONDS)
             raise
 
     def make(self, build: Callable[[], T]) -> T:
@@ -109,9 +105,8 @@ class Portal:
                     return
         finally:
             close = getattr(source, "aclose", None)
-            if (
-                close is not None and self._thread.is_alive()
-            ):  # it may be collected after the portal was closed
+            # this generator may be collected after the portal was closed
+            if close is not None and self._thread.is_alive():
                 self.call(close)
 
     def close(self) -> None:
@@ -135,8 +130,23 @@ async def _cancel_rest() -> None:
     await asyncio.gather(*rest, return_exceptions=True)
 
 
-class Facade:
+def blocking(
+    method: Callable[Concatenate[S, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A facade's method: the async object's, run to its end."""
+
+    @functools.wraps(method)
+    def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._portal.call(method, self._async, *args, **kwargs)
+
+    return call
+
+
+class Facade(ABC, Generic[S]):
+    """Holds a portal and the async object that lives on its loop. A context manager that closes."""
+
     _portal: Portal
+    _async: S
 
     def __enter__(self) -> Self:
         return self
@@ -149,138 +159,110 @@ class Facade:
     ) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> Any:
-        raise NotImplementedError
+        """End what the async object does."""
 
 
-class SyncProducer(Facade):
-    """A `Producer` for plain code; `send` waits only while the buffer is full."""
+class SyncProducer(Facade[Producer]):
+    """A `Producer` for plain code; `send` waits only while the buffer is full.
+
+    with client.producer("orders") as producer:
+        producer.send_many(lines)
+    """
 
     def __init__(self, portal: Portal, producer: Producer) -> None:
-        self._portal, self._producer = portal, producer
+        self._portal = portal
+        self._async = producer
 
-    def send(self, payload: Bytes) -> Delivery:
-        return self._portal.call(self._producer.send, payload)
-
-    def send_many(self, payloads: Iterable[Bytes]) -> None:
-        """Much cheaper than many `send`s: one crossing between the threads for all of them."""
-        self._portal.call(self._producer.send_many, payloads)
+    send = blocking(Producer.send)
+    send_many = blocking(Producer.send_many)  # one crossing between the threads for all of them
+    flush = blocking(Producer.flush)
+    close = blocking(Producer.close)
 
     def offset(self, delivery: Delivery) -> int:
-        """Wait until the record is stored."""
+        """Wait until the record is stored; its offset, or the error that it failed with."""
         return self._portal.call(_result, delivery)
 
     @property
     def failure(self) -> PenstockError | None:
-        return self._producer.failure
+        """The first error that a record failed with; `flush` and `close` raise it."""
+        return self._async.failure
 
     @property
     def stored(self) -> tuple[int, int | None, int | None]:
         """How many records are stored, and the offsets of the first and the last one."""
-        return self._producer.records, self._producer.first_offset, self._producer.last_offset
-
-    def flush(self) -> None:
-        self._portal.call(self._producer.flush)
+        return self._async.records, self._async.first_offset, self._async.last_offset
 
     def abort(self) -> None:
         """Stop at once; what has no answer yet fails."""
-        self._portal.make(self._producer.abort)
-
-    def close(self) -> None:
-        self._portal.call(self._producer.close)
+        self._portal.make(self._async.abort)
 
 
-class SyncReader(Facade):
+class SyncReader(Facade[Reader]):
+    """A `Reader` for plain code: iterate over it for records, or over `batches()`."""
+
     def __init__(self, portal: Portal, reader: Reader) -> None:
-        self._portal, self._reader = portal, reader
+        self._portal = portal
+        self._async = reader
+
+    complete = blocking(Reader.complete)
+    close = blocking(Reader.close)
 
     @property
     def position(self) -> int | None:
-        return self._reader.position
+        """The offset after the last record that was given out; None before the first one."""
+        return self._async.position
 
     def __iter__(self) -> Iterator[Record]:
         for batch in self.batches():
             yield from batch
 
     def batches(self) -> Iterator[Batch]:
-        return self._portal.iterate(self._reader.batches())
-
-    def complete(self) -> None:
-        self._portal.call(self._reader.complete)
-
-    def close(self) -> None:
-        self._portal.call(self._reader.close)
+        """As `Reader.batches`."""
+        return self._portal.iterate(self._async.batches())
 
 
-class SyncTopicClient(Facade):
-    """`TopicClient` for plain code: the same methods, without await."""
+class SyncTopicClient(Facade[TopicClient]):
+    """`TopicClient` for plain code: the same methods, without await.
+
+    with SyncTopicClient("broker:12345") as client:
+        client.produce("orders", b"one", b"two")
+    """
 
     def __init__(
-        self,
-        addresses: str | Sequence[str | Address] = "127.0.0.1:12345",
-        *,
-        timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        token: Token | None = None,
-        ca: str | Path | None = None,
-        tls: ssl.SSLContext | None = None,
+        self, addresses: str | Sequence[str | Address] = "127.0.0.1:12345", **options: Any
     ) -> None:
+        """The options are those of `TopicClient`."""
         self._portal = Portal()
         try:
-            self._client = self._portal.make(
-                lambda: topics.TopicClient(
-                    addresses,
-                    timeout=timeout,
-                    connect_timeout=connect_timeout,
-                    token=token,
-                    ca=ca,
-                    tls=tls,
-                )
-            )
+            self._async = self._portal.make(lambda: TopicClient(addresses, **options))
         except BaseException:
             self._portal.close()
             raise
 
+    create = blocking(TopicClient.create)
+    delete = blocking(TopicClient.delete)
+    names = blocking(TopicClient.names)
+    info = blocking(TopicClient.info)
+    next_offset = blocking(TopicClient.next_offset)
+    offset_at = blocking(TopicClient.offset_at)
+    produce = blocking(TopicClient.produce)
+    consume = blocking(TopicClient.consume)
+    commit = blocking(TopicClient.commit)
+    committed = blocking(TopicClient.committed)
+
     def close(self) -> None:
-        self._portal.call(self._client.close)
+        """As `TopicClient.close`; ends the thread too."""
+        self._portal.call(self._async.close)
         self._portal.close()
 
-    def create(self, topic: str) -> None:
-        self._portal.call(self._client.create, topic)
-
-    def delete(self, topic: str) -> None:
-        self._portal.call(self._client.delete, topic)
-
-    def names(self) -> list[str]:
-        return self._portal.call(self._client.names)
-
-    def info(self, topic: str) -> Info:
-        return self._portal.call(self._client.info, topic)
-
-    def next_offset(self, topic: str) -> int:
-        return self._portal.call(self._client.next_offset, topic)
-
-    def offset_at(self, topic: str, at: datetime) -> int:
-        return self._portal.call(self._client.offset_at, topic, at)
-
-    def produce(self, topic: str, *payloads: Bytes) -> int:
-        return self._portal.call(self._client.produce, topic, *payloads)
-
-    def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
-        return self._portal.call(self._client.consume, topic, start, max_records)
-
-    def commit(self, topic: str, group: str, offset: int) -> None:
-        self._portal.call(self._client.commit, topic, group, offset)
-
-    def committed(self, topic: str, group: str) -> tuple[int, int]:
-        return self._portal.call(self._client.committed, topic, group)
-
     def producer(self, topic: str, **options: Any) -> SyncProducer:
-        return SyncProducer(
-            self._portal, self._portal.make(lambda: self._client.producer(topic, **options))
-        )
+        """As `TopicClient.producer`."""
+        make = functools.partial(self._async.producer, topic, **options)
+        return SyncProducer(self._portal, self._portal.make(make))
 
     def reader(self, topic: str, start: Start = "earliest", **options: Any) -> SyncReader:
-        return SyncReader(
-            self._portal, self._portal.make(lambda: self._client.reader(topic, start, **options))
-        )
+        """As `TopicClient.reader`."""
+        make = functools.partial(self._async.reader, topic, start, **options)
+        return SyncReader(self._portal, self._portal.make(make))

@@ -1,6 +1,6 @@
-"""`penstock.SyncClient`: the queue client for code that is not async, on the portal's event loop."""
+"""`penstock.SyncClient`: the queue client for code that is not async, on the portal's loop."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -8,66 +8,85 @@ from typing import Any
 from penstock.client.buffer import Item, PushBuffer
 from penstock.client.client import Client
 from penstock.client.consumer import Consumer, Handler
-from penstock.client.messages import Acked, Address, Message, Pushed
+from penstock.client.messages import Address, Message
 from penstock.client.queues import Transaction
-from penstock.client.sync import Facade, Portal
+from penstock.client.sync import Facade, Portal, blocking
 from penstock.errors import Unavailable
 
 
-class SyncPushBuffer(Facade):
-    """A `PushBuffer` for plain code; `push` waits only while the buffer is full."""
+class SyncPushBuffer(Facade[PushBuffer]):
+    """A `PushBuffer` for plain code; `push` waits only while the buffer is full. Leaving a `with`
+    block sends the rest, and raises when it cannot be sent.
+    """
 
     def __init__(self, portal: Portal, buffer: PushBuffer) -> None:
-        self._portal, self._buffer = portal, buffer
+        self._portal = portal
+        self._async = buffer
+
+    push = blocking(PushBuffer.push)
+    flush = blocking(PushBuffer.flush)
+    close = blocking(PushBuffer.close)
+    __exit__ = blocking(PushBuffer.__aexit__)
 
     def __len__(self) -> int:
-        return len(self._buffer)
+        return len(self._async)
 
     @property
     def refused(self) -> list[Any]:
-        return self._buffer.refused
-
-    def push(self, address: str | Address, payload: Any, **options: Any) -> str:
-        return self._portal.call(self._buffer.push, address, payload, **options)
-
-    def flush(self, timeout: float | None = None) -> None:
-        self._portal.call(self._buffer.flush, timeout)
-
-    def close(self, timeout: float | None = None) -> list[Item]:
-        """As `PushBuffer.close`: what could not be sent in time. Leaving a `with` block raises
-        instead.
-        """
-        return self._portal.call(self._buffer.close, timeout)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._portal.call(self._buffer.__aexit__, kind, error, trace)
+        """As `PushBuffer.refused`."""
+        return self._async.refused
 
 
-class SyncClient(Facade):
-    """`penstock.Client` for plain code: the same methods, without await."""
+class SyncClient(Facade[Client]):
+    """`penstock.Client` for plain code: the same methods, without await.
+
+    with SyncClient("http://broker:6632") as client:
+        client.push("orders", {"id": 1})
+        for message in client.take("orders"):
+            client.ack(message)
+    """
 
     def __init__(self, urls: str | Sequence[str] | None = None, **options: Any) -> None:
+        """The options are those of `penstock.Client`."""
         self._portal = Portal()
         self._closed = False
         try:
-            self._client = self._portal.make(lambda: Client(urls, **options))
+            self._async = self._portal.make(lambda: Client(urls, **options))
         except BaseException:
             self._portal.close()
             raise
+
+    push = blocking(Client.push)
+    push_many = blocking(Client.push_many)
+    push_items = blocking(Client.push_items)
+    pop = blocking(Client.pop)
+    ack = blocking(Client.ack)
+    ack_each = blocking(Client.ack_each)
+    give_back = blocking(Client.give_back)
+    extend = blocking(Client.extend)
+    trace = blocking(Client.trace)
+    run = blocking(Client.run)
+    configure = blocking(Client.configure)
+    queues = blocking(Client.queues)
+    describe = blocking(Client.describe)
+    delete_queue = blocking(Client.delete_queue)
+    clear = blocking(Client.clear)
+    group = blocking(Client.group)
+    groups = blocking(Client.groups)
+    delete_group = blocking(Client.delete_group)
+    seek = blocking(Client.seek)
+    dead_letters = blocking(Client.dead_letters)
+    requeue = blocking(Client.requeue)
+    purge = blocking(Client.purge)
 
     def close(self, timeout: float = 10.0) -> list[Item]:
         """As `Client.close`: what the buffers could not send within `timeout` seconds."""
         if self._closed:
             return []
         self._closed = True
-        left = self._portal.call(self._client.close, timeout)
+        unsent = self._portal.call(self._async.close, timeout)
         self._portal.close()
-        return left
+        return unsent
 
     def __exit__(
         self,
@@ -75,54 +94,22 @@ class SyncClient(Facade):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        left = self.close()
-        if left and kind is None:
+        unsent = self.close()
+        if unsent and kind is None:
             raise Unavailable(
-                f"{len(left)} messages could not be sent before the client was closed"
+                f"{len(unsent)} messages could not be sent before the client was closed"
             )
 
-    def push(self, address: str | Address, payload: Any, **options: Any) -> Pushed:
-        return self._portal.call(self._client.push, address, payload, **options)
-
-    def push_many(
-        self, address: str | Address, payloads: Iterable[Any], **options: Any
-    ) -> list[Pushed]:
-        return self._portal.call(self._client.push_many, address, payloads, **options)
-
-    def push_items(self, items: Sequence[dict[str, Any]], **options: Any) -> list[Pushed]:
-        return self._portal.call(self._client.push_items, items, **options)
-
-    def pop(self, address: str | Address | None = None, **options: Any) -> list[Message]:
-        return self._portal.call(self._client.pop, address, **options)
-
     def take(self, address: str | Address, **options: Any) -> Iterator[Message]:
-        return self._portal.iterate(self._client.take(address, **options))
-
-    def ack(
-        self, message: Message | Sequence[Message], status: bool | str = True, **options: Any
-    ) -> list[Acked]:
-        return self._portal.call(self._client.ack, message, status, **options)
-
-    def ack_each(
-        self, answers: Sequence[tuple[Message, dict[str, Any]]], **options: Any
-    ) -> list[Acked]:
-        return self._portal.call(self._client.ack_each, answers, **options)
-
-    def give_back(self, messages: Sequence[Message]) -> None:
-        self._portal.call(self._client.give_back, messages)
-
-    def extend(self, message: Message, seconds: int = 60) -> bool:
-        return self._portal.call(self._client.extend, message, seconds)
-
-    def trace(self, message: Message, data: Any, **options: Any) -> str:
-        return self._portal.call(self._client.trace, message, data, **options)
+        """As `Client.take`."""
+        return self._portal.iterate(self._async.take(address, **options))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """`with client.transaction() as tx`: leaving the block commits, an exception in it
         discards.
         """
-        transaction = self._client.transaction()
+        transaction = self._async.transaction()
         yield transaction
         self._portal.call(transaction.commit)
 
@@ -130,55 +117,14 @@ class SyncClient(Facade):
         """As `Client.consumer`: the function below runs in threads of its own, `concurrency` of
         them at a time.
         """
-        return self._client.consumer(address, **options)
-
-    def run(self) -> None:
-        """Run all consumers until `stop` is called, by another thread or by a handler."""
-        self._portal.call(self._client.run)
+        return self._async.consumer(address, **options)
 
     def stop(self) -> None:
-        async def stop() -> None:
-            self._client.stop()
-
-        self._portal.call(stop)
+        """End `run`; from another thread or from a handler."""
+        self._portal.make(self._async.stop)
 
     def buffer(self, **options: Any) -> SyncPushBuffer:
+        """As `Client.buffer`."""
         return SyncPushBuffer(
-            self._portal, self._portal.make(lambda: self._client.buffer(**options))
+            self._portal, self._portal.make(lambda: self._async.buffer(**options))
         )
-
-    def configure(self, queue: str, **options: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.configure, queue, **options)
-
-    def queues(self) -> list[dict[str, Any]]:
-        return self._portal.call(self._client.queues)
-
-    def describe(self, queue: str) -> dict[str, Any]:
-        return self._portal.call(self._client.describe, queue)
-
-    def delete_queue(self, queue: str) -> bool:
-        return self._portal.call(self._client.delete_queue, queue)
-
-    def clear(self, queue: str, partition: str | None = None) -> dict[str, Any]:
-        return self._portal.call(self._client.clear, queue, partition)
-
-    def group(self, group: str) -> dict[str, Any]:
-        return self._portal.call(self._client.group, group)
-
-    def delete_group(self, group: str, queue: str | None = None) -> dict[str, Any]:
-        return self._portal.call(self._client.delete_group, group, queue)
-
-    def purge(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.purge, queue, **filters)
-
-    def groups(self) -> list[dict[str, Any]]:
-        return self._portal.call(self._client.groups)
-
-    def seek(self, queue: str, group: str, to: Any, *, dry_run: bool = False) -> dict[str, Any]:
-        return self._portal.call(self._client.seek, queue, group, to, dry_run=dry_run)
-
-    def dead_letters(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.dead_letters, queue, **filters)
-
-    def requeue(self, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        return self._portal.call(self._client.requeue, queue, **filters)

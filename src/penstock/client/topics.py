@@ -83,8 +83,7 @@ class TopicClient:
         """Close the shared connection. Producers and readers have their own: close them first."""
         self._link.close()
 
-    # -- topics
-    # -----------------------------------------------------------------------------------------------------
+    # Topics
 
     async def create(self, topic: str) -> None:
         """Make the topic; fine if it exists."""
@@ -95,10 +94,13 @@ class TopicClient:
         await self._ask(Command.DELETE_TOPIC, frames.name(topic))
 
     async def names(self) -> list[str]:
+        """The names of all topics, sorted."""
         return frames.read_names(await self._ask(Command.LIST_TOPICS))
 
     async def info(self, topic: str) -> Info:
-        """Offsets, records, bytes, segments, incarnation, policy; `NotFound` if it does not exist."""
+        """Offsets, records, bytes, segments, incarnation, policy; `NotFound` if it does not
+        exist.
+        """
         return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(topic)))
 
     async def next_offset(self, topic: str) -> int:
@@ -112,8 +114,7 @@ class TopicClient:
             Body(await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)).take(U64)[0]
         )
 
-    # -- records
-    # ----------------------------------------------------------------------------------------------------
+    # Records
 
     async def produce(self, topic: str, *payloads: Bytes) -> int:
         """Append the payloads as one batch, all or none, stored once; the first one's offset."""
@@ -134,7 +135,7 @@ class TopicClient:
         topic.
         """
         body = await ask(self._link, frames.consume(topic, start, max_records), self._timeout)
-        return [Record(*found) for found in frames.read_consumed(body)]
+        return [Record(*record) for record in frames.read_consumed(body)]
 
     def producer(self, topic: str, **options: Any) -> Producer:
         """A batching producer with a connection of its own; the options are those of `Producer`."""
@@ -146,8 +147,7 @@ class TopicClient:
         """
         return Reader(self._new_link(), topic, start, **options)
 
-    # -- groups
-    # -----------------------------------------------------------------------------------------------------
+    # Groups
 
     async def commit(self, topic: str, group: str, offset: int) -> None:
         """Set the group's position: everything before `offset` counts as read."""

@@ -148,8 +148,8 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        known = self._headers.get(key)
-        self._headers[key] = text if known is None else f"{known}, {text}"
+        before = self._headers.get(key)
+        self._headers[key] = text if before is None else f"{before}, {text}"
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
@@ -307,9 +307,8 @@ class HttpClient:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
             raise CannotConnect(text) from error
         except OSError as error:  # ssl.SSLError is one
-            raise CannotConnect(
-                f"cannot connect to {self._host}:{self._port}: {explain(error, shaking=bool(self._tls))}"
-            ) from error
+            why = explain(error, shaking=bool(self._tls))
+            raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {why}") from error
         return connection
 
     def _forget(self, connection: _Connection) -> None:

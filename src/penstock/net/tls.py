@@ -75,16 +75,23 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
         if error.verify_code == 10:
             return "the broker's certificate has expired"
         if error.verify_code in (18, 19, 20, 21):
-            return f"the broker's certificate is not from a CA we believe ({why}): name its CA file in {CA_FILE}"
+            return (
+                f"the broker's certificate is not from a CA we believe ({why}): "
+                f"name its CA file in {CA_FILE}"
+            )
         return f"the broker's certificate is not accepted: {why}"
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
             return "there is no TLS on this port: use http:// or tcp://"
         if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
-            return f"the broker asks for a client certificate: name one in {CLIENT_CERT} and {CLIENT_KEY}"
+            return (
+                "the broker asks for a client certificate: "
+                f"name one in {CLIENT_CERT} and {CLIENT_KEY}"
+            )
         if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_EXPIRED" in reason:
-            return f"the broker does not accept our client certificate ({reason.lower().replace('_', ' ')})"
+            why = reason.lower().replace("_", " ")
+            return f"the broker does not accept our client certificate ({why})"
         return f"TLS failed: {reason or error}"
     if (
         shaking

@@ -126,7 +126,8 @@ class TopicLink:
                         raise
                     places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     raise Unavailable(
-                        f"the broker at {places} did not answer for {self._patience:g} s ({error}); start it, or give "
+                        f"the broker at {places} did not answer for {self._patience:g} s "
+                        f"({error}); start it, or give "
                         "the option brokerTimeout more seconds"
                     ) from error
                 time.sleep(delay)

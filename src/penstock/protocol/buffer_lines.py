@@ -1,17 +1,17 @@
 """The line of one event in a buffer file, as brokers write it and brokers and `recover` read it.
 
-| bytes                          | what                                                               |
-|--------------------------------|--------------------------------------------------------------------|
-| `{"queue":` string             | the queue                                                          |
-| `,"partition":` string         | the partition                                                      |
-| `,"payload":` any JSON         | the payload's own bytes; when sealed, base64 of nonce, cipher, tag |
-| `,"transaction_id":` string    | always there: replay de-duplicates by it                           |
-| `,"trace_id":` string          | "" = none                                                          |
-| `,"namespace":""`, `,"task":""`| of the seed's format; they follow from the queue                   |
-| `,"producer":` string          | only when the push was authenticated                               |
-| `,"sealed":` string            | only when the payload is sealed: the id of the key                 |
-| `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                             |
-| `}` newline (0x0A)             | an event without its newline was never acknowledged                |
+| bytes                          | what                                                          |
+|--------------------------------|---------------------------------------------------------------|
+| `{"queue":` string             | the queue                                                     |
+| `,"partition":` string         | the partition                                                 |
+| `,"payload":` any JSON         | the payload's own bytes; sealed: base64 of nonce, cipher, tag |
+| `,"transaction_id":` string    | always there: replay de-duplicates by it                      |
+| `,"trace_id":` string          | "" = none                                                     |
+| `,"namespace":""`, `,"task":""`| of the seed's format; they follow from the queue              |
+| `,"producer":` string          | only when the push was authenticated                          |
+| `,"sealed":` string            | only when the payload is sealed: the id of the key            |
+| `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                        |
+| `}` newline (0x0A)             | an event without its newline was never acknowledged           |
 
 Lines without a checksum (the seed's, and those of older releases) are read as they are. One that
 has a checksum and does not match it is damaged, and is no event: what it says is not believed.

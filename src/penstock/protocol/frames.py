@@ -18,22 +18,26 @@ bytes]`.
     0x06 PRODUCE_BATCH  [topic name][flags u8]; flags bit 0: [producer id 16][sequence u64];
                         [count u32][lengths u32 x count][payloads, one after another]
          0x86           [first offset u64][count u32]
-    0x07 FETCH          [topic name][start offset u64][max bytes u32][wait ms u32], optionally [flags u8]
+    0x07 FETCH          [topic name][start offset u64][max bytes u32][wait ms u32],
+                        optionally [flags u8]
          0x87           [incarnation 16][first offset u64][next offset u64][log end u64][count u32]
                         flags bit 0: [lengths u32 x count];
-                        flags bit 1: [runs u32][records u32 x runs][append time, microseconds since 1970 i64 x runs];
+                        flags bit 1: [runs u32][records u32 x runs][append time i64 x runs],
+                        in microseconds since 1970;
                         raw log, little-endian: count x ([offset u64][length u32][payload])
     0x08 OFFSET_AT      [topic name][milliseconds since 1970 i64]
          0x88           [offset u64]
     0x09 TOPIC_INFO     [topic name]
          0x89           [incarnation 16][first offset u64][next offset u64][bytes u64][segments u32]
-                        [records u64][archived offset u64, all ones: none][policy u8][damaged places u32]
+                        [records u64][archived offset u64, all ones: none][policy u8]
+                        [damaged places u32]
     0x0A DELETE_TOPIC   [topic name]
          0x8A           empty
-    0x10 AUTH           [token], the whole body; with authentication on it comes before everything else
+    0x10 AUTH           [token], the whole body; with authentication on it comes first
          0x90           empty
     0x20 GROUP_LEASE    [topic name][group name][member name][max records u32][wait ms u32]
-         0xA0           [lease 16][start u64][end u64][expires in ms u32]; start = end: nothing to read now
+         0xA0           [lease 16][start u64][end u64][expires in ms u32];
+                        start = end: nothing to read now
     0x21 GROUP_COMPLETE [topic name][group name][lease 16]
          0xA1           [committed offset u64]
     0x22 GROUP_COMMIT   [topic name][group name][offset u64]
@@ -54,10 +58,10 @@ bytes]`.
 
 The first five are the original's, to the letter. Its statuses are fewer than our errors: where the
 status does not say it all, the class of `penstock.errors` and its fields follow the message. In
-FETCH the raw log is the file, byte for byte; `next offset` is where to go on, `log end` what the next appended record will be
-given (equal: the reader is at the end). `lengths` repeats what the raw log holds, so that a reader
-splits it with numpy instead of walking it record by record. A producer id with a sequence that the
-topic has seen is answered with the first answer and stored once.
+FETCH the raw log is the file, byte for byte; `next offset` is where to read on, `log end` what the
+next appended record will be given (equal: the reader is at the end). `lengths` repeats what the raw
+log holds, so that a reader splits it with numpy instead of walking it record by record. A producer
+id with a sequence that the topic has seen is answered with the first answer and stored once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -165,7 +169,7 @@ class Info(NamedTuple):
     records: int
     archived: int | None
     policy: str
-    damaged: int = 0  # places that recovery or the scrub found damaged
+    damaged: int = 0  # damaged places that recovery or the scrub met
 
 
 class Lease(NamedTuple):
@@ -186,8 +190,7 @@ class BatchRequest(NamedTuple):
     payloads: memoryview
 
 
-# -- bodies, read
-# ---------------------------------------------------------------------------------------------------
+# Bodies, read
 
 
 class Body:
@@ -200,13 +203,13 @@ class Body:
 
     def take(self, layout: Struct) -> tuple[Any, ...]:
         try:
-            found = layout.unpack_from(self.view, self.at)
+            fields = layout.unpack_from(self.view, self.at)
         except error:
             raise Malformed(
                 f"the body ends at byte {len(self.view)}, inside a field at byte {self.at}"
             ) from None
         self.at += layout.size
-        return found
+        return fields
 
     def name(self, what: str = "topic") -> str:
         (length,) = self.take(U16)
@@ -220,16 +223,17 @@ class Body:
         end = self.at + length
         if end > len(self.view):
             raise Malformed(
-                f"the {what} of {length} bytes at byte {self.at} runs past the body's {len(self.view)} bytes"
+                f"the {what} of {length} bytes at byte {self.at} "
+                f"runs past the body's {len(self.view)} bytes"
             )
-        found = self.view[self.at : end]
+        part = self.view[self.at : end]
         self.at = end
-        return found
+        return part
 
     def rest(self) -> memoryview:
-        found = self.view[self.at :]
+        part = self.view[self.at :]
         self.at = len(self.view)
-        return found
+        return part
 
     def more(self) -> bool:
         return self.at < len(self.view)
@@ -247,9 +251,9 @@ def read_info(view: memoryview) -> Info:
         body.take(INFO_MORE) if body.more() else (following - first, NO_OFFSET, 0)
     )
     (damaged,) = body.take(U32) if body.more() else (0,)
-    known = None if archived == NO_OFFSET else archived
+    archived = None if archived == NO_OFFSET else archived
     return Info(
-        incarnation, first, following, size, segments, records, known, POLICIES[policy], damaged
+        incarnation, first, following, size, segments, records, archived, POLICIES[policy], damaged
     )
 
 
@@ -264,8 +268,8 @@ def read_batch(view: memoryview) -> BatchRequest:
         raise Malformed(f"unknown flags {flags:#04x} in PRODUCE_BATCH")
     producer = None
     if flags & IDEMPOTENT:
-        found, sequence = body.take(PRODUCER)
-        producer = (bytes(found), sequence)
+        producer_id, sequence = body.take(PRODUCER)
+        producer = (bytes(producer_id), sequence)
     (count,) = body.take(U32)
     lengths = np.frombuffer(body.bytes(4 * count, "lengths"), ">u4").astype(np.int64)
     payloads = body.rest()
@@ -298,12 +302,12 @@ def read_fetched(view: memoryview, flags: int) -> Fetched:
 def read_consumed(view: memoryview) -> list[tuple[int, bytes]]:
     body = Body(view)
     (count,) = body.take(U32)
-    found = []
+    records = []
     for _ in range(count):
         offset, length = body.take(RECORD)
-        found.append((offset, bytes(body.bytes(length, "payload"))))
+        records.append((offset, bytes(body.bytes(length, "payload"))))
     body.end()
-    return found
+    return records
 
 
 def read_names(view: memoryview) -> list[str]:
@@ -321,8 +325,7 @@ def read_error(view: memoryview) -> tuple[str, memoryview]:
     return str(body.bytes(length, "message"), "utf-8", "replace"), body.rest()
 
 
-# -- frames, written
-# ------------------------------------------------------------------------------------------------
+# Frames, written
 
 
 def name(text: str) -> bytes:
@@ -375,14 +378,14 @@ def fetch(topic: str, start: int, max_bytes: int, wait_ms: int = 0, flags: int =
     return request(Command.FETCH, name(topic), FETCH_REQUEST.pack(start, max_bytes, wait_ms), tail)
 
 
-def times(found: npt.NDArray[np.int64]) -> bytes:
+def times(stamps: npt.NDArray[np.int64]) -> bytes:
     """Append times as FETCH sends them: neighbours that are equal, as one run."""
-    begins = np.flatnonzero(np.diff(found, prepend=found[:1] - 1))
-    records = np.diff(begins, append=len(found))
+    begins = np.flatnonzero(np.diff(stamps, prepend=stamps[:1] - 1))
+    records = np.diff(begins, append=len(stamps))
     return (
         U32.pack(len(begins))
         + records.astype(">u4").tobytes()
-        + found[begins].astype(">i8").tobytes()
+        + stamps[begins].astype(">i8").tobytes()
     )
 
 
@@ -421,6 +424,6 @@ def consumed(offsets: Iterable[int], payloads: Sequence[Bytes]) -> bytes:
     return answer(Command.CONSUME, *parts)
 
 
-def names(found: Iterable[str]) -> bytes:
-    listed = [name(text) for text in found]
+def names(topics: Iterable[str]) -> bytes:
+    listed = [name(text) for text in topics]
     return answer(Command.LIST_TOPICS, U32.pack(len(listed)), *listed)

@@ -2,7 +2,7 @@
 known error.
 
 Bucket b holds what took longer than 0.1 ms * 2^((b-1)/8) and not longer than 0.1 ms * 2^(b/8);
-bucket 0 everything up to 0.1 ms, the last one everything from 40 days on. A bucket is told as its
+bucket 0 everything up to 0.1 ms, the last one everything from 40 days on. A bucket is shown as its
 geometric middle, which is at most a factor of 2^(1/16) away from any latency in it: that is
 `ERROR`, and it does not grow when minutes are added up to days.
 

@@ -57,7 +57,7 @@ def payload_array(raw: memoryview, starts: npt.NDArray[np.int64]) -> "pa.Array":
 
 
 class Batch:
-    """Records of one topic in order, as fetched. Nothing is split or copied before it is asked for."""
+    """Records of one topic in order, as fetched. Nothing is split or copied before it is needed."""
 
     __slots__ = (
         "_offsets",
@@ -90,7 +90,8 @@ class Batch:
         self.next_offset = first_offset
         if starts[-1] != len(raw):
             raise Damaged(
-                f"topic {topic!r}: {len(raw)} bytes of raw log, but the records in it have {int(starts[-1])}"
+                f"topic {topic!r}: {len(raw)} bytes of raw log, "
+                f"but the records in it have {int(starts[-1])}"
             )
         if count:
             last = RECORD_HEADER.unpack_from(raw, int(starts[-2]))[0]
@@ -106,7 +107,8 @@ class Batch:
         )
         if offsets[0] != self.first_offset or bool((np.diff(offsets) <= 0).any()):
             raise Damaged(
-                f"topic {self.topic!r}: the records fetched from offset {self.first_offset} are out of order"
+                f"topic {self.topic!r}: "
+                f"the records fetched from offset {self.first_offset} are out of order"
             )
         return offsets
 
@@ -114,6 +116,7 @@ class Batch:
         return self.count
 
     def offsets(self) -> npt.NDArray[np.int64]:
+        """The records' offsets, in order."""
         if self._offsets is not None:
             return self._offsets
         return np.arange(self.first_offset, self.next_offset, dtype=np.int64)
@@ -135,6 +138,7 @@ class Batch:
         )
 
     def payloads(self) -> list[bytes]:
+        """The records' payloads, in order."""
         raw = self.raw
         starts = self._starts.tolist()
         return [bytes(raw[start + HEADER_SIZE : end]) for start, end in pairwise(starts)]

@@ -195,7 +195,7 @@ def error_from_http(status: int, body: bytes) -> PenstockError:
 def error_from_tcp(status: int, text: str, details: bytes | memoryview) -> PenstockError:
     """The error that a TCP answer stands for; `details` is what came behind its message."""
     try:
-        known = _read_details(details) if details else Details()
+        said = _read_details(details) if details else Details()
     except (msgspec.DecodeError, UnicodeDecodeError):
-        known = Details()
-    return error_from(text, known, _BY_TCP.get(status, Unavailable))
+        said = Details()
+    return error_from(text, said, _BY_TCP.get(status, Unavailable))

@@ -94,16 +94,15 @@ class Commands:
         self._count = requests.add
 
     def run(self, connection: Connection, command: int, body: memoryview) -> Answer:
-        known = self._handlers.get(command)
+        entry = self._handlers.get(command)
         if self._guard is not None and command != Command.AUTH:
-            self._guard.check(connection, known[0].role if known else Role.READ_WRITE)
-        if known is None:
+            self._guard.check(connection, entry[0].role if entry else Role.READ_WRITE)
+        if entry is None:
             raise UnknownCommand(f"unknown command {command:#04x}")
-        self._count(1, known[0].name.lower())
-        return known[1](connection, Body(body))
+        self._count(1, entry[0].name.lower())
+        return entry[1](connection, Body(body))
 
-    # -- appends
-    # ----------------------------------------------------------------------------------------------------
+    # Appends
 
     def produce(self, connection: Connection, data: bytes | bytearray, at: int, end: int) -> int:
         """Append the PRODUCE at `at` and those right behind it to the same topic, as one batch;
@@ -123,7 +122,7 @@ class Commands:
                     connection, name, lambda created: created.append([payload]), _produced_one
                 )
                 return stop
-        except Exception as error:  # noqa: BLE001 - answered; the connection goes on
+        except Exception as error:  # noqa: BLE001 - answered; the connection stays usable
             self._count(1, "produce")
             connection.answer(failure(error))
             return stop
@@ -152,7 +151,7 @@ class Commands:
         start = at
         prefix = bytes(data[at + 5 : topic_end])
         skip = REQUEST.size + len(prefix)
-        found: list[Bytes] = []
+        batch: list[Bytes] = []
         unpack_request, unpack_length = REQUEST.unpack_from, U32.unpack_from
         while end - at >= REQUEST.size:
             command, size = unpack_request(data, at)
@@ -166,12 +165,12 @@ class Commands:
             first = at + skip + 4
             if first > stop or unpack_length(data, at + skip)[0] != stop - first:
                 break  # malformed: the next round answers it
-            found.append(data[first:stop])
+            batch.append(data[first:stop])
             at = stop
         try:
-            self._append(connection, lambda: topic.append(found), len(found), at - start)
+            self._append(connection, lambda: topic.append(batch), len(batch), at - start)
         except TooLarge:  # one of them: the others are appended all the same
-            for each in found:
+            for each in batch:
                 self._append_one(connection, topic, each)
         return at
 
@@ -234,7 +233,7 @@ class Commands:
         slot = connection.promise(1)
         connection.hold_for(
             work(),
-            lambda found: connection.fill(slot, *found),
+            lambda pieces: connection.fill(slot, *pieces),
             lambda error: connection.fill(slot, failure(error)),
         )
 
@@ -245,8 +244,7 @@ class Commands:
             self._guard.admit(connection, token) if self._guard else [frames.answer(Command.AUTH)]
         )
 
-    # -- reads
-    # ------------------------------------------------------------------------------------------------------
+    # Reads
 
     def consume(self, _: Connection, body: Body) -> Pieces:
         topic = self._find(body.name())
@@ -310,8 +308,7 @@ class Commands:
             check_name(name)
         return topic
 
-    # -- topics
-    # -----------------------------------------------------------------------------------------------------
+    # Topics
 
     def list_topics(self, _: Connection, body: Body) -> Pieces:
         body.end()
@@ -329,8 +326,7 @@ class Commands:
         await self._topics.delete(name)
         return [frames.answer(Command.DELETE_TOPIC)]
 
-    # -- groups
-    # -----------------------------------------------------------------------------------------------------
+    # Groups
 
     async def group_lease(self, _: Connection, body: Body) -> Pieces:
         topic, group, member = (
@@ -365,9 +361,9 @@ class Commands:
     def _lease_id(self, body: Body) -> str:
         self._topics.require(body.name())
         body.name("group")
-        found = body.bytes(16, "lease").hex()
+        lease_id = body.bytes(16, "lease").hex()
         body.end()
-        return found
+        return lease_id
 
     async def group_commit(self, _: Connection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
@@ -397,8 +393,7 @@ class Commands:
             )
         ]
 
-    # -- exactly-once sinks
-    # -----------------------------------------------------------------------------------------
+    # Exactly-once sinks
 
     async def sink_claim(self, _: Connection, body: Body) -> Pieces:
         claimed = await self._groups.write_claims.claim(_json(body, Claim))
@@ -443,10 +438,10 @@ def _text(raw: bytes | bytearray) -> str:
 
 
 def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
-    found = topic.raw(start, min(most, FETCH_BYTES), strict=True)
-    raw, columns = found.read(), b""
+    records = topic.raw(start, min(most, FETCH_BYTES), strict=True)
+    raw, columns = records.read(), b""
     if extras:
-        offsets, lengths = found.columns()
+        offsets, lengths = records.columns()
         columns = lengths.astype(">u4").tobytes() if extras & frames.LENGTHS else b""
         if extras & frames.TIMES:
             columns += frames.times(topic.timestamps(offsets))
@@ -454,10 +449,10 @@ def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     fixed = FETCH_ANSWER.pack(
         bytes.fromhex(topic.incarnation),
-        found.first_offset,
-        found.next_offset,
+        records.first_offset,
+        records.next_offset,
         topic.next_offset,
-        found.count,
+        records.count,
     )
     return [head + fixed, columns, raw]
 

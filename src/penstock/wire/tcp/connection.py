@@ -12,9 +12,9 @@ its end before the next request: a client that pipelines reads what it wrote, an
 before the PRODUCE behind it.
 
 A connection is held (no request is looked at, and nothing more is read) while
-- its appends under way exceed `IN_FLIGHT` bytes,
-- its answers not yet taken by the socket exceed what the transport or `UNSENT` allows: a client
-  that does not read,
+- its appends under way exceed `MAX_IN_FLIGHT_BYTES`,
+- its answers not yet taken by the socket exceed what the transport or `MAX_UNSENT_BYTES`
+  allows: a client that does not read,
 - a request that waits (FETCH and GROUP_LEASE with a wait, creating a topic) is under way.
 So what one connection may cost is bounded, and a slow one holds back only itself.
 """
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.tcp")
 
-IN_FLIGHT = 16 << 20
-UNSENT = 4 << 20
+MAX_IN_FLIGHT_BYTES = 16 << 20
+MAX_UNSENT_BYTES = 4 << 20
 WAITING = (Command.FETCH, Command.GROUP_LEASE)
 HANDSHAKE = 0x16  # the first byte of a client that speaks TLS
 LARGE = 64 << 10  # an incomplete frame above this is received into memory of its own
@@ -106,8 +106,7 @@ class Connection(asyncio.Protocol):
         self.opened = 0.0
         self._frame_since = 0.0  # when the incomplete frame began
 
-    # -- what asyncio calls
-    # -----------------------------------------------------------------------------------------
+    # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -144,7 +143,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
-        self._go_on()
+        self._resume()
 
     def data_received(self, data: bytes) -> None:
         self.seen = self._loop.time()
@@ -152,25 +151,24 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         if self._backlog or self._held():
-            self._keep(data)
+            self._hold_back(data)
         else:
             self._take(data)
             self._flush()
         self._adjust_reading()
 
-    # -- requests
-    # ---------------------------------------------------------------------------------------------------
+    # Requests
 
     def _held(self) -> bool:
         return (
             self._work is not None
             or self._behind_appends
             or self._writing_paused
-            or self._in_flight > IN_FLIGHT
-            or self._unsent > UNSENT
+            or self._in_flight > MAX_IN_FLIGHT_BYTES
+            or self._unsent > MAX_UNSENT_BYTES
         )
 
-    def _keep(self, data: bytes) -> None:
+    def _hold_back(self, data: bytes) -> None:
         self._backlog.append(data)
         self._backlog_bytes += len(data)
 
@@ -182,7 +180,7 @@ class Connection(asyncio.Protocol):
             self._reading_paused = pause
             (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Something that may have held us has changed."""
         while self._backlog and not self._held() and not self._closing:
             data = self._backlog.popleft()
@@ -252,7 +250,7 @@ class Connection(asyncio.Protocol):
         return whole
 
     def _run(self, data: bytes | bytearray) -> int:
-        """Run the whole requests at the beginning of `data`, until held; how many bytes that took."""
+        """Run the whole requests at the beginning of `data`, until held; the bytes that took."""
         at, end = 0, len(data)
         commands = self._commands
         most = self.max_frame
@@ -275,15 +273,15 @@ class Connection(asyncio.Protocol):
                 break
             try:
                 answer = commands.run(self, command, memoryview(data)[at + REQUEST.size : stop])
-            except Exception as error:  # noqa: BLE001 - one bad request is answered, the connection goes on
+            except Exception as error:  # noqa: BLE001 - one bad request is answered, it stays usable
                 self.answer(failure(error))
             else:
                 if answer is not None:
-                    self._settle(answer, command in WAITING)
+                    self._deliver(answer, command in WAITING)
             at = stop
         return at
 
-    def _settle(
+    def _deliver(
         self, answer: "list[frames.Bytes] | Awaitable[list[frames.Bytes]]", waits: bool
     ) -> None:
         if isinstance(answer, list):
@@ -293,7 +291,7 @@ class Connection(asyncio.Protocol):
         self._slots.append(slot)
         self.hold_for(
             answer,
-            lambda found: self.fill(slot, *found),
+            lambda pieces: self.fill(slot, *pieces),
             lambda error: self.fill(slot, failure(error)),
         )
         self._waits = waits
@@ -313,8 +311,7 @@ class Connection(asyncio.Protocol):
         else:
             self._discard = missing
 
-    # -- answers
-    # ----------------------------------------------------------------------------------------------------
+    # Answers
 
     def answer(self, *data: frames.Bytes) -> None:
         """The next answer, known at once."""
@@ -365,7 +362,7 @@ class Connection(asyncio.Protocol):
                 done(task.result())
             else:
                 failed(error)
-            self._go_on()
+            self._resume()
 
         work = asyncio.ensure_future(awaitable)
         self._waits = False
@@ -374,7 +371,7 @@ class Connection(asyncio.Protocol):
 
     def _end_of_turn(self) -> None:
         self._flushing = False
-        self._go_on()
+        self._resume()
 
     def _flush(self) -> None:
         slots = self._slots

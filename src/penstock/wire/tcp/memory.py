@@ -13,7 +13,7 @@ FROM_HEAP = 32 << 20  # blocks up to this size come from the heap
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library; False where it has no such setting (then everything works, only slower)."""
+    """Ask the C library for it; False where it has no such setting (then all works, but slower)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

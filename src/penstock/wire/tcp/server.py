@@ -1,4 +1,4 @@
-"""Listens for the binary protocol and keeps its connections: how many, how idle, and how they end."""
+"""Listens for the binary protocol and watches its connections: how many, how idle, how they end."""
 
 import asyncio
 import logging
@@ -21,8 +21,8 @@ from penstock.wire.tls_server import Server, listen
 
 log = logging.getLogger("penstock.tcp")
 
-HANDSHAKE = 10.0
-LONGEST_SWEEP = 5.0
+HANDSHAKE_SECONDS = 10.0
+MAX_SWEEP_SECONDS = 5.0
 SPEAKS_TLS = frames.failure(
     TcpStatus.INVALID_REQUEST, "this port speaks TLS: use tls:// in the address"
 )
@@ -81,7 +81,7 @@ class TcpServer:
             self._settings.port,
             self._certificate,
             refusal=SPEAKS_TLS,
-            patience=HANDSHAKE,
+            patience=HANDSHAKE_SECONDS,
             backlog=1024,
         )
         self._sweep()
@@ -149,7 +149,7 @@ class TcpServer:
             ):
                 connection.finish_or_abort()
         limits = (settings.idle_timeout, settings.frame_timeout, settings.auth_timeout)
-        interval = min((LONGEST_SWEEP, *(limit / 4 for limit in limits if limit)))
+        interval = min((MAX_SWEEP_SECONDS, *(limit / 4 for limit in limits if limit)))
         self._sweeper = loop.call_later(max(interval, 0.05), self._sweep)
 
     def _is_stranger(self, connection: Connection, now: float) -> bool:
