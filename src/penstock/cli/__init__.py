@@ -16,7 +16,10 @@ from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
 app = typer.Typer(
     name="penstock",
-    help="A message broker for Python and data teams: queues on PostgreSQL, topics on disk, pipelines on Spark.",
+    help=(
+        "A message broker for Python and data teams: "
+        "queues on PostgreSQL, topics on disk, pipelines on Spark."
+    ),
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

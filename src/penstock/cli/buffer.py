@@ -99,7 +99,8 @@ def status(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
     found = msgspec.json.decode(report, type=BufferStatus)
     console = Console(soft_wrap=True)
     console.print(
-        f"database {'up' if found.db_healthy else '[red]down[/red]'}, maintenance {_on(found.maintenance_mode)}"
+        f"database {'up' if found.db_healthy else '[red]down[/red]'}, "
+        f"maintenance {_on(found.maintenance_mode)}"
     )
     table = Table(
         "kind", "pending", "files", "bytes", "oldest", "committed", box=None, header_style="bold"

@@ -386,7 +386,8 @@ def seek(
         return
     again, skipped = preview.get("redelivered", 0), preview.get("skipped", 0)
     confirm(
-        f"{again:,} messages of {where.queue} would be delivered again to {where.group}, {skipped:,} skipped. Go?",
+        f"{again:,} messages of {where.queue} would be delivered again to {where.group}, "
+        f"{skipped:,} skipped. Go?",
         yes,
     )
     _line(_run(url, token, lambda client: client.seek(where.queue, where.group or "", to)))

@@ -192,13 +192,14 @@ def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
     else:
         lines += [
             f"  {'database':<10} NOT AVAILABLE: {database.problem}",
-            f"  {'':<10} Topics work. Pushes to queues are kept in files until the database answers; pops get 503.",
+            f"  {'':<10} Topics work. Pushes to queues are kept in files until it answers; pops get 503.",
         ]
     http = addresses.get("HTTP")
     if http:
+        items = '{"items":[{"queue":"hello","payload":{"to":"world"}}]}'
         lines += [
             "Try this in another terminal:",
-            f"""  curl -X POST {http}/api/v1/push -d '{{"items":[{{"queue":"hello","payload":{{"to":"world"}}}}]}}'""",
+            f"  curl -X POST {http}/api/v1/push -d '{items}'",
             f"  curl '{http}/api/v1/pop/queue/hello?autoAck=true'",
             f"and read {http}/docs",
         ]

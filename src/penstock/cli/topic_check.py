@@ -83,7 +83,8 @@ def verify(
             )
             verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
             sys.stdout.write(
-                f"{name}: {verdict}: {report.records:,} records, {report.bytes:,} bytes{unchecked}\n"
+                f"{name}: {verdict}: {report.records:,} records, "
+                f"{report.bytes:,} bytes{unchecked}\n"
             )
             for finding in report.findings:
                 sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
@@ -114,14 +115,14 @@ def scrub(
         current, last, due = report["current"], report["last"], report["next"]
         if current:
             sys.stdout.write(
-                f"running since {_when(current['started'])}: {_passed(current)}, now at {report['topic']}\n"
+                f"running since {_when(current['started'])}: {_passed(current)}, "
+                f"now at {report['topic']}\n"
             )
         if last:
             sys.stdout.write(f"last pass ended {_when(last['finished'])}: {_passed(last)}\n")
         if due is not None:
-            sys.stdout.write(
-                f"next pass: {_when(due) if due > time.time() else 'now, or soon after the start'}\n"
-            )
+            when = _when(due) if due > time.time() else "now, or soon after the start"
+            sys.stdout.write(f"next pass: {when}\n")
         elif not current:
             sys.stdout.write("no pass is planned (topics.scrub_interval is 0)\n")
     if any(one and one["findings"] for one in (report["current"], report["last"])):

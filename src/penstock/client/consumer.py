@@ -34,8 +34,8 @@ Handler = Callable[[Any], Any]
 
 
 class Consumer:
-    """Takes messages, calls a handler for each, acknowledges what the handler returns from, and
-    gives back what it raises for. Made by `Client.consumer`, run by `Client.run`.
+    """Takes messages, calls a handler for each, acknowledges it when the handler returns and
+    fails it when the handler raises. Made by `Client.consumer`, run by `Client.run`.
     """
 
     def __init__(

@@ -67,7 +67,8 @@ def _check(value: Any, path: str) -> None:
         whole = "" if path else ", or msgspec.Raw(...) when it holds JSON already"
         raise InvalidRequest(
             f"{_place(path)} is {type(value).__name__}, which JSON cannot say: "
-            f"send text (.decode()), or base64.b64encode(...).decode() and decode it in the consumer{whole}"
+            "send text (.decode()), or base64.b64encode(...).decode() and decode it "
+            f"in the consumer{whole}"
         )
     elif type(value) not in _AS_THEY_ARE and not isinstance(value, _AS_TEXT):
         plain = msgspec.to_builtins(value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal))

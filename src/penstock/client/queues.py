@@ -507,7 +507,8 @@ def new_item(
     if where.group is not None:
         raise InvalidRequest(
             f"a push has no group, and {str(where)!r} names {where.group!r}: "
-            f"every group gets what is pushed to {where.queue!r}. For a queue with an @ in its name use Address(queue=...)"
+            f"every group gets what is pushed to {where.queue!r}. "
+            "For a queue with an @ in its name use Address(queue=...)"
         )
     if partition and where.partition and partition != where.partition:
         raise InvalidRequest(
