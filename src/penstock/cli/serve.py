@@ -192,7 +192,7 @@ def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
     else:
         lines += [
             f"  {'database':<10} NOT AVAILABLE: {database.problem}",
-            f"  {'':<10} Topics work. Pushes to queues are kept in files until it answers; pops get 503.",
+            f"  {'':<10} Topics work. Pushes to queues wait in files until it answers; pops get 503.",
         ]
     http = addresses.get("HTTP")
     if http:

@@ -492,7 +492,7 @@ def _size_of(files: list[Path] | None) -> int | None:
 
 
 def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
-    """The records of one input, as many at a time as a read brings, and the bytes that were read."""
+    """The records of one input, as many as a read brings, and the bytes that were read."""
     if end is None:
         data = source.read()
         yield [data], len(data)
