@@ -29,7 +29,9 @@ class Permit:
     __slots__ = ("_breaker", "_open", "_probe")
 
     def __init__(self, breaker: "Breaker", probe: bool) -> None:
-        self._breaker, self._probe, self._open = breaker, probe, True
+        self._breaker = breaker
+        self._probe = probe
+        self._open = True  # nothing was said yet
 
     def success(self) -> None:
         if self._open:
@@ -67,8 +69,11 @@ class Breaker:
         on_open: Callable[[], None] = lambda: None,
         on_reject: Callable[[], None] = lambda: None,
     ) -> None:
-        self._name, self._settings, self._clock = name, settings, clock
-        self._on_open, self._on_reject = on_open, on_reject
+        self._name = name
+        self._settings = settings
+        self._clock = clock
+        self._on_open = on_open
+        self._on_reject = on_reject
         self.state = CLOSED
         self.failures = 0  # in a row
         self._opened_at = 0.0
@@ -132,13 +137,8 @@ class Breaker:
     def _enter(self, state: str) -> None:
         if state != self.state:
             level = logging.WARNING if state == OPEN else logging.INFO
-            log.log(
-                level,
-                "route %s: circuit breaker %s after %d failures",
-                self._name,
-                state,
-                self.failures,
-            )
+            text = "route %s: circuit breaker %s after %d failures"
+            log.log(level, text, self._name, state, self.failures)
         self.state = state
         self._notify()
 

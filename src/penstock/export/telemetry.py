@@ -152,7 +152,8 @@ class RouteMetrics:
     """One route's counters."""
 
     def __init__(self, metrics: ExportMetrics, route: str) -> None:
-        self._metrics, self._route = metrics, route
+        self._metrics = metrics
+        self._route = route
         for name in COUNTERS:
             metrics.add(name, 0, route)  # there before the first event, so that rates can be taken
 
