@@ -11,8 +11,8 @@ import uvloop
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
-from penstock.wire.http import openapi
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.openapi import DocsApi
+from penstock.wire.http.routes import Route, Router, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
@@ -149,7 +149,7 @@ def serving_in_thread(*routes: Route, **settings: Any) -> Iterator[HttpServer]:
     """A server on a loop of its own, for clients that block."""
     loop = uvloop.new_event_loop()
     router = Router(routes)
-    router.extend(openapi.routes(router))
+    router.extend(routes_of(DocsApi(router)))
     server = HttpServer(router, Settings(**{"port": 0, **settings}))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

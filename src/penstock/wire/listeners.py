@@ -19,7 +19,6 @@ from penstock.config import Config
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
-from penstock.wire.http import openapi
 from penstock.wire.http.api import queues
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.export import ExportApi
@@ -29,6 +28,7 @@ from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
+from penstock.wire.http.openapi import DocsApi
 from penstock.wire.http.routes import Api, Route, Router, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
@@ -209,7 +209,7 @@ class Listeners:
             rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
             return Router([*self._queue_routes(), rest], guard)
         router = Router(self._owner_routes(), guard)
-        router.extend(openapi.routes(router, guard=guard))
+        router.extend(routes_of(DocsApi(router, guard)))
         return router
 
     def _owner_routes(self) -> list[Route]:

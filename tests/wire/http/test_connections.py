@@ -746,3 +746,18 @@ def test_unpacked_bodies_count_as_well() -> None:
             assert server._state.memory.total == 0
 
     run(body)
+
+
+def test_half_an_empty_line_before_a_request_is_not_the_start_of_its_head() -> None:
+    async def body() -> None:
+        async with talking(ECHO) as (server, wire):
+            connection = connection_of(server)
+            wire.send(b"\r")
+            await eventually(lambda: connection._partial is not None)
+            wire.send(b"\n")
+            # else the time for the headers of the next request would have begun already
+            await eventually(lambda: connection._partial is None)
+            wire.send(post("/echo", b"x"))
+            assert (await wire.reply()).body == b"x"
+
+    run(body)

@@ -1,12 +1,12 @@
 """The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and
 bodies.
 
-`document(routes)` is the document; `routes(router)` are two routes that serve it: `/openapi.json`
-and `/docs`. It is made at the first request, when all routes are there, and kept.
+`document(routes)` is the document; `DocsApi` serves it at `/openapi.json` and `/docs`. It is made at the first request, when all routes are there, and kept.
 """
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -17,7 +17,7 @@ from penstock.protocol.status import CLASSES, REASONS
 from penstock.wire.http.docs_page import page
 from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import ANY, Route, Router
+from penstock.wire.http.routes import ANY, Route, Router, route
 
 _REF = "#/components/schemas/{name}"
 _TOKEN = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
@@ -57,13 +57,13 @@ def document(
             schemas[id(kind)] = {"anyOf": [schemas[id(one)] for one in _alternatives(kind)]}
     components["Error"] = _ERROR
     paths: dict[str, dict[str, Any]] = {}
-    for route in shown:
-        path = route.path.replace("...}", "}")
-        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(
-            route, schemas, components
+    for one in shown:
+        path = one.path.replace("...}", "}")
+        operation = paths.setdefault(path, {})[one.method.lower()] = _operation(
+            one, schemas, components
         )
-        if guard is not None and guard.needs_token(route.path):
-            operation |= {"security": [{"token": []}], "x-role": role_of(route).title}
+        if guard is not None and guard.needs_token(one.path):
+            operation |= {"security": [{"token": []}], "x-role": role_of(one).title}
     only_queries = {_name(schemas[id(route.query)]) for route in shown if route.query is not None}
     for name in only_queries - _referenced(paths):
         components.pop(name, None)  # shown as parameters, needed nowhere else
@@ -161,24 +161,31 @@ def _problem() -> dict[str, Any]:
     }
 
 
-def routes(router: Router, title: str = "Penstock", guard: TokenGuard | None = None) -> list[Route]:
+class DocsApi:
     """`/openapi.json` and `/docs` for everything the router has by the time someone asks."""
-    made: dict[str, Response] = {}
 
-    def make() -> dict[str, Response]:
-        if not made:
-            described = document(router.routes, title, guard=guard)
-            made["document"] = Response(200, msgspec.json.encode(described))
-            made["page"] = Response(200, page(described).encode(), "text/html; charset=utf-8")
-        return made
+    tag = ""
 
-    def serve_document(_: Request) -> Response:
-        return make()["document"]
+    def __init__(self, router: Router, guard: TokenGuard | None = None) -> None:
+        self._router = router
+        self._guard = guard
 
-    def serve_page(_: Request) -> Response:
-        return make()["page"]
+    @cached_property
+    def _document(self) -> dict[str, Any]:
+        return document(self._router.routes, guard=self._guard)
 
-    return [
-        Route("GET", "/openapi.json", serve_document, hidden=True, page=True),
-        Route("GET", "/docs", serve_page, hidden=True, page=True),
-    ]
+    @cached_property
+    def _json(self) -> Response:
+        return Response(200, msgspec.json.encode(self._document))
+
+    @cached_property
+    def _page(self) -> Response:
+        return Response(200, page(self._document).encode(), "text/html; charset=utf-8")
+
+    @route("GET", "/openapi.json", hidden=True, page=True)
+    def openapi(self, _: Request) -> Response:
+        return self._json
+
+    @route("GET", "/docs", hidden=True, page=True)
+    def docs(self, _: Request) -> Response:
+        return self._page
