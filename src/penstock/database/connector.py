@@ -37,7 +37,7 @@ class Connector:
         self.server: Server | None = None  # every connection in `_open` is on this one
         self.pooled = False  # a host turned out to be a connection pooler
         self._open: set[asyncpg.Connection] = set()
-        self._kept: dict[Host, asyncpg.Connection] = {}  # for surveys
+        self._surveying: dict[Host, asyncpg.Connection] = {}  # for surveys
 
     async def connect(
         self, _: None = None, *, statement_timeout: float | None = None, **driver: Any
@@ -106,7 +106,7 @@ class Connector:
         ]
 
     def use(self, server: Server) -> None:
-        """Work on this one from now on. What is open must have been cut if it was another before."""
+        """Work on this one from now on. What is open on another must have been cut before."""
         self.server = server
 
     def cut(self) -> None:
@@ -116,9 +116,9 @@ class Connector:
 
     def close(self) -> None:
         self.cut()
-        for connection in self._kept.values():
+        for connection in self._surveying.values():
             connection.terminate()
-        self._kept.clear()
+        self._surveying.clear()
 
     async def _look(self, host: Host) -> Sighting:
         limit = self._settings.acquire_timeout
@@ -133,27 +133,27 @@ class Connector:
 
     async def _identify(self, host: Host) -> Server:
         limit = self._settings.acquire_timeout
-        connection = self._kept.pop(host, None)
+        connection = self._surveying.pop(host, None)
         try:
             if connection is not None and not connection.is_closed():
                 try:
                     server = await identify(connection, host, limit)
-                    self._keep(host, connection)
+                    self._reuse(host, connection)
                     return server
                 except (*REFUSED, ConnectionError):
                     connection.terminate()  # the server may have been restarted: ask again
             connection = await self.dial(host)
             server = await identify(connection, host, limit)
-            self._keep(host, connection)
+            self._reuse(host, connection)
             return server
         except BaseException:
             if connection is not None:
                 connection.terminate()
             raise
 
-    def _keep(self, host: Host, connection: Any) -> None:
-        if len(self.hosts) > 1 and host not in self._kept:
-            self._kept[host] = connection
+    def _reuse(self, host: Host, connection: Any) -> None:
+        if len(self.hosts) > 1 and host not in self._surveying:
+            self._surveying[host] = connection
         else:  # another survey at the same time was first
             connection.terminate()
 

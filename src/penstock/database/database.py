@@ -29,7 +29,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,20 +74,20 @@ NO_ROOM = (
     asyncpg.PostgresSystemError,
 )  # its disk is full or fails; it may still answer reads
 UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
-PROBE_PAUSES = (0.1, 0.2, 0.4, 0.7, 1.0)
-WATCH_INTERVAL = 0.25
+PROBE_SECONDS = (0.1, 0.2, 0.4, 0.7, 1.0)
+WATCH_SECONDS = 0.25
 SURVEY_SECONDS = 1.0
 # Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
 COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
-LISTEN_CHECK = 15.0
+LISTEN_CHECK_SECONDS = 15.0
 REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our functions as unused
 UNDONE = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )  # rolled back as a whole: safe to run again
-TRIES = 6  # how often that is done
-READS = 4  # how often a read is tried when its connection is lost
-KEPT = 8  # connections kept at hand between calls
+MAX_ATTEMPTS = 6  # of what was undone
+MAX_READ_ATTEMPTS = 4  # of a read whose connection is lost
+MAX_IDLE = 8  # connections at hand between calls, outside the pool
 
 
 class CannotCommit(PenstockError):
@@ -110,16 +111,15 @@ class Database:
         if self.embedded:
             self.url = self.embedded.url
         self.healthy = False
-        self.problem = (
-            ""  # why the database is down; while it is up, what is wrong with its other hosts
-        )
+        # why the database is down; while it is up, what is wrong with its other hosts
+        self.problem = ""
         self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
         self._pool: asyncpg.Pool | None = None
         self._browsing = BrowsePool(settings, self._connector.connect)
         self._migrated: Server | None = None  # the server whose schema was brought up to date
         self._callbacks: list[Callable[[bool], None]] = []
-        self._kept: list[Any] = []  # connections of calls that have just ended, for the next ones
-        self._queueing = 0  # calls that wait for the pool: they come before `_kept`
+        self._idle: list[Any] = []  # connections of calls that have just ended, for the next ones
+        self._queueing = 0  # calls that wait for the pool: they come before `_idle`
         self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
         self._probing: asyncio.Task[bool] | None = None
         self._recovered = asyncio.Event()
@@ -159,7 +159,7 @@ class Database:
 
     @property
     def pool_idle(self) -> int:
-        return self._pool.get_idle_size() + len(self._kept) if self._pool else 0
+        return self._pool.get_idle_size() + len(self._idle) if self._pool else 0
 
     async def start(self) -> None:
         """Start the embedded server if it is ours, then connect. A server that is down is not an
@@ -186,9 +186,9 @@ class Database:
                 raise ConfigError(f"this database cannot be used: {self.problem}")
             log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
             self._went_down()
-        self._keep(self._watch())
+        self._spawn(self._watch())
         if len(self._connector.hosts) > 1:
-            self._keep(self._survey())
+            self._spawn(self._survey())
 
     async def stop(self) -> None:
         for task in (*self._tasks, *([self._probing] if self._probing else [])):
@@ -196,7 +196,7 @@ class Database:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._browsing.stop()
         if self._pool:
-            await self._release_kept()
+            await self._release_idle()
             try:
                 await asyncio.wait_for(self._pool.close(), timeout=5)
             except (*GONE, asyncio.CancelledError):
@@ -220,14 +220,12 @@ class Database:
         """Run one statement and return its rows; again when it lost a deadlock, for then nothing of
         it was done.
         """
-        for turn in range(TRIES):
-            try:
-                async with self.connection() as connection:
-                    rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
-                    return rows
-            except UNDONE:
-                await asyncio.sleep(0.02 * turn)
-        raise Busy("the database is too busy")
+
+        async def work(connection: Any) -> list[asyncpg.Record]:
+            rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
+            return rows
+
+        return await self._retry_undone(work, self.connection)
 
     async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run `work(connection)` in a transaction, again from the start when it lost a deadlock.
@@ -235,13 +233,25 @@ class Database:
         `work` must use that connection only. Asking for a second one while this one holds locks can
         wait for ever: the database sees no deadlock when half of it is in here.
         """
-        for turn in range(TRIES):
+        return await self._retry_undone(work, self._transaction)
+
+    async def _retry_undone(
+        self,
+        work: Callable[[Any], Awaitable[T]],
+        connect: Callable[[], AbstractAsyncContextManager[Any]],
+    ) -> T:
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                async with self.connection() as connection, connection.transaction():
+                async with connect() as connection:
                     return await work(connection)
             except UNDONE:
-                await asyncio.sleep(0.02 * turn)
+                await asyncio.sleep(0.02 * attempt)
         raise Busy("the database is too busy")
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        async with self.connection() as connection, connection.transaction():
+            yield connection
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """`fetch` for what may run twice: when only its connection was lost, it is asked again on
@@ -250,11 +260,11 @@ class Database:
         A value that PostgreSQL cannot take (a NUL in a name, a year it has no room for) is the
         asker's mistake.
         """
-        for turn in range(READS):
+        for attempt in range(MAX_READ_ATTEMPTS):
             try:
                 return await self.fetch(sql, *args)
             except ConnectionLost:
-                if turn == READS - 1:
+                if attempt == MAX_READ_ATTEMPTS - 1:
                     raise
             except asyncpg.DataError as error:
                 raise _unusable(error) from error
@@ -265,7 +275,7 @@ class Database:
 
         However slow that is and however many do it, the connections of pushes and pops stay free.
         """
-        for turn in range(READS):
+        for attempt in range(MAX_READ_ATTEMPTS):
             if not self.healthy:
                 break
             try:
@@ -274,7 +284,7 @@ class Database:
                 raise _unusable(error) from error
             except GONE as error:
                 lost = await self._suspect(error)
-                if turn == READS - 1 or not isinstance(lost, ConnectionLost):
+                if attempt == MAX_READ_ATTEMPTS - 1 or not isinstance(lost, ConnectionLost):
                     raise lost from error
         raise Unavailable("the database is down")
 
@@ -285,16 +295,16 @@ class Database:
         """
         if not self.healthy or self._pool is None:
             raise Unavailable("the database is down")
-        proxy = await self._acquire() if self._queueing or not self._kept else self._kept.pop()
-        while proxy._con is None or proxy._con.is_closed():  # lost while it was kept
+        proxy = await self._acquire() if self._queueing or not self._idle else self._idle.pop()
+        while proxy._con is None or proxy._con.is_closed():  # lost while it was idle
             await self._release(proxy)
             proxy = await self._acquire()
         connection = proxy._con
-        whole = False
+        succeeded = False
         self._in_flight[connection] = time.monotonic()
         try:
             yield proxy
-            whole = True
+            succeeded = True
         except GONE as error:
             if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
                 raise  # a wrong argument, not a lost connection
@@ -306,10 +316,9 @@ class Database:
             raise Busy("the database cannot write") from error
         finally:
             self._in_flight.pop(connection, None)
-            if whole and self.healthy and not self._queueing and len(self._kept) < KEPT:
-                self._kept.append(
-                    proxy
-                )  # handing it to the pool and back costs more than a small call
+            if succeeded and self.healthy and not self._queueing and len(self._idle) < MAX_IDLE:
+                # handing it to the pool and back costs more than a small call
+                self._idle.append(proxy)
             else:
                 await self._release(proxy)
 
@@ -317,7 +326,7 @@ class Database:
         """Call back with each payload notified on `channel`, for ever; with None after every
         (re)connect.
         """
-        self._keep(self._listen(channel, callback))
+        self._spawn(self._listen(channel, callback))
 
     async def drop_unused_functions(self) -> list[str]:
         """Drop the SQL functions of releases that no broker was seen of for long."""
@@ -340,10 +349,10 @@ class Database:
         finally:
             self._queueing -= 1
 
-    async def _release_kept(self) -> None:
-        """The pool closes what is idle for long or has served for long; it must see them for that."""
-        kept, self._kept = self._kept, []
-        for proxy in kept:
+    async def _release_idle(self) -> None:
+        """The pool closes what is idle or old; it must see them for that."""
+        idle, self._idle = self._idle, []
+        for proxy in idle:
             await self._release(proxy)
 
     async def _release(self, proxy: Any) -> None:
@@ -354,9 +363,8 @@ class Database:
             pass  # the connection is lost either way; the pool opens another when it needs one
 
     async def _suspect(self, error: BaseException) -> Unavailable:
-        if (
-            not self.healthy
-        ):  # decided already: this call was cut off, and asking again would take its time
+        if not self.healthy:
+            # decided already: this call was cut off, and asking again would take its time
             return Unavailable("the database is down")
         if await self.probe():
             return ConnectionLost(f"a database connection was lost ({type(error).__name__})")
@@ -408,7 +416,8 @@ class Database:
             except UNREACHABLE:
                 pass  # it is cut off by the caller
             raise CannotCommit(
-                f"answers, but a commit takes longer than {limit:g} s (does its synchronous standby answer?)"
+                f"answers, but a commit takes longer than {limit:g} s "
+                "(does its synchronous standby answer?)"
             ) from None
         except GONE:
             raise
@@ -451,13 +460,13 @@ class Database:
         self._connector.cut()
         for callback in self._callbacks:
             callback(False)
-        self._keep(self._wait_for_recovery())
+        self._spawn(self._wait_for_recovery())
 
     async def _wait_for_recovery(self) -> None:
-        turn = 0
-        while not self.healthy:
-            await asyncio.sleep(PROBE_PAUSES[min(turn, len(PROBE_PAUSES) - 1)])
-            turn += 1
+        for seconds in chain(PROBE_SECONDS, repeat(PROBE_SECONDS[-1])):
+            if self.healthy:
+                return
+            await asyncio.sleep(seconds)
             if self.embedded and self.embedded.pid() is None:
                 log.warning("the embedded PostgreSQL is gone; starting it again")
                 try:
@@ -473,8 +482,8 @@ class Database:
         """Find the server that is frozen or does not commit: a call in flight does not finish."""
         next_probe = 0.0
         while True:
-            await asyncio.sleep(WATCH_INTERVAL)
-            await self._release_kept()
+            await asyncio.sleep(WATCH_SECONDS)
+            await self._release_idle()
             now = time.monotonic()
             oldest = min(self._in_flight.values(), default=now)
             # Half, so that a push waits for little more than one limit until it is buffered.
@@ -483,9 +492,8 @@ class Database:
                 and now - oldest > self.settings.acquire_timeout / 2
                 and now >= next_probe
             ):
-                next_probe = (
-                    now + self.settings.acquire_timeout
-                )  # a long statement is no reason to commit all the time
+                # a long statement is no reason to commit all the time
+                next_probe = now + self.settings.acquire_timeout
                 if not await self.probe():
                     self._went_down()
 
@@ -514,7 +522,7 @@ class Database:
             try:
                 connection = await self._connector.connect()
             except (*UNREACHABLE, asyncpg.PostgresError):
-                await asyncio.sleep(PROBE_PAUSES[-1])
+                await asyncio.sleep(PROBE_SECONDS[-1])
                 continue
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _, lost=lost: lost.set())
@@ -523,7 +531,7 @@ class Database:
                 callback(None)
                 while not lost.is_set():
                     try:
-                        await asyncio.wait_for(lost.wait(), LISTEN_CHECK)
+                        await asyncio.wait_for(lost.wait(), LISTEN_CHECK_SECONDS)
                     except TimeoutError:  # silent for long: is the other end still there?
                         await connection.execute("SELECT 1", timeout=self.settings.acquire_timeout)
             except (*GONE, asyncpg.PostgresError):
@@ -531,7 +539,7 @@ class Database:
             finally:
                 connection.terminate()
 
-    def _keep(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -19,7 +19,7 @@ there already and cannot be reached is not moved: the start fails and says what 
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
-    <private directory>/postgres           the socket's directory, when its path is short enough for a socket
+    <private directory>/postgres           the socket's directory, when its path is short enough
 """
 
 import hashlib
@@ -259,7 +259,8 @@ class EmbeddedPostgres:
         self.directory.rmdir()
         self.directory.symlink_to(target)
         log.warning(
-            "the embedded PostgreSQL runs as the user %s, who may not enter %s: its data lies in %s",
+            "the embedded PostgreSQL runs as the user %s, who may not enter %s: "
+            "its data lies in %s",
             account.pw_name,
             closed,
             target,
@@ -275,7 +276,8 @@ class EmbeddedPostgres:
         users = {os.geteuid(), self._account.pw_uid if self._account else os.geteuid()}
         if not stat.S_ISDIR(status.st_mode) or status.st_uid not in users:
             raise Unavailable(
-                f"{directory} is needed for the embedded PostgreSQL and belongs to somebody else (user {status.st_uid})"
+                f"{directory} is needed for the embedded PostgreSQL and belongs to somebody else "
+                f"(user {status.st_uid})"
                 "; remove it, or use a data directory with a shorter path"
             )
         if self._account:
@@ -392,7 +394,8 @@ def _require_reach(path: Path, account: pwd.struct_passwd) -> None:
         return
     mode = stat.S_IMODE(closed.stat().st_mode)
     raise Unavailable(
-        f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, who may not enter {closed} "
+        f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, "
+        f"who may not enter {closed} "
         f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), "
         f"or let everybody pass (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
     )

@@ -12,8 +12,8 @@ import socket
 import asyncpg
 
 POOLER = (
-    "a connection pooler (such as PgBouncer) answers there, which keeps no sessions: name PostgreSQL itself. "
-    "The broker has a pool of its own (database.pool_size)"
+    "a connection pooler (such as PgBouncer) answers there, which keeps no sessions: "
+    "name PostgreSQL itself. The broker has a pool of its own (database.pool_size)"
 )
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 

@@ -5,12 +5,12 @@ A URL may name several hosts, a primary and its standbys. All of them are asked 
 its own limit, so that one that hangs does not keep the others waiting. What a server says of
 itself:
 
-| what       | where from                     | what it tells                                        |
-|------------|--------------------------------|------------------------------------------------------|
-| `system`   | `pg_control_system()`          | which cluster: equal on a primary and its standbys   |
-| `timeline` | name of the current WAL file   | one more after each promotion                        |
-| `started`  | `pg_postmaster_start_time()`   | which server process                                 |
-| `writable` | `transaction_read_only` is off | a primary, and not one that was set to read only     |
+| what       | where from                     | what it says                                       |
+|------------|--------------------------------|----------------------------------------------------|
+| `system`   | `pg_control_system()`          | which cluster: equal on a primary and its standbys |
+| `timeline` | name of the current WAL file   | one more after each promotion                      |
+| `started`  | `pg_postmaster_start_time()`   | which server process                               |
+| `writable` | `transaction_read_only` is off | a primary, and not one that was set to read only   |
 
 `choose` says which one may be used. A broker never goes back to a lower timeline of its cluster,
 and never to another cluster: what it was answered for would not be there.
@@ -29,7 +29,7 @@ from penstock.database.failure import Pooled
 
 IDENTITY = """
 SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
-       CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal,
+       CASE WHEN NOT pg_is_in_recovery() THEN pg_walfile_name(pg_current_wal_lsn()) END AS wal,
        pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,
        current_setting('enable_seqscan') = 'off' AS session"""
@@ -62,7 +62,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a host said of itself. Equal to another when it is the same process at the same address."""
+    """What a host said of itself. Equal to another: the same process at the same address."""
 
     host: Host
     system: int
@@ -100,9 +100,9 @@ def hosts_of(url: str) -> list[Host]:
     names = listed or query.get("host", [""])[-1] or os.environ.get("PGHOST", "")
     ports = query.get("port", [""])[-1].split(",")
     hosts = []
-    for place, name in enumerate(names.split(",") if names else []):
+    for position, name in enumerate(names.split(",") if names else []):
         host, port = _address(name)
-        given = ports[place] if len(ports) > place else ports[0]
+        given = ports[position] if len(ports) > position else ports[0]
         host = unquote(host) if listed else host
         hosts.append(Host(host, port or (int(given) if given else None)))
     return hosts or [Host(None, None)]
@@ -155,7 +155,8 @@ def choose(sightings: Sequence[Sighting], bound: Server | None) -> Choice:
     if rivals:
         names = ", ".join(map(str, rivals))
         warnings.append(
-            f"{names} takes writes beside {first}, which is in use: the old primary must be fenced ({FENCE})"
+            f"{names} takes writes beside {first}, which is in use: "
+            f"the old primary must be fenced ({FENCE})"
         )
     warnings += [f"{server.host.name} is another PostgreSQL cluster" for server in foreign]
     return Choice(first, warning="; ".join(warnings))

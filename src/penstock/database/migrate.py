@@ -29,7 +29,7 @@ MAX_PREFIX_BYTES = 46  # of the 63 that PostgreSQL gives a name
 
 @dataclass(frozen=True, slots=True)
 class SchemaFiles:
-    """The SQL of the package that owns the tables: pairs of a file's name and its text, in order."""
+    """The SQL of the package that owns the tables: pairs of file name and text, in order."""
 
     migrations: tuple[tuple[str, str], ...]
     functions: tuple[tuple[str, str], ...]
@@ -134,8 +134,8 @@ def _check_newer(applied: dict[str, str], sql: SchemaFiles, *, installed: bool) 
             "backup from before it"
         )
     log.warning(
-        "the database was migrated by a newer release of Penstock (%s). This broker changes nothing "
-        "and works on with the functions of its own release; upgrade it soon",
+        "the database was migrated by a newer release of Penstock (%s). This broker changes "
+        "nothing and works on with the functions of its own release; upgrade it soon",
         names,
     )
 
