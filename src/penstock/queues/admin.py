@@ -12,7 +12,7 @@ from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
 
-STEP = 5000
+STEP_MESSAGES = 5000
 
 PARTITIONS = query("partitions")
 
@@ -45,9 +45,10 @@ class Admin:
         sql = f"""INSERT INTO queues AS q (name, {", ".join(names)})
                   VALUES ($1, {", ".join(f"${place}" for place in range(2, len(names) + 2))})
                   ON CONFLICT (name) WHERE deleted_at IS NULL
-                  DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)} RETURNING id"""
+                  DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)}
+                  RETURNING id"""
         rows = await self._database.fetch(sql, queue, *values.values())
-        # Delays and ordering may have changed: let the next pops decide anew what is due. (now(),
+        # Delays and ordering may have changed: let the next pops decide what is due. (now(),
         # unlike clock_timestamp(), can be looked up in the index.)
         await self._database.read(
             """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
@@ -87,7 +88,8 @@ class Admin:
 
         async def work(connection: Any) -> bool:
             row = await connection.fetchrow(
-                "UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL RETURNING id",
+                """UPDATE queues SET deleted_at = now() WHERE name = $1 AND deleted_at IS NULL
+                   RETURNING id""",
                 queue,
             )
             if row:
@@ -106,7 +108,7 @@ class Admin:
             if number is None:
                 raise NotFound(f"Partition not found: {partition} of queue {queue}")
             rows = await self._database.fetch(
-                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[4611686018427387904], false)",
+                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[1::bigint << 62], false)",
                 number,
             )
             return int(rows[0][0])
@@ -115,11 +117,12 @@ class Admin:
         while True:
             row = (
                 await self._database.fetch(
-                    "SELECT deleted, reached::text, more FROM queue_trim($1, $2, false, $3::text::xid8, $4)",
+                    """SELECT deleted, reached::text, more
+                         FROM queue_trim($1, $2, false, $3::text::xid8, $4)""",
                     info.id,
                     now,
                     after,
-                    STEP,
+                    STEP_MESSAGES,
                 )
             )[0]
             deleted += int(row["deleted"])

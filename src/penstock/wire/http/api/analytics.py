@@ -13,7 +13,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.http.api.bodies import answer, moment
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 
 class MinutesQuery(msgspec.Struct, frozen=True):
@@ -64,14 +64,28 @@ class Minutes(msgspec.Struct, kw_only=True):
     next: str | None
 
 
-def routes(queues: Queues) -> list[Route]:
-    status = queues.status
+class AnalyticsApi:
+    """Time series."""
 
-    async def minutes(request: Request) -> Response:
+    tag = "analytics"
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._status = queues.status
+
+    @route(
+        "GET",
+        "/api/v1/analytics",
+        query=MinutesQuery,
+        answer=Minutes,
+        summary="Counts, bytes, latencies, retries, dead letters and lag per interval, "
+        "as last rolled up",
+    )
+    async def minutes(self, request: Request) -> Response:
         args: MinutesQuery = request.args
         until = moment(args.to, "to") if args.to else datetime.now(UTC)
         since = moment(args.from_, "from") if args.from_ else until - timedelta(hours=1)
-        found = await queues.analytics.points(
+        found = await self._queues.analytics.points(
             since,
             until,
             BUCKETS[args.interval],
@@ -92,17 +106,31 @@ def routes(queues: Queues) -> list[Route]:
             }
         )
 
-    async def queue_ops(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/analytics/queue-ops",
+        query=RangeQuery,
+        answer=dict[str, Any],
+        summary="Messages pushed, settled, failed and given up over time",
+    )
+    async def queue_ops(self, request: Request) -> Response:
         args: RangeQuery = request.args
         since, until = args.range(timedelta(hours=1))
         width = BUCKETS["minute"] if until - since <= timedelta(hours=6) else BUCKETS[args.interval]
-        points = await status.history(since, until, width, args.queue or None)
+        points = await self._status.history(since, until, width, args.queue or None)
         series = [{"timestamp": point.pop("bucket"), **point} for point in points]
         return answer({"timeRange": {"from": since, "to": until}, "series": series})
 
-    async def queue_lag(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/analytics/queue-lag",
+        query=RangeQuery,
+        answer=dict[str, Any],
+        summary="How far behind every group is",
+    )
+    async def queue_lag(self, request: Request) -> Response:
         wanted = request.args.queue or None
-        groups = await queues.groups.listing(None, wanted)
+        groups = await self._queues.groups.listing(None, wanted)
         names = ("queueName", "name", "totalLag", "maxTimeLag", "partitionsWithLag", "state")
         return answer(
             {
@@ -111,34 +139,14 @@ def routes(queues: Queues) -> list[Route]:
             }
         )
 
-    async def postgres(_: Request) -> Response:
-        return answer(await status.postgres())
-
-    def route(name: str, handler: Any, summary: str, **more: Any) -> Route:
-        path = f"/api/v1/analytics/{name}"
-        return Route(
-            "GET", path, handler, summary=summary, tag="analytics", answer=dict[str, Any], **more
-        )
-
-    return [
-        Route(
-            "GET",
-            "/api/v1/analytics",
-            minutes,
-            query=MinutesQuery,
-            answer=Minutes,
-            summary="Counts, bytes, latencies, retries, dead letters and lag per interval, as last rolled up",
-            tag="analytics",
-        ),
-        route(
-            "queue-ops",
-            queue_ops,
-            "Messages pushed, settled, failed and given up over time",
-            query=RangeQuery,
-        ),
-        route("queue-lag", queue_lag, "How far behind every group is", query=RangeQuery),
-        route("postgres-stats", postgres, "Size, sessions, dead rows, what holds vacuum back"),
-    ]
+    @route(
+        "GET",
+        "/api/v1/analytics/postgres-stats",
+        answer=dict[str, Any],
+        summary="Size, sessions, dead rows, what holds vacuum back",
+    )
+    async def postgres(self, _: Request) -> Response:
+        return answer(await self._status.postgres())
 
 
 def _minute(point: Point) -> dict[str, Any]:

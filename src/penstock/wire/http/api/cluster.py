@@ -14,7 +14,7 @@ from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, decoder
 from penstock.wire.http.api.resources import RangeQuery
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
 MOST_POINTS = 120
@@ -51,26 +51,37 @@ def width_of(since: datetime, until: datetime) -> int:
     return next((width for width in WIDTHS if minutes / width <= MOST_POINTS), WIDTHS[-1])
 
 
-def routes(queues: Queues, presence: Presence) -> list[Route]:
-    signals = queues.signals
+class ClusterApi:
+    """The processes that serve these queues."""
 
-    def frame(args: RangeQuery) -> tuple[datetime, datetime, int, dict[str, Any]]:
-        since, until = args.range(timedelta(hours=1))
-        minutes = width_of(since, until)
-        return (
-            since,
-            until,
-            minutes,
-            {"timeRange": {"from": since, "to": until}, "bucketMinutes": minutes},
-        )
+    tag = "analytics"
 
-    async def machines(request: Request) -> Response:
+    def __init__(self, queues: Queues, presence: Presence) -> None:
+        self._queues = queues
+        self._presence = presence
+        self._signals = queues.signals
+
+    @route(
+        "GET",
+        "/api/v1/analytics/system-metrics",
+        query=MachineQuery,
+        answer=dict[str, Any],
+        summary="Processor and memory of every process",
+    )
+    @route(
+        "GET",
+        "/api/v1/analytics/worker-metrics",
+        query=MachineQuery,
+        answer=dict[str, Any],
+        summary="The same, under another name",
+    )
+    async def machines(self, request: Request) -> Response:
         args: MachineQuery = request.args
-        since, until, minutes, about = frame(args)
-        series = await presence.series(
+        since, until, minutes, about = _frame(args)
+        series = await self._presence.series(
             since, until, timedelta(minutes=minutes), args.hostname or None, args.worker_id
         )
-        found = await presence.members()
+        found = await self._presence.members()
         workers = [
             one
             for one in found
@@ -81,10 +92,19 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             {**about, "timestamp": datetime.now(UTC), "workers": workers, "series": series}
         )
 
-    async def parked(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/analytics/queue-parked-replicas",
+        query=RangeQuery,
+        answer=dict[str, Any],
+        summary="Waiting pops per queue and process",
+    )
+    async def parked(self, request: Request) -> Response:
         args: RangeQuery = request.args
-        since, until, minutes, about = frame(args)
-        series = await presence.parked(since, until, timedelta(minutes=minutes), args.queue or None)
+        since, until, minutes, about = _frame(args)
+        series = await self._presence.parked(
+            since, until, timedelta(minutes=minutes), args.queue or None
+        )
         replicas = sorted({(row["hostname"], row["workerId"]) for row in series})
         return answer(
             {
@@ -94,10 +114,17 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             }
         )
 
-    async def retention(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/analytics/retention",
+        query=RetentionQuery,
+        answer=dict[str, Any],
+        summary="Messages deleted by retention, eviction and ttl",
+    )
+    async def retention(self, request: Request) -> Response:
         args: RetentionQuery = request.args
-        since, until, minutes, about = frame(args)
-        rows = await queues.status.removals(
+        since, until, minutes, about = _frame(args)
+        rows = await self._queues.status.removals(
             since, until, timedelta(minutes=minutes), args.queue or None
         )
         series: dict[datetime, dict[str, Any]] = {}
@@ -120,13 +147,29 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             ]
         return answer(found)
 
-    async def shared_state(_: Request) -> Response:
-        members = await presence.members()
+    @route(
+        "GET",
+        "/api/v1/system/shared-state",
+        answer=dict[str, Any],
+        summary="What this process knows of the others",
+        tag="internal",
+        role=Role.ADMIN,
+    )
+    @route(
+        "GET",
+        "/internal/api/shared-state/stats",
+        answer=dict[str, Any],
+        summary="The same, under another name",
+        tag="internal",
+        role=Role.ADMIN,
+    )
+    async def shared_state(self, _: Request) -> Response:
+        members = await self._presence.members()
         return answer(
             {
                 "enabled": True,
                 "running": True,
-                "serverId": presence.member,
+                "serverId": self._presence.member,
                 "transport": "postgresql",
                 "serverHealth": {
                     "serversAlive": len(members),
@@ -147,87 +190,65 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
                         for one in members
                     ],
                 },
-                "queueConfigCache": {"queues": queues.catalog.known, "changes": signals.changes},
-                "consumerPresence": {"waitingPops": signals.waiting, "queues": signals.parked(100)},
+                "queueConfigCache": {
+                    "queues": self._queues.catalog.known,
+                    "changes": self._signals.changes,
+                },
+                "consumerPresence": {
+                    "waitingPops": self._signals.waiting,
+                    "queues": self._signals.parked(100),
+                },
             }
         )
 
-    async def inter_instance(_: Request) -> Response:
-        members = await presence.members()
+    @route(
+        "GET",
+        "/internal/api/inter-instance/stats",
+        answer=dict[str, Any],
+        summary="Wake-ups between processes",
+        tag="internal",
+        role=Role.ADMIN,
+    )
+    async def inter_instance(self, _: Request) -> Response:
+        members = await self._presence.members()
         return answer(
             {
                 "enabled": True,
                 "transport": "postgresql",
-                "serverId": presence.member,
-                "peers": [one["id"] for one in members if one["id"] != presence.member],
-                "sent": signals.sent,
-                "received": signals.heard,
+                "serverId": self._presence.member,
+                "peers": [one["id"] for one in members if one["id"] != self._presence.member],
+                "sent": self._signals.sent,
+                "received": self._signals.heard,
             }
         )
 
-    def notify(request: Request) -> Response:
+    @route(
+        "POST",
+        "/internal/api/notify",
+        body=NotifyBody,
+        decode=False,
+        answer=dict[str, Any],
+        summary="Wake the pops that wait for a queue, in every process",
+        tag="internal",
+        role=Role.ADMIN,
+    )
+    def notify(self, request: Request) -> Response:
         body = read_notify(request.body)
         if not body.queue:
             raise InvalidRequest("queue is required")
-        signals.available(body.queue, 1)
+        self._signals.available(body.queue, 1)
         return answer({"status": "ok"})
 
-    def route(path: str, handler: Any, summary: str, **more: Any) -> Route:
-        more = {"method": "GET", "answer": dict[str, Any], "tag": "analytics", **more}
-        return Route(path=path, handler=handler, summary=summary, **more)
 
-    inside: dict[str, Any] = {"role": Role.ADMIN, "tag": "internal"}
-    base = "/api/v1/analytics"
-    return [
-        route(
-            f"{base}/system-metrics",
-            machines,
-            "Processor and memory of every process",
-            query=MachineQuery,
-        ),
-        route(
-            f"{base}/worker-metrics", machines, "The same, under another name", query=MachineQuery
-        ),
-        route(
-            f"{base}/queue-parked-replicas",
-            parked,
-            "Waiting pops per queue and process",
-            query=RangeQuery,
-        ),
-        route(
-            f"{base}/retention",
-            retention,
-            "Messages deleted by retention, eviction and ttl",
-            query=RetentionQuery,
-        ),
-        route(
-            "/api/v1/system/shared-state",
-            shared_state,
-            "What this process knows of the others",
-            **inside,
-        ),
-        route(
-            "/internal/api/shared-state/stats",
-            shared_state,
-            "The same, under another name",
-            **inside,
-        ),
-        route(
-            "/internal/api/inter-instance/stats",
-            inter_instance,
-            "Wake-ups between processes",
-            **inside,
-        ),
-        route(
-            "/internal/api/notify",
-            notify,
-            "Wake the pops that wait for a queue, in every process",
-            method="POST",
-            body=NotifyBody,
-            decode=False,
-            **inside,
-        ),
-    ]
+def _frame(args: RangeQuery) -> tuple[datetime, datetime, int, dict[str, Any]]:
+    since, until = args.range(timedelta(hours=1))
+    minutes = width_of(since, until)
+    return (
+        since,
+        until,
+        minutes,
+        {"timeRange": {"from": since, "to": until}, "bucketMinutes": minutes},
+    )
 
 
 def _none() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Offset, answer, check_offset, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 
 class Filter(msgspec.Struct, rename="camel", frozen=True):
@@ -41,51 +41,55 @@ class Page(Filter, frozen=True):
         check_offset(self.offset, "read on with before=<dlqId of the last one>")
 
 
-def routes(queues: Queues) -> list[Route]:
-    dead = queues.dead
+class DeadLettersApi:
+    """Dead letters."""
 
-    async def page(request: Request) -> Response:
+    tag = "dead letters"
+
+    def __init__(self, queues: Queues) -> None:
+        self._dead = queues.dead
+
+    @route(
+        "GET",
+        "/api/v1/dlq",
+        query=Page,
+        answer=dict[str, Any],
+        summary="Dead letters, the newest first",
+    )
+    async def page(self, request: Request) -> Response:
         args = request.args
-        return answer(await dead.listing(args.which(), args.limit, args.offset, args.before))
+        return answer(await self._dead.listing(args.which(), args.limit, args.offset, args.before))
 
-    async def requeue(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/dlq/requeue",
+        query=Filter,
+        answer=dict[str, Any],
+        summary="Deliver those that match again",
+    )
+    async def requeue(self, request: Request) -> Response:
         return answer(
             {
                 "success": True,
-                "requeued": _found(request.args, await dead.requeue(request.args.which())),
+                "requeued": _found(request.args, await self._dead.requeue(request.args.which())),
             }
         )
 
-    async def purge(request: Request) -> Response:
+    @route(
+        "DELETE",
+        "/api/v1/dlq",
+        query=Filter,
+        answer=dict[str, Any],
+        summary="Delete those that match",
+        role=Role.ADMIN,
+    )
+    async def purge(self, request: Request) -> Response:
         return answer(
             {
                 "success": True,
-                "deleted": _found(request.args, await dead.purge(request.args.which())),
+                "deleted": _found(request.args, await self._dead.purge(request.args.which())),
             }
         )
-
-    about: dict[str, Any] = {"answer": dict[str, Any], "tag": "dead letters"}
-    path = "/api/v1/dlq"
-    return [
-        Route("GET", path, page, query=Page, summary="Dead letters, the newest first", **about),
-        Route(
-            "POST",
-            f"{path}/requeue",
-            requeue,
-            query=Filter,
-            summary="Deliver those that match again",
-            **about,
-        ),
-        Route(
-            "DELETE",
-            path,
-            purge,
-            query=Filter,
-            summary="Delete those that match",
-            role=Role.ADMIN,
-            **about,
-        ),
-    ]
 
 
 def _found(wanted: Filter, count: int) -> int:

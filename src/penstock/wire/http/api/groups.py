@@ -9,7 +9,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 BASE = "/api/v1/consumer-groups"
 
@@ -47,37 +47,94 @@ read_subscription = decoder(
 read_seek = decoder(SeekBody, {}, empty=SeekBody())
 
 
-def routes(queues: Queues) -> list[Route]:
-    groups = queues.groups
+class GroupsApi:
+    """Consumer groups of queues."""
 
-    async def list_all(_: Request) -> Response:
-        return answer(await groups.listing())
+    tag = "groups"
 
-    async def lagging(request: Request) -> Response:
-        return answer(await groups.lagging(request.args.min_lag_seconds))
+    def __init__(self, queues: Queues) -> None:
+        self._groups = queues.groups
 
-    async def describe(request: Request) -> Response:
-        found = await groups.describe(
+    @route(
+        "GET",
+        "/api/v1/consumer-groups",
+        answer=list[dict[str, Any]],
+        summary="Every group of every queue",
+    )
+    async def list_all(self, _: Request) -> Response:
+        return answer(await self._groups.listing())
+
+    @route(
+        "GET",
+        "/api/v1/consumer-groups/lagging",
+        query=LaggingQuery,
+        answer=list[dict[str, Any]],
+        summary="Partitions that are far behind",
+    )
+    async def lagging(self, request: Request) -> Response:
+        return answer(await self._groups.lagging(request.args.min_lag_seconds))
+
+    @route(
+        "GET",
+        "/api/v1/consumer-groups/{group}",
+        query=DescribeQuery,
+        answer=dict[str, Any],
+        summary="A group's partitions",
+    )
+    async def describe(self, request: Request) -> Response:
+        found = await self._groups.describe(
             request.params["group"], request.args.limit, request.args.offset
         )
-        if not found and not await groups.listing(request.params["group"]):
+        if not found and not await self._groups.listing(request.params["group"]):
             raise NotFound(f"Consumer group not found: {request.params['group']}")
         return answer(found)
 
-    async def delete(request: Request) -> Response:
+    @route(
+        "DELETE",
+        "/api/v1/consumer-groups/{group}",
+        query=DeleteQuery,
+        answer=dict[str, Any],
+        summary="Forget a group",
+        role=Role.ADMIN,
+    )
+    @route(
+        "DELETE",
+        "/api/v1/consumer-groups/{group}/queues/{queue}",
+        query=DeleteQuery,
+        answer=dict[str, Any],
+        summary="Forget a group of one queue",
+        role=Role.ADMIN,
+    )
+    async def delete(self, request: Request) -> Response:
         metadata = request.args.delete_metadata
         return answer(
-            await groups.delete(
+            await self._groups.delete(
                 request.params["group"], request.params.get("queue"), metadata=metadata
             )
         )
 
-    async def subscribe(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/consumer-groups/{group}/subscription",
+        body=SubscriptionBody,
+        decode=False,
+        answer=dict[str, Any],
+        summary="Where a group starts in partitions new to it",
+    )
+    async def subscribe(self, request: Request) -> Response:
         body = read_subscription(request.body)
         start = moment(body.subscription_timestamp, "subscriptionTimestamp")
-        return answer(await groups.subscription(request.params["group"], start))
+        return answer(await self._groups.subscription(request.params["group"], start))
 
-    async def seek(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/consumer-groups/{group}/queues/{queue}/seek",
+        body=SeekBody,
+        decode=False,
+        answer=dict[str, Any],
+        summary="Move a group to the end, the beginning or a time; dryRun only counts",
+    )
+    async def seek(self, request: Request) -> Response:
         body = read_seek(request.body)
         if body.to_end + body.to_beginning + (body.timestamp is not None) != 1:
             raise InvalidRequest("Name one of toEnd, toBeginning and timestamp")
@@ -86,15 +143,21 @@ def routes(queues: Queues) -> list[Route]:
             "to": "beginning" if body.to_beginning else "end",
         }
         group, queue = request.params["group"], request.params["queue"]
-        move: Any = groups.preview if body.dry_run else groups.seek
+        move: Any = self._groups.preview if body.dry_run else self._groups.seek
         found = await move(group, queue, **where)
         for name in ("partitionName", "cursorMovedTo"):
             found.pop(name, None)
         return answer(found)
 
-    async def seek_partition(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
+        answer=dict[str, Any],
+        summary="Move a group to the end of one partition",
+    )
+    async def seek_partition(self, request: Request) -> Response:
         group, queue, partition = (request.params[name] for name in ("group", "queue", "partition"))
-        found = await groups.seek(group, queue, partition=partition)
+        found = await self._groups.seek(group, queue, partition=partition)
         return answer(
             {
                 "success": True,
@@ -105,55 +168,3 @@ def routes(queues: Queues) -> list[Route]:
                 "cursorMovedTo": found["cursorMovedTo"],
             }
         )
-
-    def route(
-        method: str,
-        path: str,
-        handler: Any,
-        summary: str,
-        answer: Any = dict[str, Any],
-        **more: Any,
-    ) -> Route:
-        return Route(
-            method, f"{BASE}{path}", handler, summary=summary, answer=answer, tag="groups", **more
-        )
-
-    rows = list[dict[str, Any]]
-    return [
-        route("GET", "", list_all, "Every group of every queue", rows),
-        route(
-            "GET", "/lagging", lagging, "Partitions that are far behind", rows, query=LaggingQuery
-        ),
-        route("GET", "/{group}", describe, "A group's partitions", query=DescribeQuery),
-        route("DELETE", "/{group}", delete, "Forget a group", query=DeleteQuery, role=Role.ADMIN),
-        route(
-            "DELETE",
-            "/{group}/queues/{queue}",
-            delete,
-            "Forget a group of one queue",
-            query=DeleteQuery,
-            role=Role.ADMIN,
-        ),
-        route(
-            "POST",
-            "/{group}/subscription",
-            subscribe,
-            "Where a group starts in partitions new to it",
-            body=SubscriptionBody,
-            decode=False,
-        ),
-        route(
-            "POST",
-            "/{group}/queues/{queue}/seek",
-            seek,
-            "Move a group to the end, the beginning or a time; dryRun only counts",
-            body=SeekBody,
-            decode=False,
-        ),
-        route(
-            "POST",
-            "/{group}/queues/{queue}/partitions/{partition}/seek",
-            seek_partition,
-            "Move a group to the end of one partition",
-        ),
-    ]

@@ -18,11 +18,11 @@ def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
     return [
         *routes_of(MessagesApi(queues, buffer)),
         *routes_of(TransactionsApi(queues, buffer)),
-        *resources.routes(queues, presence),
-        *groups.routes(queues),
-        *deadletters.routes(queues),
-        *stored.routes(queues),
-        *analytics.routes(queues),
-        *cluster.routes(queues, presence),
+        *routes_of(resources.ResourcesApi(queues, presence)),
+        *routes_of(groups.GroupsApi(queues)),
+        *routes_of(deadletters.DeadLettersApi(queues)),
+        *routes_of(stored.StoredApi(queues)),
+        *routes_of(analytics.AnalyticsApi(queues)),
+        *routes_of(cluster.ClusterApi(queues, presence)),
         *routes_of(SinksApi(queues.sinks)),
     ]

@@ -16,7 +16,7 @@ from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 SIX = ("total", "pending", "processing", "completed", "failed", "deadLetter")
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
@@ -93,10 +93,26 @@ read_configure = decoder(
 )
 
 
-def routes(queues: Queues, presence: Presence) -> list[Route]:
-    admin, status = queues.admin, queues.status
+class ResourcesApi:
+    """Queues, their partitions and the numbers about them."""
 
-    async def configure(request: Request) -> Response:
+    tag = "resources"
+
+    def __init__(self, queues: Queues, presence: Presence) -> None:
+        self._admin = queues.admin
+        self._status = queues.status
+        self._queues = queues
+        self._presence = presence
+
+    @route(
+        "POST",
+        "/api/v1/configure",
+        body=Configure,
+        decode=False,
+        answer=dict[str, Any],
+        summary="Create a queue or replace its options",
+    )
+    async def configure(self, request: Request) -> Response:
         body = read_configure(request.body)
         if not body.queue:
             raise InvalidRequest("queue is required")
@@ -112,18 +128,32 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             if body.options is None
             else {name: _option(name, raw) for name, raw in body.options.items()}
         )
-        return answer(await admin.configure(body.queue, options, body.namespace, body.task))
+        return answer(await self._admin.configure(body.queue, options, body.namespace, body.task))
 
-    async def list_queues(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/resources/queues",
+        query=QueuesQuery,
+        answer=dict[str, Any],
+        summary="All queues",
+    )
+    async def list_queues(self, request: Request) -> Response:
         args = request.args
-        found = await status.queues(args.namespace or None, args.task or None)
+        found = await self._status.queues(args.namespace or None, args.task or None)
         return answer(
             {"queues": [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]}
         )
 
-    async def status_queues(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/status/queues",
+        query=StatusQueuesQuery,
+        answer=dict[str, Any],
+        summary="Queues, page by page",
+    )
+    async def status_queues(self, request: Request) -> Response:
         args = request.args
-        found = await status.queues(args.namespace or None, args.task or None)
+        found = await self._status.queues(args.namespace or None, args.task or None)
         page = [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]
         return answer(
             {
@@ -132,15 +162,33 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             }
         )
 
-    async def one(request: Request) -> Response:
-        found = await status.queue(request.params["queue"], request.args.limit, request.args.offset)
+    @route(
+        "GET",
+        "/api/v1/resources/queues/{queue}",
+        query=PageQuery,
+        answer=dict[str, Any],
+        summary="A queue and its partitions",
+    )
+    async def one(self, request: Request) -> Response:
+        found = await self._status.queue(
+            request.params["queue"], request.args.limit, request.args.offset
+        )
         names = ("id", "name", "createdAt", "stats", "oldestMessage", "newestMessage")
         partitions = [{name: row[name] for name in names} for row in found["partitions"]]
         about = {name: found[name] for name in ("id", "name", "namespace", "task", "createdAt")}
         return answer({**about, "partitions": partitions, "totals": _six(found["totals"])})
 
-    async def status_one(request: Request) -> Response:
-        found = await status.queue(request.params["queue"], request.args.limit, request.args.offset)
+    @route(
+        "GET",
+        "/api/v1/status/queues/{queue}",
+        query=PageQuery,
+        answer=dict[str, Any],
+        summary="A queue with options and partitions",
+    )
+    async def status_one(self, request: Request) -> Response:
+        found = await self._status.queue(
+            request.params["queue"], request.args.limit, request.args.offset
+        )
         options = msgspec.to_builtins(found["options"])
         about: dict[str, Any] = {name: found[name] for name in ("id", "name", "namespace", "task")}
         about |= {"priority": options["priority"], "createdAt": found["createdAt"]}
@@ -170,9 +218,16 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             }
         )
 
-    async def status_messages(request: Request) -> Response:
-        await admin.describe(request.params["queue"])
-        found = await queues.messages.listing(
+    @route(
+        "GET",
+        "/api/v1/status/queues/{queue}/messages",
+        query=MessagesQuery,
+        answer=list[dict[str, Any]],
+        summary="A queue's newest messages",
+    )
+    async def status_messages(self, request: Request) -> Response:
+        await self._admin.describe(request.params["queue"])
+        found = await self._queues.messages.listing(
             queue=request.params["queue"],
             since=datetime(1970, 1, 2, tzinfo=UTC),
             limit=request.args.limit,
@@ -190,13 +245,28 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         )
         return answer([{name: row[name] for name in names} for row in found["messages"]])
 
-    async def delete(request: Request) -> Response:
-        existed = await admin.delete(request.params["queue"])
+    @route(
+        "DELETE",
+        "/api/v1/resources/queues/{queue}",
+        answer=dict[str, Any],
+        summary="Delete a queue with everything in it",
+        role=Role.ADMIN,
+    )
+    async def delete(self, request: Request) -> Response:
+        existed = await self._admin.delete(request.params["queue"])
         return answer({"deleted": True, "queue": request.params["queue"], "existed": existed})
 
-    async def clear(request: Request) -> Response:
+    @route(
+        "DELETE",
+        "/api/v1/queues/{queue}/clear",
+        query=ClearQuery,
+        answer=dict[str, Any],
+        summary="Delete the messages, keep the queue",
+        role=Role.ADMIN,
+    )
+    async def clear(self, request: Request) -> Response:
         partition = request.args.partition or None
-        deleted = await admin.clear(request.params["queue"], partition)
+        deleted = await self._admin.clear(request.params["queue"], partition)
         found = {
             "success": True,
             "queue": request.params["queue"],
@@ -205,22 +275,36 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         }
         return answer(found)
 
-    async def partitions(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/resources/partitions",
+        query=PartitionsQuery,
+        answer=dict[str, Any],
+        summary="Partitions",
+    )
+    async def partitions(self, request: Request) -> Response:
         args = request.args
-        found = await admin.partitions(args.queue or None, args.limit, args.offset, args.after)
+        found = await self._admin.partitions(
+            args.queue or None, args.limit, args.offset, args.after
+        )
         return answer(
             {"partitions": found, "pagination": {"limit": args.limit, "offset": args.offset}}
         )
 
-    async def namespaces(_: Request) -> Response:
-        return answer({"namespaces": _grouped(await status.queues(), "namespace")})
+    @route("GET", "/api/v1/resources/namespaces", answer=dict[str, Any], summary="Namespaces")
+    async def namespaces(self, _: Request) -> Response:
+        return answer({"namespaces": _grouped(await self._status.queues(), "namespace")})
 
-    async def tasks(_: Request) -> Response:
-        return answer({"tasks": _grouped(await status.queues(), "task")})
+    @route("GET", "/api/v1/resources/tasks", answer=dict[str, Any], summary="Tasks")
+    async def tasks(self, _: Request) -> Response:
+        return answer({"tasks": _grouped(await self._status.queues(), "task")})
 
-    async def overview(_: Request) -> Response:
-        found = await status.overview()
-        lags = await queues.groups.listing()
+    @route(
+        "GET", "/api/v1/resources/overview", answer=dict[str, Any], summary="Sums over all queues"
+    )
+    async def overview(self, _: Request) -> Response:
+        found = await self._status.overview()
+        lags = await self._queues.groups.listing()
         found["messages"] = _six(found["messages"])
         found["lag"] = {
             "time": _spread([row["maxTimeLag"] for row in lags]),
@@ -228,17 +312,22 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
         }
         return answer({**found, "timestamp": datetime.now(UTC), "statsAge": 0})
 
-    async def status_all(request: Request) -> Response:
+    @route(
+        "GET", "/api/v1/status", query=RangeQuery, answer=dict[str, Any], summary="What is going on"
+    )
+    async def status_all(self, request: Request) -> Response:
         args: RangeQuery = request.args
         since, until = args.range(timedelta(hours=1))
         minutes = max(1, round((until - since).total_seconds() / 60 / 60))
         wanted = (args.queue or None, args.namespace or None, args.task or None)
-        points = await status.history(since, until, timedelta(minutes=minutes), *wanted)
-        found = await status.queues(args.namespace or None, args.task or None, args.queue or None)
+        points = await self._status.history(since, until, timedelta(minutes=minutes), *wanted)
+        found = await self._status.queues(
+            args.namespace or None, args.task or None, args.queue or None
+        )
         messages = {name: sum(queue["messages"][name] for queue in found) for name in SIX}
         which = Which(queue=args.queue or None)
-        dead = await queues.dead.listing(which, 0, 0)
-        workers = await presence.members()
+        dead = await self._queues.dead.listing(which, 0, 0)
+        workers = await self._presence.members()
         sums = [
             {kind: sum(worker[name][kind] for worker in workers) for kind in ("push", "pop", "ack")}
             for name in ("requests", "messages")
@@ -268,10 +357,10 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
                         kind: round(sums[1][kind] / max(1, sums[0][kind]), 2) for kind in sums[0]
                     },
                 },
-                "leases": await status.leases(),
+                "leases": await self._status.leases(),
                 "deadLetterQueue": {
                     "totalMessages": dead["total"],
-                    **await queues.dead.errors(which),
+                    **await self._queues.dead.errors(which),
                 },
                 "workers": [
                     {name: one[name] for name in one if name != "parked"} for one in workers
@@ -285,11 +374,18 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             }
         )
 
-    async def analytics(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/status/analytics",
+        query=RangeQuery,
+        answer=dict[str, Any],
+        summary="Messages pushed over time",
+    )
+    async def analytics(self, request: Request) -> Response:
         args: RangeQuery = request.args
         since, until = args.range(timedelta(hours=24))
         wanted = (args.queue or None, args.namespace or None, args.task or None)
-        points = await status.history(since, until, BUCKETS[args.interval], *wanted)
+        points = await self._status.history(since, until, BUCKETS[args.interval], *wanted)
         return answer(
             {
                 "dataPoints": [
@@ -301,73 +397,15 @@ def routes(queues: Queues, presence: Presence) -> list[Route]:
             }
         )
 
-    async def refresh(_: Request) -> Response:
-        return answer(await status.refresh())
-
-    def route(method: str, path: str, handler: Any, summary: str, **more: Any) -> Route:
-        more = {"answer": dict[str, Any], **more}
-        return Route(method, f"/api/v1/{path}", handler, summary=summary, tag="resources", **more)
-
-    return [
-        route(
-            "POST",
-            "configure",
-            configure,
-            "Create a queue or replace its options",
-            body=Configure,
-            decode=False,
-        ),
-        route("GET", "resources/queues", list_queues, "All queues", query=QueuesQuery),
-        route(
-            "GET", "resources/queues/{queue}", one, "A queue and its partitions", query=PageQuery
-        ),
-        route(
-            "DELETE",
-            "resources/queues/{queue}",
-            delete,
-            "Delete a queue with everything in it",
-            role=Role.ADMIN,
-        ),
-        route("GET", "resources/partitions", partitions, "Partitions", query=PartitionsQuery),
-        route("GET", "resources/namespaces", namespaces, "Namespaces"),
-        route("GET", "resources/tasks", tasks, "Tasks"),
-        route("GET", "resources/overview", overview, "Sums over all queues"),
-        route(
-            "DELETE",
-            "queues/{queue}/clear",
-            clear,
-            "Delete the messages, keep the queue",
-            query=ClearQuery,
-            role=Role.ADMIN,
-        ),
-        route("GET", "status", status_all, "What is going on", query=RangeQuery),
-        route(
-            "GET", "status/queues", status_queues, "Queues, page by page", query=StatusQueuesQuery
-        ),
-        route(
-            "GET",
-            "status/queues/{queue}",
-            status_one,
-            "A queue with options and partitions",
-            query=PageQuery,
-        ),
-        route(
-            "GET",
-            "status/queues/{queue}/messages",
-            status_messages,
-            "A queue's newest messages",
-            query=MessagesQuery,
-            answer=list[dict[str, Any]],
-        ),
-        route("GET", "status/analytics", analytics, "Messages pushed over time", query=RangeQuery),
-        route(
-            "POST",
-            "stats/refresh",
-            refresh,
-            "Fold the counters now (they are exact without it)",
-            role=Role.ADMIN,
-        ),
-    ]
+    @route(
+        "POST",
+        "/api/v1/stats/refresh",
+        answer=dict[str, Any],
+        summary="Fold the counters now (they are exact without it)",
+        role=Role.ADMIN,
+    )
+    async def refresh(self, _: Request) -> Response:
+        return answer(await self._status.refresh())
 
 
 def _option(name: str, raw: msgspec.Raw) -> Any:

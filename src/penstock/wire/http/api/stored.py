@@ -9,7 +9,7 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -66,12 +66,25 @@ _IDS = "transactionId and partitionId are required"
 read_trace = decoder(TraceBody, {"transactionId": _IDS, "partitionId": _IDS})
 
 
-def routes(queues: Queues) -> list[Route]:
-    messages, traces = queues.messages, queues.traces
+class StoredApi:
+    """Stored messages and their traces."""
 
-    async def list_messages(request: Request) -> Response:
+    tag = "messages"
+
+    def __init__(self, queues: Queues) -> None:
+        self._messages = queues.messages
+        self._traces = queues.traces
+
+    @route(
+        "GET",
+        "/api/v1/messages",
+        query=ListQuery,
+        answer=dict[str, Any],
+        summary="Messages, newest first",
+    )
+    async def list_messages(self, request: Request) -> Response:
         args: ListQuery = request.args
-        found = await messages.listing(
+        found = await self._messages.listing(
             queue=args.queue or None,
             partition=args.partition or None,
             namespace=args.ns or None,
@@ -85,20 +98,41 @@ def routes(queues: Queues) -> list[Route]:
         )
         return answer(found)
 
-    async def detail(request: Request) -> Response:
-        return answer(await messages.detail(*_ids(request)))
+    @route(
+        "GET",
+        "/api/v1/messages/{partition}/{transaction}",
+        answer=dict[str, Any],
+        summary="A message with its payload and what groups did with it",
+    )
+    async def detail(self, request: Request) -> Response:
+        return answer(await self._messages.detail(*_ids(request)))
 
-    async def delete(request: Request) -> Response:
+    @route(
+        "DELETE",
+        "/api/v1/messages/{partition}/{transaction}",
+        answer=dict[str, Any],
+        summary="Delete a message",
+    )
+    async def delete(self, request: Request) -> Response:
         partition, transaction = _ids(request)
-        deleted = await messages.delete(partition, transaction)
+        deleted = await self._messages.delete(partition, transaction)
         found = {"success": deleted, "partitionId": partition, "transactionId": transaction}
         if deleted:
             return answer(found | {"message": "Message deleted successfully"})
         return answer(found | {"message": "Message not found", "error": "Message not found"}, 404)
 
-    async def retry(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/messages/{partition}/{transaction}/retry",
+        query=GroupQuery,
+        answer=dict[str, Any],
+        summary="Deliver a message again",
+    )
+    async def retry(self, request: Request) -> Response:
         partition, transaction = _ids(request)
-        groups = await messages.retry(partition, transaction, request.args.consumer_group or None)
+        groups = await self._messages.retry(
+            partition, transaction, request.args.consumer_group or None
+        )
         return answer(
             {
                 "success": True,
@@ -108,23 +142,39 @@ def routes(queues: Queues) -> list[Route]:
             }
         )
 
-    async def bury(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/messages/{partition}/{transaction}/dlq",
+        query=GroupQuery,
+        answer=dict[str, Any],
+        summary="Move a message to a group's dead letters",
+    )
+    async def bury(self, request: Request) -> Response:
         partition, transaction = _ids(request)
         body = read_bury(request.body)
         group = request.args.consumer_group or body.consumer_group or QUEUE_MODE
-        moved = await messages.bury(partition, transaction, group, body.error)
+        moved = await self._messages.bury(partition, transaction, group, body.error)
         return answer(
             {"success": moved, "partitionId": partition, "transactionId": transaction, "dlq": moved}
         )
 
-    async def add_trace(request: Request) -> Response:
+    @route(
+        "POST",
+        "/api/v1/traces",
+        body=TraceBody,
+        decode=False,
+        answer=dict[str, Any],
+        summary="Note about a message",
+        tag="traces",
+    )
+    async def add_trace(self, request: Request) -> Response:
         body = read_trace(request.body)
         if not body.transaction_id or not body.partition_id:
             raise InvalidRequest(_IDS)
         if not bytes(body.data):
             raise InvalidRequest("data is required")
         names = [body.trace_names] if isinstance(body.trace_names, str) else body.trace_names
-        trace = await traces.add(
+        trace = await self._traces.add(
             body.partition_id,
             body.transaction_id,
             bytes(body.data),
@@ -134,85 +184,41 @@ def routes(queues: Queues) -> list[Route]:
         )
         return answer({"success": True, "traceId": trace})
 
-    async def of_message(request: Request) -> Response:
-        return answer({"traces": await traces.of_message(*_ids(request))})
+    @route(
+        "GET",
+        "/api/v1/traces/{partition}/{transaction}",
+        answer=dict[str, Any],
+        summary="A message's traces",
+        tag="traces",
+    )
+    async def of_message(self, request: Request) -> Response:
+        return answer({"traces": await self._traces.of_message(*_ids(request))})
 
-    async def by_name(request: Request) -> Response:
+    @route(
+        "GET",
+        "/api/v1/traces/by-name/{name}",
+        query=PageQuery,
+        answer=dict[str, Any],
+        summary="Traces by name",
+        tag="traces",
+    )
+    async def by_name(self, request: Request) -> Response:
         return answer(
-            await traces.by_name(request.params["name"], request.args.limit, request.args.offset)
+            await self._traces.by_name(
+                request.params["name"], request.args.limit, request.args.offset
+            )
         )
 
-    async def names(request: Request) -> Response:
-        return answer(await traces.names(request.args.limit, request.args.offset))
-
-    about: dict[str, Any] = {"answer": dict[str, Any], "tag": "messages"}
-    trace: dict[str, Any] = {"answer": dict[str, Any], "tag": "traces"}
-    return [
-        Route(
-            "GET",
-            "/api/v1/messages",
-            list_messages,
-            query=ListQuery,
-            summary="Messages, newest first",
-            **about,
-        ),
-        Route(
-            "GET",
-            ONE,
-            detail,
-            summary="A message with its payload and what groups did with it",
-            **about,
-        ),
-        Route("DELETE", ONE, delete, summary="Delete a message", **about),
-        Route(
-            "POST",
-            f"{ONE}/retry",
-            retry,
-            query=GroupQuery,
-            summary="Deliver a message again",
-            **about,
-        ),
-        Route(
-            "POST",
-            f"{ONE}/dlq",
-            bury,
-            query=GroupQuery,
-            summary="Move a message to a group's dead letters",
-            **about,
-        ),
-        Route(
-            "POST",
-            "/api/v1/traces",
-            add_trace,
-            body=TraceBody,
-            decode=False,
-            summary="Note about a message",
-            **trace,
-        ),
-        Route(
-            "GET",
-            "/api/v1/traces/names",
-            names,
-            query=NamesQuery,
-            summary="Names of traces",
-            **trace,
-        ),
-        Route(
-            "GET",
-            "/api/v1/traces/by-name/{name}",
-            by_name,
-            query=PageQuery,
-            summary="Traces by name",
-            **trace,
-        ),
-        Route(
-            "GET",
-            "/api/v1/traces/{partition}/{transaction}",
-            of_message,
-            summary="A message's traces",
-            **trace,
-        ),
-    ]
+    @route(
+        "GET",
+        "/api/v1/traces/names",
+        query=NamesQuery,
+        answer=dict[str, Any],
+        summary="Names of traces",
+        tag="traces",
+    )
+    async def names(self, request: Request) -> Response:
+        return answer(await self._traces.names(request.args.limit, request.args.offset))
 
 
 def _ids(request: Request) -> tuple[str, str]:
