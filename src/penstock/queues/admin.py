@@ -108,8 +108,9 @@ class Admin:
             if number is None:
                 raise NotFound(f"Partition not found: {partition} of queue {queue}")
             rows = await self._database.fetch(
-                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[1::bigint << 62], false)",
+                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[$2::bigint], false)",
                 number,
+                1 << 62,
             )
             return int(rows[0][0])
         deleted, after = 0, "0"
