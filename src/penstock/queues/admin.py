@@ -108,7 +108,7 @@ class Admin:
             if number is None:
                 raise NotFound(f"Partition not found: {partition} of queue {queue}")
             rows = await self._database.fetch(
-                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::bigint], ARRAY[$2::bigint], false)",
+                "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[0::int8], ARRAY[$2::int8], false)",
                 number,
                 1 << 62,
             )
