@@ -91,7 +91,8 @@ class DeadLetters:
             looked, back, after = await self._database.transact(partial(self._step, which, after))
             if which.id is not None and looked and not back:
                 raise Conflict(
-                    "the dead letter cannot be put back: its queue is full, or its group was deleted"
+                    "the dead letter cannot be put back: its queue is full, "
+                    "or its group was deleted"
                 )
             done += len(back)
             for queue, group in {(row["queue"], row["group_name"]) for row in back}:
@@ -167,8 +168,9 @@ class DeadLetters:
             return True
         row = await connection.fetchrow(
             """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL queue_push(
-                 ARRAY[d.partition_id], ARRAY[0], ARRAY[d.transaction_id], ARRAY[true], ARRAY[d.trace_id], ARRAY[d.producer],
-                 ARRAY[d.key_id], ARRAY[d.payload]) p WHERE d.id = $1""",
+                 ARRAY[d.partition_id], ARRAY[0], ARRAY[d.transaction_id], ARRAY[true],
+                 ARRAY[d.trace_id], ARRAY[d.producer], ARRAY[d.key_id], ARRAY[d.payload]) p
+                WHERE d.id = $1""",
             letter["id"],
         )
         number = row["heads"][0] if row["heads"] is not None else row["answers"][0]

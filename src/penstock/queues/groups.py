@@ -201,8 +201,8 @@ class Groups:
     async def _find(self, group: str, queue: str) -> tuple[int, int]:
         """The numbers of a group and its queue."""
         rows = await self._database.read(
-            """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
-                WHERE g.name = $1 AND q.name = $2""",
+            """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id
+                WHERE q.deleted_at IS NULL AND g.name = $1 AND q.name = $2""",
             group,
             queue,
         )
@@ -214,7 +214,8 @@ class Groups:
         """The partitions of a queue, in steps."""
         after = 0
         while step := await self._database.read(
-            "SELECT id FROM partitions WHERE queue_id = $1 AND id > $2 ORDER BY queue_id, id LIMIT $3",
+            """SELECT id FROM partitions WHERE queue_id = $1 AND id > $2
+                ORDER BY queue_id, id LIMIT $3""",
             queue_id,
             after,
             STEP,

@@ -185,7 +185,8 @@ class Messages:
             if back[0][0]:
                 done += 1
                 await self._database.fetch(
-                    "DELETE FROM dead_letters WHERE partition_id = $1 AND group_id = $2 AND seq = $3",
+                    """DELETE FROM dead_letters
+                        WHERE partition_id = $1 AND group_id = $2 AND seq = $3""",
                     row["partition_id"],
                     found["id"],
                     row["seq"],
@@ -214,7 +215,8 @@ class Messages:
             "SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number
         )
         rows = await self._database.fetch(
-            """SELECT dead[1] AS dead FROM queue_ack(ARRAY[0], ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[NULL::uuid],
+            """SELECT dead[1] AS dead FROM queue_ack(
+                 ARRAY[0], ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[NULL::uuid],
                  ARRAY[$4::text], ARRAY[$5::text], ARRAY[$3::text])""",
             number,
             group,
@@ -238,7 +240,8 @@ class Messages:
         await self._catalog.load_installation()
         partition = self._catalog.partition_id(partition_id)
         rows = await self._database.read(
-            """SELECT m.partition_id, m.seq, q.name AS queue FROM messages m JOIN queues q ON q.id = m.queue_id
+            """SELECT m.partition_id, m.seq, q.name AS queue
+                 FROM messages m JOIN queues q ON q.id = m.queue_id
                 WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
                   AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",
             partition,

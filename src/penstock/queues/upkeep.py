@@ -28,19 +28,19 @@ from penstock.queues.sinks import Sinks
 
 log = logging.getLogger("penstock.queues")
 
-ROLLUP_INTERVAL = 5.0
-HEAL_INTERVAL = 5.0
+ROLLUP_SECONDS = 5.0
+HEAL_SECONDS = 5.0
 HEAL_STEP = 1000  # cursors; in one run at most
 HEAL_STEPS = 5  # of them, so a million cursors are walked in about a quarter of an hour
-TIDY_INTERVAL = 3600.0
+TIDY_SECONDS = 3600.0
 HISTORY_DAYS = 7
 STEP = 5000  # messages at most
 TIDY_STEP = 1000
 EVICT_STEP = 500  # partitions
-EVICTED_AT_ONCE = 100_000  # partitions in one run; the rest in the next
+MAX_EVICTED = 100_000  # partitions in one run; the rest in the next
 # seconds a step of retention should take: a push to a partition it works on waits that long
-STEP_TIME = 0.2
-CALM = 0.01  # pause between steps, so that a long job leaves room for others
+STEP_SECONDS = 0.2
+STEP_GAP_SECONDS = 0.01  # pause between steps, so that a long job leaves room for others
 
 NOTED = """INSERT INTO removals AS r (minute, queue_id, reason, messages, steps)
            VALUES (date_trunc('minute', clock_timestamp()), $1, $2, $3, 1)
@@ -69,12 +69,12 @@ class Upkeep:
     async def start(self) -> None:
         settings = self._settings
         jobs: list[tuple[Callable[[], Awaitable[Any]], float]] = [
-            (self.roll_up, ROLLUP_INTERVAL),
+            (self.roll_up, ROLLUP_SECONDS),
             (self.retain, settings.retention_interval_ms / 1000),
             (self.evict, settings.eviction_interval_ms / 1000),
-            (self.purge, ROLLUP_INTERVAL),
-            (self.heal, HEAL_INTERVAL),
-            (self.tidy, TIDY_INTERVAL),
+            (self.purge, ROLLUP_SECONDS),
+            (self.heal, HEAL_SECONDS),
+            (self.tidy, TIDY_SECONDS),
         ]
         self._tasks = [asyncio.create_task(self._every(job, interval)) for job, interval in jobs]
 
@@ -101,10 +101,10 @@ class Upkeep:
                 total += step["removed"]
                 if not step["more"]:
                     break
-                await asyncio.sleep(CALM)
+                await asyncio.sleep(STEP_GAP_SECONDS)
         while rows := (await self._database.fetch("SELECT queue_purge($1)", STEP))[0][0]:
             total += rows
-            await asyncio.sleep(CALM)
+            await asyncio.sleep(STEP_GAP_SECONDS)
         return total
 
     async def heal(self) -> int:
@@ -133,8 +133,9 @@ class Upkeep:
             ).items():
                 first = next(one[2] for one in healed if one[:2] == (queue, group))
                 log.warning(
-                    "group '%s' of queue '%s' did not see waiting messages in %d partitions (the first: '%s'):"
-                    " its cursor was at rest beside them. They are delivered now; please report this fault",
+                    "group '%s' of queue '%s' did not see waiting messages in %d partitions "
+                    "(the first: '%s'): its cursor was at rest beside them. They are delivered "
+                    "now; please report this fault",
                     *(group, queue, count, first),
                 )
                 self._healed.add(count, queue)
@@ -143,7 +144,7 @@ class Upkeep:
                 self._walked = (0, 0)
                 break
             self._walked = row["last_partition"], row["last_group"]
-            await asyncio.sleep(CALM)
+            await asyncio.sleep(STEP_GAP_SECONDS)
         return total
 
     async def retain(self) -> int:
@@ -175,8 +176,11 @@ class Upkeep:
         (`ttl`).
         """
         rows = await self._database.fetch(
-            """SELECT q.id, q.ttl, q.max_wait_time_seconds AS wait, EXISTS (SELECT 1 FROM groups g WHERE g.queue_id = q.id) AS used
-                 FROM queues q WHERE q.deleted_at IS NULL AND (q.ttl > 0 OR q.max_wait_time_seconds > 0) ORDER BY q.id"""
+            """SELECT q.id, q.ttl, q.max_wait_time_seconds AS wait,
+                      EXISTS (SELECT 1 FROM groups g WHERE g.queue_id = q.id) AS used
+                 FROM queues q
+                WHERE q.deleted_at IS NULL AND (q.ttl > 0 OR q.max_wait_time_seconds > 0)
+                ORDER BY q.id"""
         )
         total = 0
         for row in rows:
@@ -195,23 +199,23 @@ class Upkeep:
         )
         before = rows[0][0]
         rows = await self._database.fetch(
-            "SELECT queue_overdue($1, $2, $3)", queue, before, EVICTED_AT_ONCE
+            "SELECT queue_overdue($1, $2, $3)", queue, before, MAX_EVICTED
         )
         numbers = sorted(row[0] for row in rows)
         total = 0
         for begin in range(0, len(numbers), EVICT_STEP):
-            found = await self._locked(
+            row = await self._locked(
                 queue,
                 "SELECT queue_evict($1, $2, $3) AS deleted",
                 numbers[begin : begin + EVICT_STEP],
                 before,
                 reason="eviction",
             )
-            if found is None:
+            if row is None:
                 break
-            total += found["deleted"]
-            self._removed.add(found["deleted"], "eviction")
-            await asyncio.sleep(CALM)
+            total += row["deleted"]
+            self._removed.add(row["deleted"], "eviction")
+            await asyncio.sleep(STEP_GAP_SECONDS)
         return total
 
     async def tidy(self) -> None:
@@ -228,7 +232,7 @@ class Upkeep:
                 TIDY_STEP,
             )
             looked = rows[0][0]
-            await asyncio.sleep(CALM)
+            await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def _trim(self, queue: int, seconds: int, reason: str) -> int:
         total = 0
@@ -242,7 +246,8 @@ class Upkeep:
             row = await self._locked(
                 queue,
                 """SELECT deleted, reached::text, more
-                     FROM queue_trim($1, clock_timestamp() - make_interval(secs => $2), $3, $4::text::xid8, $5)""",
+                     FROM queue_trim($1, clock_timestamp() - make_interval(secs => $2), $3,
+                                     $4::text::xid8, $5)""",
                 float(seconds),
                 reason == "completed",
                 self._positions.get(key, "0"),
@@ -252,7 +257,7 @@ class Upkeep:
             if row is None:
                 return total
             self._step = max(
-                200, min(STEP, int(self._step * STEP_TIME / (time.monotonic() - began + 0.001)))
+                200, min(STEP, int(self._step * STEP_SECONDS / (time.monotonic() - began + 0.001)))
             )
             total += int(row["deleted"])
             self._removed.add(row["deleted"], reason)
@@ -260,7 +265,7 @@ class Upkeep:
                 self._positions.pop(key, None)
                 return total
             self._positions[key] = row["reached"]
-            await asyncio.sleep(CALM)
+            await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def _locked(self, queue: int, sql: str, *args: Any, reason: str) -> Any:
         """One step on a queue in a transaction of its own, noted in `removals`; None when another
@@ -271,10 +276,10 @@ class Upkeep:
                 "SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue
             ):
                 return None
-            found = await connection.fetchrow(sql, queue, *args)
-            if found["deleted"]:
-                await connection.execute(NOTED, queue, reason, found["deleted"])
-            return found
+            row = await connection.fetchrow(sql, queue, *args)
+            if row["deleted"]:
+                await connection.execute(NOTED, queue, reason, row["deleted"])
+            return row
 
     async def _every(self, job: Callable[[], Awaitable[Any]], interval: float) -> None:
         while True:
