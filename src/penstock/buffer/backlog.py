@@ -40,7 +40,7 @@ class BufferFile:
 
 
 class Backlog:
-    """The complete files in the order of their replay, and the holds of all files and submissions."""
+    """The complete files in the order of their replay, and the holds of files and submissions."""
 
     def __init__(self) -> None:
         self.files: list[BufferFile] = []

@@ -6,7 +6,8 @@ Where a push goes:
     QoS 0 asked for                      the QoS 0 file, committed in batches        (qos0.py)
     the database is up                   the engine, directly
     the database is down, maintenance    the failover file, by group commit          (journal.py)
-    older events of a partition wait     behind them in the failover file            (backlog.py, admission.py)
+    older events of a partition wait     behind them in the failover file            (backlog.py,
+                                                                                      admission.py)
     it is part of a transaction          the database, once nothing older waits here
 
 Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the
@@ -128,7 +129,7 @@ class Buffer:
         self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
-        """Take over what is there and, if the database is up, replay it before anything is served."""
+        """Take over what is there; if the database is up, replay it before anything is served."""
         self._loop = asyncio.get_running_loop()
         namer = Namer(await self._storage.in_pool(self._ownership.begin))
         self.journal = Journal(self._storage, self.backlog, namer)

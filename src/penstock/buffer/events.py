@@ -53,12 +53,12 @@ def _event(item: Item) -> Event:
 
 
 def decode(line: bytes) -> Item:
-    """The item of one line; msgspec.DecodeError (or ValidationError, its subclass) when it is none."""
+    """The item of one line; msgspec.DecodeError (or a subclass) when it is none."""
     return _item(buffer_lines.decode(line))
 
 
 def decode_all(data: bytes) -> list[Item]:
-    """The items of many lines at once; fails as a whole, and then `decode` finds which line it was."""
+    """The items of many lines at once; fails as a whole: `decode` finds which line it was."""
     return [_item(event) for event in buffer_lines.decode_all(data)]
 
 

@@ -1,7 +1,7 @@
 """Events that the database refused, kept until they go in or a person decides.
 
     failed/<file>          the refused events of the buffer file of that name, in the same format
-    failed/<file>.error    one line for each: {"line", "queue", "partition", "transaction_id", "error"}
+    failed/<file>.error   a line for each: {"line", "queue", "partition", "transaction_id", "error"}
 
 A file is tried again after `retry_interval`, then after twice that, and so on up to five minutes: a
 queue that was full has room again, a schema was repaired. What went in leaves the file. Nothing

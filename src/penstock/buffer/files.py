@@ -85,7 +85,7 @@ def tag_of_lock(name: str) -> str | None:
 
 
 class Namer:
-    """Makes names that sort after every name made or seen before, also when the clock was set back."""
+    """Makes names that sort after all made or seen before, also when the clock was set back."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag

@@ -219,7 +219,7 @@ class Journal:
         self._release_file()
 
     def _abandon(self) -> None:
-        """The active file takes no more writes: keep what was durable in it, forget what was not."""
+        """The active file takes no more writes: what was durable in it stays, the rest goes."""
         if self._active is None or self._file is None:
             return
         active = self._active

@@ -1,7 +1,7 @@
 """Maintenance modes: pushes go to the buffer and stay there; pops find nothing.
 
-They belong to the database, not to a broker: all brokers on it follow the table `settings`, notified
-by NOTIFY. Each keeps a copy in `maintenance.json` in its buffer directory, so that a broker that
+They belong to the database, not to a broker: all brokers on it follow the table `settings`, by
+NOTIFY. Each keeps a copy in `maintenance.json` in its buffer directory, so that a broker that
 starts while the database is down (the very moment maintenance is about) still knows. A mode
 switched while the database is down holds here at once and is written to the database when it is
 back.
@@ -126,12 +126,13 @@ class Maintenance:
         except Unavailable:
             self._unsaved = True
             log.warning(
-                "maintenance switched while the database is down: the other brokers follow when it is back"
+                "maintenance switched while the database is down: "
+                "the other brokers follow when it is back"
             )
             self.settings_changed(None)  # unless it was just a connection: then now
 
     def settings_changed(self, name: str | None) -> None:
-        """Something in `settings` changed, or (None) we are connected again and may have missed it."""
+        """Something in `settings` changed, or (None) we may have missed it."""
         if name in (None, NAME):
             self._stale = True  # a read under way may have seen what was before
             if self._reading is None or self._reading.done():

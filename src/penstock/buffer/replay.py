@@ -4,16 +4,16 @@ Insert is the engine's push: it de-duplicates by transaction id, so replaying a 
 beginning after a crash inserts only what is missing. What comes back decides what happens to an
 event:
 
-| the engine says                 | the event                                                                          |
-|---------------------------------|------------------------------------------------------------------------------------|
-| queued, duplicate               | is in the database                                                                 |
-| full (`maxSize`)                | is set aside in failed/ and tried again                                            |
-| refused for its content         | the batch is halved until the culprit is alone; it is set aside in failed/         |
-| no key for an encrypted queue   | is set aside in failed/ and tried again                                            |
-| a sealed payload does not open  | is set aside in failed/, as it is                                                  |
-| busy (its disk is full, a lock) | stays where it is, as if the database were down: the event is not to blame         |
-| unavailable, the database is up | the batch is tried again a few times, then halved like above                       |
-| unavailable, the database down  | stays where it is: replay stops and begins again when the database is back         |
+| the engine says                 | the event                                                    |
+|---------------------------------|--------------------------------------------------------------|
+| queued, duplicate               | is in the database                                           |
+| full (`maxSize`)                | is set aside in failed/ and tried again                      |
+| refused for its content         | is set aside in failed/, once halving has left it alone      |
+| no key for an encrypted queue   | is set aside in failed/ and tried again                      |
+| a sealed payload does not open  | is set aside in failed/, raw                                 |
+| busy (its disk is full, a lock) | stays: as if the database were down, it is not to blame      |
+| unavailable, the database is up | is tried again a few times, then halved like above           |
+| unavailable, the database down  | stays: replay begins again when the database is back         |
 
 A file is deleted after its last event is in the database or durably in failed/. A file that the
 disk will not read is moved to quarantine/ as it is after a few tries: what comes after it has

@@ -18,7 +18,7 @@ from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
-MOST_REMEMBERED = 100_000  # of each kind; beyond it we start anew
+MOST_REMEMBERED = 100_000  # of each kind; beyond it we start over
 COUNTED_PER_SECOND = (
     20_000  # a count of more than this many partitions is kept for a second per so many
 )
@@ -107,7 +107,8 @@ class Catalog:
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
         """The queues of a namespace and/or task, the most important first."""
         rows = await self._database.read(
-            """SELECT * FROM queues WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
+            """SELECT * FROM queues
+                WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
                   AND ($2::text IS NULL OR task = $2) ORDER BY priority DESC, id""",
             namespace,
             task,
@@ -164,7 +165,8 @@ class Catalog:
             if self._counts.get(queue, (0.0, 0))[0] > now
         }
         rows = await self._database.browse(
-            "SELECT q AS id, (SELECT count(*) FROM partitions p WHERE p.queue_id = q) AS n FROM unnest($1::int[]) q",
+            """SELECT q AS id, (SELECT count(*) FROM partitions p WHERE p.queue_id = q) AS n
+                 FROM unnest($1::int[]) q""",
             sorted(wanted - found.keys()),
         )
         self._counts = {queue: known for queue, known in self._counts.items() if known[0] > now}

@@ -4,7 +4,8 @@
     await queues.start()
     await queues.push([Item("orders", b'{"n":1}', partition="c-1")])
     popped = await queues.pop(PopRequest(queue="orders", group="billing", batch=10, wait=True))
-    await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id, group="billing") for m in popped.messages])
+    await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id, group="billing")
+                      for m in popped.messages])
 
 All state is in the database: any number of brokers may do this on the same one. See docs/queues.md
 for the promises.
@@ -140,7 +141,7 @@ class Queues:
         return self.keys.seal_item(item)
 
     def opened(self, items: list[Item]) -> list[Item]:
-        """The items with their payloads in clear. MissingKey, or Damaged, when one does not open."""
+        """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
     async def pop(self, request: PopRequest) -> Popped:

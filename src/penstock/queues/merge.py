@@ -130,7 +130,7 @@ class Merger(Generic[T, R]):
         return len(self._waiting)
 
     def submit(self, request: T) -> Pending[T, R]:
-        """Cancelling it does not stop a call that is under way; its result then goes to `orphan`."""
+        """Cancelling it does not stop a call under way; its result then goes to `orphan`."""
         pending: Pending[T, R] = Pending(request, self._size(request))
         self._waiting.append(pending)
         self._waiting_size += pending.size

@@ -1,12 +1,12 @@
-"""Pop: take messages under a lease, wait for them when asked to, settle them at once under
-auto-ack.
+"""Pop: take messages under a lease, wait for them when asked to, complete them at once
+under auto-ack.
 
 A pop that finds nothing parks until a push, an acknowledgement or the database's own clock (a lease
 that expires, a message that becomes due) may have changed that; the clock is only ever read in the
 database, which answers "look again in n seconds". A caller that goes away while its pop is under
 way gets its lease returned, uncounted.
 
-Auto-ack is a lease that we settle ourselves before answering. One call would be faster, but if the
+Auto-ack is a lease that we complete ourselves before answering. One call would be faster, but if the
 connection broke after its commit nobody would know which messages went missing; the outcome of each
 of the two can be found out.
 """
@@ -36,13 +36,16 @@ from penstock.queues.types import Message, Popped, PopRequest
 SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8)"
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
-SOON = 0.005  # another call holds what we want: look again after this
+SOON_SECONDS = 0.005  # another call holds what we want: look again after this
 SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
 LOOK_BACK = timedelta(seconds=2)  # and how much further before a pop says "empty"
 RETRY_SECONDS = 1.0  # between tries to return leases
-LINGERING = 5.0  # seconds after which a call cut off in the middle has ended one way or the other
-FULL_LOOK = 1.0  # seconds between looks without that shortcut, at least
-FULL_LOOK_SHARE, FULL_LOOK_MOST = 20, 10.0  # and 20 times what the last one took, but at most 10 s
+LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
+FULL_LOOK_SECONDS = 1.0  # between looks without that shortcut, at least
+FULL_LOOK_SHARE, MAX_FULL_LOOK_SECONDS = (
+    20,
+    10.0,
+)  # and 20 times what the last one took, but at most 10 s
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ class Popper:
         self.merger: Merger[Take, Taken] = Merger(
             self._run, size=_one, limit=256, slots=3, orphan=self._orphaned
         )
-        self.settler: Merger[UUID, None] = Merger(self._settle, size=_one, limit=1000, slots=2)
+        self._auto_acks: Merger[UUID, None] = Merger(self._complete, size=_one, limit=1000, slots=2)
         self._floors: dict[
             int, datetime
         ] = {}  # group -> cursors due before this were looked at already
@@ -105,7 +108,7 @@ class Popper:
     async def stop(self) -> None:
         self.answer_waiting()
         await self.merger.drain()
-        await self.settler.drain()
+        await self._auto_acks.drain()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=0.5)
         for task in tuple(self._tasks):
@@ -145,11 +148,11 @@ class Popper:
                     )
                     wait = 0.0
                 elif taken.note in ("more", "discovering", "locked"):
-                    wait = 0.0 if taken.note == "more" else SOON
+                    wait = 0.0 if taken.note == "more" else SOON_SECONDS
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)
                     reason = taken.note
-            again = wait == 0.0 or (wait == SOON and not request.wait)
+            again = wait == 0.0 or (wait == SOON_SECONDS and not request.wait)
             left = deadline - time.monotonic()
             if self._stopping or (left <= 0 and not again) or (again and left < -2):
                 return Popped(group=request.group, queue=request.queue, reason=reason)
@@ -161,7 +164,7 @@ class Popper:
                 pause = min(
                     left,
                     self._settings.poll_interval,
-                    max(wait, SOON) if wait is not None else left,
+                    max(wait, SOON_SECONDS) if wait is not None else left,
                 )
                 await self._park(request, targets, names, max(pause, 0))
 
@@ -191,10 +194,10 @@ class Popper:
         self, request: PopRequest, start: tuple[str, datetime | None]
     ) -> list[Target]:
         if request.queue is None:
-            found = []
+            targets = []
             for info in await self._catalog.matching(request.namespace, request.task):
-                found += await self._target(info.name, None, request.group, start)
-            return found
+                targets += await self._target(info.name, None, request.group, start)
+            return targets
         check_name("queue", request.queue)
         return await self._target(request.queue, request.partition, request.group, start)
 
@@ -270,12 +273,12 @@ class Popper:
             raise  # rolled back
         except Unavailable:
             if sent:  # cut off: it may be committed, now or later, and nobody has its leases
-                self._keep(self._release_later(leases))
+                self._spawn(self._release_later(leases))
             raise
-        if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK:
+        if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK_SECONDS:
             for take, start in zip(ordered, since, strict=True):
                 if start is None:
-                    self._full_look[take.target.group_id] = now + min(cost, FULL_LOOK_MOST)
+                    self._full_look[take.target.group_id] = now + min(cost, MAX_FULL_LOOK_SECONDS)
         results: list[Taken | PenstockError] = [Unavailable("no answer")] * len(takes)
         begin = 0
         for end, row in enumerate(rows):
@@ -294,7 +297,7 @@ class Popper:
         through them.
         """
         if now >= self._full_look.get(group_id, 0):
-            self._full_look[group_id] = now + FULL_LOOK
+            self._full_look[group_id] = now + FULL_LOOK_SECONDS
             return None
         return self._floors.get(group_id)
 
@@ -309,7 +312,7 @@ class Popper:
         lease = "" if request.auto_ack else str(take.lease)
         try:
             if request.auto_ack:
-                await self.settler.submit(take.lease)
+                await self._auto_acks.submit(take.lease)
             messages: list[Message] = []
             queue, group = take.target.queue, take.target.group
             for (
@@ -364,7 +367,7 @@ class Popper:
         self._popped.add(len(messages), queue)
         return Popped(request.group, queue, lease, messages, len(taken.rows))
 
-    async def _settle(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
+    async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
         rows = await self._database.fetch("SELECT * FROM queue_release($1, true)", leases)
         del rows, again
         return [None] * len(leases)
@@ -372,9 +375,9 @@ class Popper:
     def _orphaned(self, taken: Taken) -> None:
         """Nobody is there to receive this: give it back."""
         if taken.rows:
-            self._keep(self._return(taken.take))
+            self._spawn(self._return(taken.take))
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -383,7 +386,7 @@ class Popper:
         """End the leases of calls that were cut off, once the database is back. Such a call may
         still be running there: end them again when it surely is not."""
         await self._release(leases)
-        await asyncio.sleep(LINGERING)
+        await asyncio.sleep(LINGERING_SECONDS)
         await self._release(leases)
 
     async def _release(self, leases: list[UUID]) -> None:
@@ -401,8 +404,8 @@ class Popper:
         again at once.
         """
         rows = await self._database.fetch(
-            """SELECT queue_release((SELECT coalesce(array_agg(DISTINCT l.lease_id), '{}') FROM leases l
-                                      WHERE l.lease_id BETWEEN $1 AND $2), false)""",
+            """SELECT queue_release((SELECT coalesce(array_agg(DISTINCT l.lease_id), '{}')
+                                       FROM leases l WHERE l.lease_id BETWEEN $1 AND $2), false)""",
             *leases_of(holder),
         )
         if rows:

@@ -1,6 +1,6 @@
 """Which broker processes serve these queues, how each of them is, and how many pops wait where.
 
-Every process writes one row about itself every `BEAT` seconds, over the one of the same minute: so
+Every process writes one row about itself every `BEAT_SECONDS`, over the one of the same minute: so
 the newest row says whether a member is alive, and the rows together are a time series of a week
 (one row per process and minute). Nobody asks anybody else: whoever is asked reads the table.
 """
@@ -25,8 +25,8 @@ from penstock.queues.signals import Signals
 
 log = logging.getLogger("penstock.queues")
 
-BEAT = 5.0  # seconds
-ALIVE = 4 * BEAT
+BEAT_SECONDS = 5.0
+ALIVE_SECONDS = 4 * BEAT_SECONDS
 DAYS = 7
 MOST_PARKED = 1000  # queues with waiting pops that one row names
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -38,7 +38,8 @@ _ROUTES = {
 }
 
 MEMBERS = """
-  SELECT DISTINCT ON (member) member, hostname, worker, pid, server, started_at, seen_at, figures::text AS figures
+  SELECT DISTINCT ON (member) member, hostname, worker, pid, server, started_at, seen_at,
+         figures::text AS figures
     FROM members
    WHERE minute >= date_trunc('minute', clock_timestamp()) - interval '1 minute'
      AND seen_at > clock_timestamp() - make_interval(secs => $1)
@@ -48,10 +49,12 @@ SERIES = """
          avg((figures->>'cpu')::float8) AS cpu, max((figures->>'memoryBytes')::bigint) AS memory,
          avg((figures->>'waitingPops')::float8) AS waiting
     FROM members
-   WHERE minute BETWEEN $1 AND $2 AND ($4::text IS NULL OR hostname = $4) AND ($5::int IS NULL OR worker = $5)
+   WHERE minute BETWEEN $1 AND $2
+     AND ($4::text IS NULL OR hostname = $4) AND ($5::int IS NULL OR worker = $5)
    GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
 PARKED = """
-  SELECT to_timestamp(floor(extract(epoch FROM m.minute) / $3) * $3) AS bucket, p.key AS queue, m.hostname, m.worker,
+  SELECT to_timestamp(floor(extract(epoch FROM m.minute) / $3) * $3) AS bucket,
+         p.key AS queue, m.hostname, m.worker,
          round(avg(p.value::numeric), 2)::float8 AS parked
     FROM members m CROSS JOIN LATERAL jsonb_each_text(m.figures->'parked') p
    WHERE m.minute BETWEEN $1 AND $2 AND ($4::text IS NULL OR p.key = $4)
@@ -100,10 +103,12 @@ class Presence:
     async def say(self) -> None:
         """Write the row of this minute."""
         await self._database.fetch(
-            """INSERT INTO members (minute, member, hostname, worker, pid, server, started_at, seen_at, figures)
-               VALUES (date_trunc('minute', clock_timestamp()), $1, $2, $3, $4, $5, $6, clock_timestamp(),
-                       $7::text::jsonb)
-               ON CONFLICT (minute, member) DO UPDATE SET seen_at = excluded.seen_at, figures = excluded.figures""",
+            """INSERT INTO members (minute, member, hostname, worker, pid, server, started_at,
+                                    seen_at, figures)
+               VALUES (date_trunc('minute', clock_timestamp()), $1, $2, $3, $4, $5, $6,
+                       clock_timestamp(), $7::text::jsonb)
+               ON CONFLICT (minute, member) DO UPDATE
+                 SET seen_at = excluded.seen_at, figures = excluded.figures""",
             self.member,
             socket.gethostname(),
             self.worker,
@@ -138,12 +143,12 @@ class Presence:
         }
 
     def _requests(self) -> dict[str, int]:
-        found = dict.fromkeys(("push", "pop", "ack", "transaction"), 0)
+        requests = dict.fromkeys(("push", "pop", "ack", "transaction"), 0)
         for (_, route, _), count in self._metrics.values_of("penstock_http_requests_total").items():
             kind = "pop" if route.startswith("/api/v1/pop") else _ROUTES.get(route)
             if kind:
-                found[kind] += int(count)
-        return found
+                requests[kind] += int(count)
+        return requests
 
     def _messages(self) -> dict[str, int]:
         names = {"push": "pushed", "pop": "popped", "ack": "acked"}
@@ -154,7 +159,7 @@ class Presence:
 
     async def members(self) -> list[dict[str, Any]]:
         """Every process that is alive, with its figures."""
-        rows = await self._database.browse(MEMBERS, ALIVE)
+        rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         return [
             {
                 "id": row["member"],
@@ -223,4 +228,4 @@ class Presence:
                 pass  # the buffer and the health check tell of that
             except asyncpg.PostgresError as error:
                 log.warning("this process could not say that it is there: %s", error)
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(BEAT_SECONDS)

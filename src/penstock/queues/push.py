@@ -30,7 +30,7 @@ Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
 SLICE = 1000  # items of a large call handled before others get a turn
 LIGHT = 1 << 12  # bytes that are sealed in the time of one more item
-ROUNDS = 4  # how often stale numbers are looked up again
+MAX_LOOKUPS = 4  # how often stale numbers are looked up again
 # a message counts once more for each of these bytes: large ones must not add up to a call of a
 # gigabyte
 HEAVY = 1 << 15
@@ -55,8 +55,8 @@ class Pusher:
     def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
         return self.merger.submit(self.named(items))
 
-    def knowing(self, catalog: Catalog) -> "Pusher":
-        """The same with another knowledge of queues and partitions, for `store`."""
+    def with_catalog(self, catalog: Catalog) -> "Pusher":
+        """The same on another catalog, for `store`."""
         other = copy(self)
         other._catalog = catalog
         return other
@@ -82,7 +82,7 @@ class Pusher:
         """Append named items through `fetch` (of the pool or a transaction)."""
         answers: list[Any] = [None] * len(items)
         left: Iterable[int] = range(len(items))
-        for _ in range(ROUNDS):
+        for _ in range(MAX_LOOKUPS):
             left = await self._store_known(fetch, items, left, answers, again)
             if not left:
                 return answers
@@ -215,7 +215,7 @@ class Pusher:
             )
 
     def named(self, items: list[Item]) -> list[Item]:
-        """The items, checked and each with a transaction id; the first bad one refuses the request."""
+        """The items, checked and each with a transaction id; the first bad one refuses all."""
         check(items, self._catalog.partitions)
         for item in items:
             if not item.transaction_id:
@@ -267,8 +267,8 @@ def random_ids(count: int) -> list[str]:
     """
     digits = os.urandom(16 * count).hex()
     return [
-        f"{digits[i : i + 8]}-{digits[i + 8 : i + 12]}-4{digits[i + 13 : i + 16]}-a{digits[i + 17 : i + 20]}"
-        f"-{digits[i + 20 : i + 32]}"
+        f"{digits[i : i + 8]}-{digits[i + 8 : i + 12]}-4{digits[i + 13 : i + 16]}"
+        f"-a{digits[i + 17 : i + 20]}-{digits[i + 20 : i + 32]}"
         for i in range(0, 32 * count, 32)
     ]
 

@@ -1,8 +1,8 @@
-"""Tells waiting pops that there may be something for them: in this process at once, in other
+"""Notifies waiting pops that there may be something for them: in this process at once, in other
 brokers by NOTIFY.
 
 A NOTIFY makes commits of the whole database queue up behind each other, so it is never part of a
-push: names are collected and sent by a call of their own, at most every `PAUSE` seconds, the first
+push: names are collected and sent by a call of their own, at most every `NOTIFY_SECONDS`, the first
 one at once. What is lost (a reconnect) shows as "anything may have changed"; waiting pops also look
 by themselves every `poll_interval`.
 """
@@ -22,8 +22,8 @@ log = logging.getLogger("penstock.queues")
 CHANNEL = "penstock_queues"
 # nothing to make durable
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
-PAUSE = 0.02
-LONGEST_PAYLOAD = 7000
+NOTIFY_SECONDS = 0.02
+MAX_PAYLOAD_BYTES = 7000
 
 
 class Waiter:
@@ -70,8 +70,10 @@ class Signals:
 
     def parked(self, most: int) -> dict[str, int]:
         """How many pops wait for each queue, for up to `most` queues."""
-        found = ((queue, sum(map(len, groups.values()))) for queue, groups in self._waiters.items())
-        return dict(islice(found, most))
+        counts = (
+            (queue, sum(map(len, groups.values()))) for queue, groups in self._waiters.items()
+        )
+        return dict(islice(counts, most))
 
     def park(self, queue: str, group: str, waiter: Waiter) -> None:
         self._waiters.setdefault(queue, {}).setdefault(group, {})[waiter] = None
@@ -93,12 +95,12 @@ class Signals:
         groups = self._waiters.get(queue)
         if groups:
             for name in (group,) if group is not None else tuple(groups):
-                left = partitions
+                remaining = partitions
                 for waiter in tuple(groups.get(name, ())):
                     if waiter.partition is not None:
                         waiter.event.set()
-                    elif left > 0 and not waiter.event.is_set():
-                        left -= 1
+                    elif remaining > 0 and not waiter.event.is_set():
+                        remaining -= 1
                         waiter.event.set()
         if announce:
             self._queues.add(queue)
@@ -141,11 +143,11 @@ class Signals:
             queues, self._queues = self._queues, set()
             changed, self._changed = self._changed, False
             payload = json.dumps([self._broker, changed, [[queue, 16] for queue in queues]])
-            if len(payload.encode()) > LONGEST_PAYLOAD:
+            if len(payload.encode()) > MAX_PAYLOAD_BYTES:
                 payload = json.dumps([self._broker, changed, None])
             try:
                 await self._database.fetch(NOTIFY, CHANNEL, payload)
                 self.sent += 1
             except Unavailable:
                 pass  # other brokers lost their LISTEN too and will look again when they are back
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(NOTIFY_SECONDS)

@@ -15,18 +15,18 @@ from penstock.queues.catalog import Catalog
 from penstock.queues.push import Pusher
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
-TRIES = 6
+MAX_ATTEMPTS = 6
 # transactions take at most one connection in so many: they hold theirs while others only pass
 # through
-SHARE = 2
+CONNECTIONS_PER_TRANSACTION = 2
 
 
 class Stale(Exception):
     """What we knew of a queue is no longer so."""
 
 
-class Known(Catalog):
-    """What a transaction needs to know, found out before it began. Looking something up within
+class Snapshot(Catalog):
+    """What a transaction needs to know, read before it began. Looking something up within
     would be on another connection, which may have to wait for somebody who waits for our locks; and
     with all connections in transactions there would be none to be had."""
 
@@ -54,7 +54,9 @@ class Transactions:
     ) -> None:
         self._database, self._catalog = database, catalog
         self._pusher, self._acknowledger = pusher, acknowledger
-        self._room = asyncio.Semaphore(max(1, database.settings.pool_size // SHARE))
+        self._room = asyncio.Semaphore(
+            max(1, database.settings.pool_size // CONNECTIONS_PER_TRANSACTION)
+        )
 
     async def run(
         self, operations: list[Item | Ack], required_leases: list[str]
@@ -70,7 +72,7 @@ class Transactions:
                 return TransactionResult(
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
                 )
-        for turn in range(TRIES):
+        for turn in range(MAX_ATTEMPTS):
             try:
                 async with self._room:
                     pushed, acked = await self._apply(items, acks, required_leases)
@@ -95,13 +97,13 @@ class Transactions:
     async def _apply(
         self, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
-        known = await self._known(items)
+        snapshot = await self._snapshot(items)
         xid: Any = None
         done: tuple[list[Pushed], list[Acked]] | None = None
         try:
             async with self._database.connection() as connection, connection.transaction():
                 xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
-                done = await self._inside(connection, known, items, acks, required_leases)
+                done = await self._inside(connection, snapshot, items, acks, required_leases)
         except Unavailable:
             if done is None or not await self._committed(xid):
                 raise
@@ -111,7 +113,7 @@ class Transactions:
     async def _inside(
         self,
         connection: Any,
-        known: Known,
+        snapshot: Snapshot,
         items: list[Item],
         acks: list[Ack],
         required_leases: list[str],
@@ -119,13 +121,13 @@ class Transactions:
         acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
         await connection.execute(
             "SELECT queue_lock($1, $2, $3)",
-            sorted(known.partitions.values()),
+            sorted(snapshot.partitions.values()),
             acked_in,
             [ack.group for ack in acks],
         )
         await self._require(connection, required_leases)
         pushed: list[Pushed] = []
-        for answer in await self._pusher.knowing(known).store(connection.fetch, items):
+        for answer in await self._pusher.with_catalog(snapshot).store(connection.fetch, items):
             if not isinstance(answer, Pushed):
                 raise answer
             if answer.status == "duplicate":
@@ -141,7 +143,7 @@ class Transactions:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
         return pushed, acked
 
-    async def _known(self, items: list[Item]) -> Known:
+    async def _snapshot(self, items: list[Item]) -> Snapshot:
         wanted = {(item.queue, item.partition) for item in items}
         await self._catalog.ensure(list(wanted))
         partitions = {
@@ -152,14 +154,15 @@ class Transactions:
         queues = [await self._catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
         if len(partitions) < len(wanted) or None in queues:
             raise Stale
-        return Known(self._catalog, partitions, [info for info in queues if info is not None])
+        return Snapshot(self._catalog, partitions, [info for info in queues if info is not None])
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:
             return
         wanted = {lease: uuid_of(lease) for lease in leases}
         rows = await connection.fetch(
-            "SELECT lease_id FROM leases WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE",
+            """SELECT lease_id FROM leases
+                WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE""",
             [lease for lease in wanted.values() if lease is not None],
         )
         held = {row["lease_id"] for row in rows}

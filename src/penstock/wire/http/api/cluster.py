@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.queues.engine import Queues
-from penstock.queues.presence import ALIVE, BEAT, Presence
+from penstock.queues.presence import ALIVE_SECONDS, BEAT_SECONDS, Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import answer, decoder
 from penstock.wire.http.api.resources import RangeQuery
@@ -173,8 +173,8 @@ class ClusterApi:
                 "transport": "postgresql",
                 "serverHealth": {
                     "serversAlive": len(members),
-                    "beatSeconds": BEAT,
-                    "deadAfterSeconds": ALIVE,
+                    "beatSeconds": BEAT_SECONDS,
+                    "deadAfterSeconds": ALIVE_SECONDS,
                     "servers": [
                         {
                             name: one[name]

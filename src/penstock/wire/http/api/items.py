@@ -43,7 +43,8 @@ class ItemLimit:
     def check(self, count: int) -> None:
         if count > self.most:
             raise TooLarge(
-                f"too many items in one request: at most {self.most} (queues.max_items). Send them in several requests"
+                f"too many items in one request: at most {self.most} (queues.max_items). "
+                "Send them in several requests"
             )
 
     def _count(self) -> None:

@@ -40,10 +40,6 @@ NO_PARTITION = Response(204, headers=(("Empty-Reason", "no such partition"),))
 _encode = msgspec.json.Encoder().encode
 
 
-# -- what comes in
-# ----------------------------------------------------------------------------------------------------
-
-
 class PushItem(msgspec.Struct, rename="camel", gc=False):
     queue: str
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
@@ -113,7 +109,8 @@ read_acks = decoder(
     {
         "acknowledgments": "acknowledgments array is required",
         "transactionId": "Each acknowledgment must have a valid transactionId string",
-        "partitionId": "Each acknowledgment must have a valid partitionId string to ensure message uniqueness",
+        "partitionId": "Each acknowledgment must have a valid partitionId string "
+        "to ensure message uniqueness",
     },
 )
 read_extend = decoder(ExtendBody, {"seconds": "seconds must be a whole number"}, empty=ExtendBody())
@@ -122,10 +119,6 @@ read_extend = decoder(ExtendBody, {"seconds": "seconds must be a whole number"},
 def _seconds(milliseconds: int) -> float:
     """How long to wait: not less than not at all, and a number of any length is just long."""
     return min(max(0, milliseconds), LONGEST_WAIT_MS) / 1000
-
-
-# -- what goes out
-# ----------------------------------------------------------------------------------------------------
 
 
 class Queued(msgspec.Struct, gc=False):
@@ -221,9 +214,6 @@ class ExtendAnswer(msgspec.Struct, rename="camel"):
     error: str | None
     expires_at: str | None
 
-
-# -- routes
-# -----------------------------------------------------------------------------------------------------------
 
 _POP: dict[str, Any] = {
     "query": PopQuery,

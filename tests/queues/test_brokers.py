@@ -3,7 +3,6 @@ nothing doubled.
 """
 
 import asyncio
-import json
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -14,10 +13,16 @@ import pytest
 
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Unavailable
-from penstock.queues import Ack, Item, PopRequest, Queues
-from penstock.queues.schema import SCHEMA
+from penstock.queues import Item, PopRequest, Queues
 from tests.conftest import fresh_database
-from tests.queues.support import answer, complete, pop, push, running, values
+from tests.queues.support import (
+    answer,
+    complete,
+    pop,
+    push,
+    running,
+    values,
+)
 from tests.support.wait import eventually
 
 
@@ -247,124 +252,5 @@ def test_a_restart_of_postgres_in_the_middle_loses_nothing(
 
             await eventually(drained, 30)
             ledger.check()
-
-    asyncio.run(body())
-
-
-def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(
-    database_url: str, soak: bool
-) -> None:
-    async def body() -> None:
-        async with running(database_url) as one, running(database_url) as two:
-            await one.admin.configure(
-                "q", {"ordering": "none", "retryDelay": 0, "retryLimit": 1000}
-            )
-            partitions = [f"p{n}" for n in range(6)]
-            await one.push([Item("q", b"{}", p) for p in partitions])
-            until = time.monotonic() + (20 if soak else 2)
-
-            async def worker(queues: Queues, seed: int) -> None:
-                turn = seed
-                while time.monotonic() < until:
-                    turn += 1
-                    order = partitions[turn % 6 :] + partitions[: turn % 6]
-                    await queues.push(
-                        [Item("q", b"{}", p) for p in (order if turn % 2 else reversed(order))]
-                    )
-                    popped = await queues.pop(PopRequest(queue="q", batch=12, partitions=6))
-                    acks = [
-                        Ack(
-                            m.transaction_id,
-                            m.partition_id,
-                            m.lease_id,
-                            ("completed", "failed", "retry")[n % 3],
-                        )
-                        for n, m in enumerate(popped.messages)
-                    ]
-                    if turn % 3 == 0:
-                        pushes = [Item("q", b"{}", p) for p in order[:3]]
-                        assert (await queues.transaction([*acks, *pushes])).success
-                    else:
-                        await queues.ack(acks[::-1])
-                    if turn % 5 == 0:
-                        await queues.groups.listing(queue="q")
-                        await queues.upkeep.roll_up()
-
-            await asyncio.gather(
-                *(worker(queues, seed) for seed in range(3) for queues in (one, two))
-            )
-            rows = await one.database.fetch(
-                "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-            )
-            assert rows[0]["deadlocks"] == 0
-
-    asyncio.run(body())
-
-
-def test_a_new_group_on_many_partitions_finds_what_there_is(database_url: str, soak: bool) -> None:
-    async def body() -> None:
-        count = 100_000 if soak else 3000
-        async with running(database_url) as queues:
-            for start in range(0, count, 1000):
-                await queues.push([Item("q", b"1", f"p{n}") for n in range(start, start + 1000)])
-            await queues.admin.clear("q")
-            await push(queues, "q", "needle", partition=f"p{count - 5}")
-            assert values(await pop(queues, "q", group="late", wait=True, timeout=60)) == ["needle"]
-            assert (await pop(queues, "q", group="fresh", subscription_mode="new")).messages == []
-            await push(queues, "q", "later", partition="p7")
-            assert values(await pop(queues, "q", group="fresh", wait=True, timeout=60)) == ["later"]
-            while (await queues.groups.listing("fresh", "q"))[0]["discovering"]:
-                assert (await pop(queues, "q", group="fresh")).messages == []
-            assert await queues.groups.lag("q", "fresh") == 1
-
-    asyncio.run(body())
-
-
-def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_url: str) -> None:
-    """What the Spark source relies on: reading up to the oldest running transaction never skips a
-    message.
-    """
-
-    async def body() -> None:
-        async with running(database_url) as queues:
-            await push(queues, "q", 0)
-            late = await asyncpg.connect(
-                database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
-            )
-            transaction = late.transaction()
-            await transaction.start()
-            partition = await queues.catalog.partition("q", "Default")
-            await queues.push([Item("q", b"{}", "other")])
-            other = await queues.catalog.partition("q", "other")
-            await late.fetch(
-                """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['late'], ARRAY[true],
-                     ARRAY[NULL::uuid], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY['1'::bytea])""",
-                partition,
-            )
-            await push(queues, "q", 2, partition="other")
-            read = """SELECT transaction_id FROM messages WHERE queue_id = (SELECT id FROM queues WHERE name = 'q')
-                         AND xid >= $1::text::xid8 AND xid < $2::text::xid8"""
-            horizon = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
-            upto = (await queues.database.fetch(horizon))[0][0]
-            first = await queues.database.fetch(read, "0", upto)
-            await transaction.commit()
-            await late.close()
-            end = (await queues.database.fetch(horizon))[0][0]
-            second = await queues.database.fetch(read, upto, end)
-            ids = [row[0] for row in (*first, *second)]
-            assert "late" in [row[0] for row in second]
-            assert len(ids) == len(set(ids)) == 4
-            assert other != partition
-
-    asyncio.run(body())
-
-
-def test_the_payload_is_whole_json_after_everything(database_url: str) -> None:
-    async def body() -> None:
-        async with running(database_url) as queues:
-            big = {"text": "x" * 300_000, "n": list(range(1000))}
-            await push(queues, "q", big)
-            (message,) = (await pop(queues, "q")).messages
-            assert json.loads(message.payload) == big
 
     asyncio.run(body())
