@@ -6,9 +6,9 @@ that expires, a message that becomes due) may have changed that; the clock is on
 database, which answers "look again in n seconds". A caller that goes away while its pop is under
 way gets its lease returned, uncounted.
 
-Auto-ack is a lease that we complete ourselves before answering. One call would be faster, but if the
-connection broke after its commit nobody would know which messages went missing; the outcome of each
-of the two can be found out.
+Auto-ack is a lease that we complete ourselves before answering. One call would be faster, but if
+the connection broke after its commit nobody would know which messages went missing; the outcome of
+each of the two can be found out.
 """
 
 import asyncio
