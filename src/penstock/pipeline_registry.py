@@ -1,10 +1,10 @@
 """What the broker knows of pipelines: they run elsewhere (on Spark), report here, and hear here
 that they should stop.
 
-A pipeline reports every few seconds. One that is silent for `LOST_AFTER_SECONDS` seconds without having said
-that it ended is shown as `lost`. Reports live in memory; when a pipeline's state changes all of
-them are written to one small file, so that a restarted broker still tells what finished, what
-failed and why.
+A pipeline reports every few seconds. One that is silent for `LOST_AFTER_SECONDS` seconds without
+having said that it ended is shown as `lost`. Reports live in memory; when a pipeline's state
+changes all of them are written to one small file, so that a restarted broker still tells what
+finished, what failed and why.
 """
 
 import json

@@ -67,7 +67,8 @@ class Mirror:
         start = "NULL" if self._shown is None else f"'{self._shown}'"
         after = 0
         while True:
-            query = f"SELECT queue_mirror($1, $2, {start}::xid8, '{horizon}'::xid8, {after}, {PARTITIONS_PER_STEP})"
+            span = f"{start}::xid8, '{horizon}'::xid8"
+            query = f"SELECT queue_mirror($1, $2, {span}, {after}, {PARTITIONS_PER_STEP})"
             ((reached,),) = self._postgres.rows(query, (self._queue, self._group))
             if reached == -1:
                 self._postgres.rows(
