@@ -5,6 +5,9 @@ writer: topic logs, routes and the embedded database. With `workers: N` it has N
 processes beside it that serve the queue API from PostgreSQL and pass every other request on to the
 owner (see `penstock.wire.listeners`).
 
+Without topics (`topics.enabled: false`) and with a database elsewhere nothing in the data directory
+needs that lock: buffer files and routes have locks of their own.
+
 Start: lock, database and schema, recovery, then the listeners (which are not ours: the wire is
 above us). Stop is the same backwards. A part that fails to start stops those before it again.
 """
@@ -63,6 +66,7 @@ class Broker:
     def __init__(self, config: Config, *, owner: bool = True, worker: int = 0) -> None:
         self.config = config
         self.owner = owner
+        self.draining = False  # about to stop: whoever asks whether to send requests here hears no
         self.metrics = Metrics()
         self.started_at = time.time()
         self._began = time.monotonic()
@@ -70,7 +74,9 @@ class Broker:
             config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock"
         )
         self.database = Database(config.database, config.private_directory, self.metrics, SCHEMA)
-        self.logs = Logs(config, self.pool, self.metrics) if owner else None
+        self.logs = (
+            Logs(config, self.pool, self.metrics) if owner and config.topics.enabled else None
+        )
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(
             self.database, self.queues.signals, self.metrics, config.server_name, worker
@@ -85,12 +91,12 @@ class Broker:
             self.metrics,
         )
         self.exports: Exports | None = None
-        if self.logs:
+        if owner:
             self.exports = Exports(
                 config,
                 pool=self.pool,
                 metrics=self.metrics,
-                topics=self.logs.topics,
+                topics=self.logs.topics if self.logs else None,
                 queues=QueuesAdapter(self.queues, self.buffer),
             )
         self._running = AsyncExitStack()
@@ -112,6 +118,7 @@ class Broker:
         async with AsyncExitStack() as starting:
             if self.owner:
                 _close_to_others(self.config.private_directory)
+            if self.logs or (self.owner and self.database.embedded):
                 starting.enter_context(
                     DirectoryLock(self.config.private_directory, "data directory")
                 )

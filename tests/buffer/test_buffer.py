@@ -6,7 +6,7 @@ import json
 import pytest
 
 from penstock.buffer.files import parse
-from penstock.errors import InvalidRequest, StorageFailed, StorageFull
+from penstock.errors import InvalidRequest, StorageFailed, StorageFull, Unavailable
 from penstock.queues.types import Item
 from tests.support.buffers import Store, buffering, items, names
 from tests.support.faults import FaultyFs
@@ -44,6 +44,32 @@ def test_while_it_is_down_a_push_is_on_disk_before_the_answer_and_delivered_when
             await eventually(lambda: names(tmp_path) == [])
             assert buffer.status.report().pending == 0
             assert (await buffer.push(items(2)))[0].status == "queued"
+
+    run(body)
+
+
+def test_a_buffer_that_is_off_answers_no_push_before_the_database_has_it(tmp_path):
+    async def body():
+        store = Store()
+        async with buffering(tmp_path, store, enabled=False) as buffer:
+            assert not buffer.accepts()
+            [result] = await buffer.push(items(1), buffer_ms=1000)  # QoS 0
+            assert (result.status, store.payloads()) == ("queued", [b"1"])
+            store.lost_answers = 1
+            for _ in range(2):  # once with an unknown outcome, then with the database down
+                with pytest.raises(Unavailable, match=r"buffer\.enabled"):
+                    await buffer.push(items(2))
+                with pytest.raises(Unavailable, match=r"buffer\.enabled"):
+                    store.go(False)
+                    await buffer.push(items(3), buffer_ms=1000)
+            store.go(True)
+            assert (await buffer.push(items(4)))[0].status == "queued"
+            assert names(tmp_path) == []
+            assert buffer.status.report().pending == 0
+        async with buffering(tmp_path / "on", store) as buffer:
+            assert buffer.accepts()
+        async with buffering(tmp_path / "full", store, max_bytes=0) as buffer:
+            assert not buffer.accepts()
 
     run(body)
 

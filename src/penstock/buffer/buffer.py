@@ -178,7 +178,8 @@ class Buffer:
         named(items)
         if not items:
             return self._queues.push(items)
-        if buffer_ms is not None or buffer_max is not None:
+        qos0 = buffer_ms is not None or buffer_max is not None
+        if qos0 and self._settings.enabled:
             return PendingPush(items).run(self._push_qos0(items, buffer_ms, buffer_max))
         if self._up and not self.backlog.holds(items) and not self.qos0.holds(items):
             return self._push_directly(items)
@@ -217,6 +218,16 @@ class Buffer:
     def healthy(self) -> bool:
         """Whether the database is up."""
         return self._database.healthy
+
+    def accepts(self) -> bool:
+        """Whether a push would be buffered if the database were down now."""
+        if not self._settings.enabled:
+            return False
+        try:
+            self._storage.reserve(1)
+        except StorageFull:
+            return False
+        return True
 
     @property
     def _up(self) -> bool:
@@ -300,6 +311,10 @@ class Buffer:
         return encode(map(self._queues.at_rest, items))
 
     def _write(self, items: list[Item]) -> asyncio.Future[None]:
+        if not self._settings.enabled:
+            raise Unavailable(
+                "the database is away, and this broker buffers nothing (buffer.enabled: false)"
+            )
         written = self.journal.submit(items)
         self._buffered.add(len(items), "failover")
         if self._up:

@@ -20,7 +20,7 @@ import uvloop
 from penstock import __version__
 from penstock import logging as logs
 from penstock.broker import Broker
-from penstock.cli import app
+from penstock.cli import app, systemd
 from penstock.cli.workers import Workers
 from penstock.config import Config, Loaded, load
 from penstock.config.load import default_file, parse_settings
@@ -64,6 +64,13 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that share the HTTP port.")
     ] = None,
+    no_topics: Annotated[
+        bool,
+        typer.Option(
+            "--no-topics",
+            help="Serve queues only: one of several brokers on a PostgreSQL of yours.",
+        ),
+    ] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -79,10 +86,15 @@ def serve(
     On a PostgreSQL of yours, with larger topic segments:
 
         penstock serve --database-url postgresql://me@db/app --set topics.segment_bytes=4Gi
+
+    Another broker on the same PostgreSQL, for queues only:
+
+        penstock serve --database-url postgresql://me@db/app --no-topics
     """
     flags: dict[str, Any] = {
         "data_directory": data_dir,
         "database.url": database_url,
+        "topics.enabled": False if no_topics else None,
         "workers": workers,
         "log_level": log_level,
     }
@@ -141,10 +153,13 @@ async def _serve(config: Config) -> None:
     await broker.start(check=lambda: check_addresses(config))
     listeners = Listeners(broker)
     workers = Workers(config, broker, listeners)
+    delay = 0.0
+    watchdog = systemd.Watchdog()
     try:
         await listeners.start()
         await workers.start()
-        if listeners.certificates.all:  # without any, SIGHUP ends the process: its terminal is gone
+        # Without certificates SIGHUP ends the process: its terminal is gone. Under systemd it has none.
+        if listeners.certificates.all or systemd.is_manager():
 
             def renew() -> None:
                 listeners.certificates.reload()
@@ -153,12 +168,21 @@ async def _serve(config: Config) -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew)
         log.info("ready in %.1f s", time.monotonic() - began)
         _welcome(broker, listeners.addresses)
+        systemd.notify("READY=1")
+        watchdog.start()
         await stop.wait()
-        log.info("stopping: up to %.0f s for what is in flight", config.shutdown_timeout)
+        delay = config.shutdown_delay
+        systemd.notify("STOPPING=1")
+        log.info(
+            "stopping: not ready for %g s, then up to %g s for what is in flight",
+            delay,
+            config.shutdown_timeout,
+        )
     finally:
         stopping = time.monotonic()
-        await asyncio.gather(workers.stop(), listeners.stop(config.shutdown_timeout))
+        await listeners.stop(config.shutdown_timeout, delay, workers.stop())
         await broker.stop()
+        watchdog.stop()
         log.info("stopped in %.1f s", time.monotonic() - stopping)
 
 
@@ -190,9 +214,12 @@ def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
         where = "embedded PostgreSQL" if database.embedded else f"PostgreSQL at {database.host}"
         lines.append(f"  {'database':<10} {where}")
     else:
+        topics = "Topics work. " if broker.logs else ""
+        buffers = broker.config.buffer.enabled
+        pushes = "wait in files until it answers" if buffers else "get 503"
         lines += [
             f"  {'database':<10} NOT AVAILABLE: {database.problem}",
-            f"  {'':<10} Topics work. Pushes to queues wait in files until it answers; pops get 503.",
+            f"  {'':<10} {topics}Pushes to queues {pushes}; pops get 503.",
         ]
     http = addresses.get("HTTP")
     if http:

@@ -80,7 +80,7 @@ class Workers:
                     log.info("worker %d is ready (process %d)", number, process.pid)
                 await process.wait()
             except asyncio.CancelledError:
-                await _end(process, self._config.shutdown_timeout + 5)
+                await _end(process, self._config.shutdown_delay + self._config.shutdown_timeout + 5)
                 raise
             pause = RESTART_PAUSES[min(failures, len(RESTART_PAUSES) - 1)]
             failures += 1
@@ -113,9 +113,17 @@ def main() -> None:
 
 async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
     stop = asyncio.Event()
+    delay = config.shutdown_delay
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_reader(sys.stdin.fileno(), stop.set)  # readable means ended: the owner is gone
+
+    def on_owner_gone() -> None:
+        nonlocal delay
+        delay = 0.0  # the next owner may be there already, and would share its port with us
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+    loop.add_reader(sys.stdin.fileno(), on_owner_gone)  # readable means ended
     broker = Broker(config, owner=False, worker=number)
     await broker.start()
     listeners = Listeners(broker, worker=number, sockets=sockets)
@@ -125,5 +133,5 @@ async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
         print("ready", flush=True)
         await stop.wait()
     finally:
-        await listeners.stop(config.shutdown_timeout)
+        await listeners.stop(config.shutdown_timeout, delay)
         await broker.stop()

@@ -143,7 +143,7 @@ class Auth:
     clock_skew: Seconds = key(30.0, "how far the issuer's clock may be from ours", "JWT_CLOCK_SKEW")
     require_exp: bool = key(True, "refuse tokens that never expire")
     skip_paths: str = key(
-        "/,/health,/health/live,/metrics,/metrics.json,/metrics/prometheus,/docs,/openapi.json",
+        "/,/health,/health/live,/health/ready,/metrics,/metrics.json,/metrics/prometheus,/docs,/openapi.json",
         "paths that need no token, with commas; one that ends in / stands for all below it",
         "JWT_SKIP_PATHS",
     )
@@ -189,6 +189,10 @@ class Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
+    enabled: bool = key(
+        True,
+        "keep and serve topics; false = queues only, no TCP and WebSocket (serve --no-topics)",
+    )
     fsync: Literal["always", "group", "interval", "never"] = key(
         "group", "when an append is answered"
     )
@@ -253,6 +257,11 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
+    enabled: bool = key(
+        True,
+        "false = no push is answered before the database has it:"
+        " for a disk that does not outlive the broker",
+    )
     dir: Path | None = key(
         None, "buffer files; default: under the data directory", "FILE_BUFFER_DIR"
     )
@@ -397,7 +406,11 @@ class Config:
         256 << 20,
         "bytes of all requests that arrive or are worked on, per process; beyond it large ones are refused (HTTP 503)",
     )
-    shutdown_timeout: Seconds = key(10.0, "time to finish what is in flight when stopping")
+    shutdown_delay: Seconds = key(
+        0.0,
+        "first /health/ready says 503 for this long and all else is served, so that load balancers notice",
+    )
+    shutdown_timeout: Seconds = key(10.0, "then the time to finish what is in flight when stopping")
     database: Database = section(Database, "PostgreSQL")
     tcp_server: TcpServer = section(TcpServer, "binary protocol")
     http_server: HttpServer = section(HttpServer, "HTTP")

@@ -13,6 +13,11 @@ from penstock.topics.store import TopicStore
 
 T = TypeVar("T")
 
+NO_TOPICS = (
+    "this broker serves queues only (topics.enabled: false);"
+    " a route from or to a topic runs on the broker that has the topics"
+)
+
 
 @dataclass(slots=True, kw_only=True)
 class RouteContext:

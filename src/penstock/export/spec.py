@@ -26,7 +26,7 @@ from typing import Any
 from penstock.config import Config, build
 from penstock.config.schema import Seconds, SendQueue, Size, key, section
 from penstock.errors import ConfigError, InvalidRequest
-from penstock.export.context import RouteContext
+from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import Destination, Target, targets
 from penstock.export.destinations.checks import CA_HINT, UnusableCa, name_problems
 from penstock.protocol.names import check_name
@@ -209,6 +209,8 @@ def _queue_problems(queue: SendQueue, origin: str) -> list[str]:
 
 
 def make_destination(spec: RouteSpec, context: RouteContext) -> Destination:
+    if context.topics is None and spec.source.topic:
+        raise ConfigError(f"route {spec.name}: {NO_TOPICS}")
     try:
         return spec.target.make(context)
     except UnusableCa as error:

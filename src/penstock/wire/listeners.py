@@ -11,6 +11,7 @@ import gc
 import logging
 import shutil
 import tempfile
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from penstock.wire.feed import Feeds
 from penstock.wire.http.api import queues
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.export import ExportApi
+from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
@@ -186,12 +188,24 @@ class Listeners:
                 merge="max",
             )
 
-    async def stop(self, patience: float) -> None:
-        """Stop accepting, let what is in flight finish within `patience` seconds, close."""
+    async def stop(
+        self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
+    ) -> None:
+        """Not ready for `delay` seconds, then stop accepting, let what is in flight finish within `patience`, close.
+
+        `others` ends when the processes have stopped that pass requests on to this one.
+        """
+        self._broker.draining = True
+        if self._http:
+            self._http.drain()  # first: an answer that keeps its connection open would invite a request too late
+        stopping = asyncio.ensure_future(others) if others else None
+        await asyncio.sleep(delay)
         self._broker.queues.answer_waiting()
         self.certificates.stop()
         servers = [server for server in (self._http, self._tcp, self._websocket) if server]
         await asyncio.gather(*(server.stop(patience) for server in servers))
+        if stopping:
+            await stopping
         if self._private:
             await self._private.stop(patience)
         if self._verifier:
@@ -221,6 +235,8 @@ class Listeners:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
+        else:
+            apis.append(NoTopicsApi())
         if self._broker.exports:
             apis.append(ExportApi(self._broker.exports))
         rest = [route for api in apis for route in routes_of(api)]

@@ -52,7 +52,15 @@ ENV = {
 }
 READ_ONLY, READ_WRITE, ADMIN = (token(role, role) for role in ("read-only", "read-write", "admin"))
 LEVELS = {"read-only": READ_ONLY, "read-write": READ_WRITE, "admin": ADMIN}
-PUBLIC = {"/", "/health", "/health/live", "/metrics", "/metrics.json", "/metrics/prometheus"}
+PUBLIC = {
+    "/",
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/metrics.json",
+    "/metrics/prometheus",
+}
 
 NEEDED = {  # by the contract, and ours where it is silent
     "read-only": """GET /api/v1/status

@@ -23,7 +23,7 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.export.context import RouteContext
+from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import (
     Batch,
     Destination,
@@ -58,7 +58,7 @@ class TopicTarget(Target):
 
     def make(self, context: RouteContext) -> Destination:
         if context.topics is None:
-            raise ConfigError("this process has no topics")
+            raise ConfigError(NO_TOPICS)
         return TopicDestination(self, context.topics)
 
 

@@ -126,13 +126,20 @@ class HttpServer:
             connection.sweep(now, self._interval)
         self._sweeper = loop.call_later(self._interval, self._sweep)
 
+    def drain(self) -> None:
+        """Serve on, and close every connection after its next answer: clients then look for
+        another broker.
+        """
+        self._state.draining = True
+
     async def stop(self, deadline: float = 10.0) -> None:
         """Accept no more, finish what is under way within `deadline` seconds, then cut the rest."""
         if self._server is None:
             return
         self._server.close()
+        self.drain()
         state = self._state
-        state.draining = True
+        state.drained.clear()  # connections may have come since the last one went
         for connection in list(state.connections):
             connection.drain()
         try:

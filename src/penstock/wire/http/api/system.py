@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,15 @@ class Health(msgspec.Struct):
     listeners: dict[str, str]
     shared_state: dict[str, Any]
     queen: dict[str, Any]  # the queue engine, by the dialect's name for it
+
+
+class ReadyQuery(msgspec.Struct, frozen=True):
+    database: Literal["optional", "required"] = "optional"
+
+
+class Ready(msgspec.Struct):
+    status: str  # ready, draining, unavailable
+    database: str
 
 
 class Welcome(msgspec.Struct):
@@ -86,6 +95,22 @@ class SystemApi:
     @route("GET", "/health/live", answer=dict[str, str], summary="200 while the process serves")
     def live(self, _: Request) -> Response:
         return json_response({"status": "alive"})
+
+    @route(
+        "GET",
+        "/health/ready",
+        query=ReadyQuery,
+        answer=Ready,
+        summary="200 while requests should be sent here, else 503: it stops, or can neither store"
+        " nor buffer",
+    )
+    def ready(self, request: Request) -> Response:
+        broker, query = self._broker, request.args
+        up = broker.database.healthy
+        serves = up or (query.database == "optional" and broker.buffer.accepts())
+        status = "draining" if broker.draining else "ready" if serves else "unavailable"
+        ready = Ready(status, "connected" if up else "disconnected")
+        return json_response(ready, 200 if status == "ready" else 503)
 
     @route(
         "GET",

@@ -1,0 +1,61 @@
+"""What a service manager wants to hear: ready, stopping, and that the event loop still turns.
+
+systemd gives a service with `Type=notify` the address of a datagram socket in NOTIFY_SOCKET and, with `WatchdogSec=`,
+the interval in WATCHDOG_USEC. The protocol is one datagram per message (sd_notify(3)), so we need no library for it.
+Without NOTIFY_SOCKET nothing is sent.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+
+log = logging.getLogger("penstock.server")
+
+
+def is_manager() -> bool:
+    """Whether a service manager started us and listens."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
+
+
+def notify(message: str) -> None:
+    """Send `READY=1` and the like. A manager that cannot be reached is logged, and keeps nobody from serving."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # the abstract namespace
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
+            manager.setblocking(False)
+            manager.connect(address)
+            manager.send(message.encode())
+    except OSError as error:
+        log.warning("the service manager could not be notified of %s: %s", message, error)
+
+
+class Watchdog:
+    """Sends WATCHDOG=1 from the event loop twice per interval: a loop that hangs is noticed, and restarted."""
+
+    def __init__(self) -> None:
+        self._interval = _interval()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._interval:
+            notify("WATCHDOG=1")
+            self._timer = asyncio.get_running_loop().call_later(self._interval / 2, self.start)
+
+    def stop(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+
+def _interval() -> float:
+    """Seconds within which we must be heard of; 0: nobody waits."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0  # meant for a process that started us
+    try:
+        return int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6
+    except ValueError:
+        return 0.0

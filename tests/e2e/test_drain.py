@@ -1,0 +1,204 @@
+"""Stopping a broker that others depend on: it says so first, finishes what it began, and clients go on elsewhere."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock import Client
+from tests.conftest import fresh_database
+from tests.support.balancer import balancing
+from tests.support.broker import BrokerProcess
+from tests.support.http import run
+from tests.support.wait import eventually, until
+
+
+def ready(broker: BrokerProcess, query: str = "") -> tuple[int, str]:
+    answer = httpx.get(f"{broker.url}/health/ready{query}", headers={"Connection": "close"})
+    return answer.status_code, answer.json()["status"]
+
+
+def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_noticed(
+    tmp_path, database_url
+):
+    with BrokerProcess(tmp_path, database_url=database_url, workers=2, shutdown_delay=6) as broker:
+        assert ready(broker) == (200, "ready")
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=broker.url) as client:
+            url = f"{broker.url}/api/v1/pop/queue/quiet?wait=true&timeout=60000"
+            waiting = pool.submit(httpx.get, url, timeout=70)
+            waits = f"{broker.url}/api/v1/analytics/queue-parked-replicas?queue=quiet"
+            until(lambda: httpx.get(waits).json()["replicas"], timeout=15)
+            os.kill(broker.process.pid, signal.SIGTERM)
+            until(lambda: ready(broker) == (503, "draining"))
+            for _ in range(8):  # both processes are reached
+                pushed = client.post("/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]})
+                assert pushed.status_code == 201
+                assert pushed.headers["connection"] == "close"
+                assert ready(broker) == (503, "draining")
+            assert httpx.get(f"{broker.url}/health/live").status_code == 200
+            assert not waiting.done()
+            answer = waiting.result(30)
+            assert (answer.status_code, answer.headers["connection"]) == (204, "close")
+        assert broker.process.wait(20) == 0
+
+
+def test_without_its_database_a_broker_is_ready_while_it_can_buffer_unless_the_balancer_wants_more(
+    tmp_path,
+):
+    with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
+        assert ready(broker) == (200, "ready")
+        assert ready(broker, "?database=required") == (503, "unavailable")
+        assert httpx.get(f"{broker.url}/health/ready?database=maybe").status_code == 400
+
+
+@pytest.fixture(scope="module")
+def brokers(postgres, tmp_path_factory):
+    """Two on one database, one of them for queues only."""
+    directory = tmp_path_factory.mktemp("rolling")
+    settings = {"database_url": fresh_database(postgres), "shutdown_delay": 1.0}
+    one = BrokerProcess(directory / "one", **settings)
+    two = BrokerProcess(directory / "two", **settings, topics__enabled=False)
+    two.settings = settings
+    with one, two:
+        yield one, two
+
+
+def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_error(brokers, soak):
+    """A rolling restart under load, through a balancer and with two addresses. Each message exactly once."""
+    rounds = 5 if soak else 1
+
+    async def body() -> None:
+        urls = [broker.url for broker in brokers]
+        async with balancing(urls) as balancer:
+            await eventually(lambda: len(balancer.ready) == 2)
+            ways: dict[str, str | list[str]] = {"balancer": balancer.url, "addresses": urls}
+            taken = {f"{way}-{kind}": Counter[int]() for way in ways for kind in ("acks", "auto")}
+            pushed = 0
+            done = asyncio.Event()
+
+            async def push(client: Client) -> None:
+                nonlocal pushed
+                while not done.is_set():
+                    number, pushed = pushed, pushed + 1
+                    await client.push("rolling", number, partition=str(number % 7))
+                    await asyncio.sleep(0.01)
+
+            async def take(client: Client, group: str) -> None:
+                acks = group.endswith("acks")
+                async for message in client.take(f"rolling@{group}", batch=5, auto_ack=not acks):
+                    taken[group][message.data] += 1
+                    if acks:
+                        await client.ack(message)
+
+            async def move(client: Client) -> None:
+                async for message in client.take("rolling@moved"):
+                    async with client.transaction() as tx:
+                        tx.ack(message).push("moved", message.data)
+
+            async with Client(ways["balancer"]) as one, Client(ways["addresses"]) as two:
+                clients = {"balancer": one, "addresses": two}
+                await one.configure("rolling", lease_time=60, retry_limit=5)
+                working = [
+                    asyncio.create_task(take(clients[group.split("-")[0]], group))
+                    for group in taken
+                ]
+                working += [asyncio.create_task(move(client)) for client in clients.values()]
+                pushing = [asyncio.create_task(push(client)) for client in clients.values()]
+                for broker in [*brokers] * rounds:
+                    assert await asyncio.to_thread(broker.stop, 60) == 0
+                    before = pushed
+                    await eventually(lambda before=before: pushed > before + 20, 30)
+                    await asyncio.to_thread(broker.start)
+                    await eventually(lambda: len(balancer.ready) == 2, 30)
+                done.set()
+                await asyncio.gather(*pushing)
+                everything = Counter(range(pushed))
+
+                async def all_there() -> bool:
+                    assert not any(task.done() for task in working)
+                    rows = [row for row in await two.queues() if row["name"] == "moved"]
+                    moved = rows[0]["messages"]["total"] if rows else 0
+                    return moved >= pushed and all(
+                        seen.keys() == everything.keys() for seen in taken.values()
+                    )
+
+                await eventually(all_there, 60)
+                for task in working:
+                    task.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
+                taking = two.take("moved@check", batch=500, wait=False, auto_ack=True)
+                assert Counter([message.data async for message in taking]) == everything
+            assert taken == dict.fromkeys(taken, everything)
+            assert min(balancer.accepted.values()) > 0
+
+    run(body, limit=100 + 60 * rounds)
+
+
+def test_a_broker_for_queues_only_refuses_topics_clearly_and_shares_its_directory(brokers):
+    _, broker = brokers
+    with BrokerProcess(broker.data_dir, **broker.settings, topics__enabled=False) as other:
+        assert set(broker.addresses) == {"HTTP"}
+        for method, path in (
+            *(
+                ("GET", "/topics"),
+                ("POST", "/topics/t/produce"),
+                ("GET", "/topics/t/stream"),
+                ("DELETE", "/topics/t"),
+            ),
+            *(
+                ("GET", "/api/v1/pipelines"),
+                ("POST", "/api/v1/pipelines/p"),
+                ("POST", "/api/v1/scrub"),
+            ),
+        ):
+            answer = httpx.request(method, broker.url + path)
+            assert answer.status_code == 501, path
+            assert "queues only (topics.enabled: false)" in answer.json()["error"]
+        assert not any(
+            path.startswith("/topics")
+            for path in httpx.get(f"{broker.url}/openapi.json").json()["paths"]
+        )
+        away = {"type": "http", "url": "http://127.0.0.1:1/"}
+        for definition in (
+            {"source": {"topic": "t"}, "destination": away},
+            {"source": {"queue": "q"}, "destination": {"type": "topic", "topic": "t"}},
+        ):
+            refused = httpx.post(f"{broker.url}/api/v1/routes", json={"name": "r", **definition})
+            assert refused.status_code == 400, refused.text
+            assert "runs on the broker that has the topics" in refused.json()["error"]
+        definition = {"name": "r", "source": {"queue": "q"}, "destination": away}
+        made = httpx.post(f"{broker.url}/api/v1/routes", json=definition)
+        assert made.status_code == 201, made.text
+        httpx.post(f"{broker.url}/api/v1/push", json={"items": [{"queue": "shared", "payload": 1}]})
+        popped = httpx.get(f"{other.url}/api/v1/pop/queue/shared?autoAck=true")
+        assert popped.json()["messages"][0]["data"] == 1
+    assert [path.name for path in broker.data_dir.iterdir()] == [".penstock"]
+
+
+def test_the_service_manager_hears_of_start_life_and_stop(database_url, scratch: Path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(scratch / "notify"))
+        manager.settimeout(60)
+        heard: list[str] = []
+
+        def hear(message: str) -> None:
+            while message not in heard:
+                heard.append(manager.recv(1000).decode())
+
+        env = {"NOTIFY_SOCKET": str(scratch / "notify"), "WATCHDOG_USEC": "200000"}
+        with BrokerProcess(scratch / "data", database_url=database_url, env=env) as broker:
+            hear("READY=1")
+            assert heard == ["READY=1"]
+            hear("WATCHDOG=1")
+            os.kill(broker.process.pid, signal.SIGHUP)  # `systemctl reload`, without certificates
+            heard.clear()
+            hear("WATCHDOG=1")
+            hear("WATCHDOG=1")
+            assert broker.stop() == 0
+            hear("STOPPING=1")
