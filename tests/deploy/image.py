@@ -1,8 +1,8 @@
 """Builds deploy/docker/Dockerfile without a container engine, as far as that goes.
 
 Each stage is this machine's file system with a layer of its own on top (overlayfs in a mount namespace), in place of
-the base image. COPY, WORKDIR, ENV, USER and RUN do in it what they say. That shows whether the steps work and what is in
-the result, not whether the base image has all they need.
+the base image; the machine's own files stay as they are. COPY, WORKDIR, ENV, USER and RUN do in it what they say. That
+shows whether the steps work and what is in the result, not whether the base image has all they need.
 """
 
 import re

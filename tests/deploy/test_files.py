@@ -63,7 +63,10 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
             f"{kind} {name}",
             image | {one["name"]: one.get("value", "postgresql://db/app") for one in container["env"]},
         )
-    yield "systemd", dict(line.split("=", 2)[1:] for line in UNIT.read_text().splitlines() if line.startswith("Env"))
+    yield (
+        "systemd",
+        dict(line.split("=", 2)[1:] for line in UNIT.read_text().splitlines() if line.startswith("Environment=")),
+    )
 
 
 def test_the_linter_accepts_the_dockerfile():

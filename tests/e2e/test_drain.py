@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from penstock import Client
+from penstock.config import load
+from penstock.wire.addresses import AddressUnavailable, check_addresses
 from tests.conftest import fresh_database
 from tests.support.balancer import balancing
 from tests.support.broker import BrokerProcess
@@ -179,6 +181,17 @@ def test_a_broker_for_queues_only_refuses_topics_clearly_and_shares_its_director
         popped = httpx.get(f"{other.url}/api/v1/pop/queue/shared?autoAck=true")
         assert popped.json()["messages"][0]["data"] == 1
     assert [path.name for path in broker.data_dir.iterdir()] == [".penstock"]
+
+
+def test_a_broker_for_queues_only_needs_no_ports_for_topics():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = {"http_server.port": 0, "tcp_server.port": port, "websocket_server.port": port}
+        with pytest.raises(AddressUnavailable):
+            check_addresses(load(None, {}, flags).config)
+        check_addresses(load(None, {}, {**flags, "topics.enabled": False}).config)
 
 
 def test_the_service_manager_hears_of_start_life_and_stop(database_url, scratch: Path):
