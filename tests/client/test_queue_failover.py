@@ -92,6 +92,19 @@ def test_a_broker_that_is_not_there_is_passed_over_and_one_that_comes_back_is_fo
     run(body)
 
 
+def test_a_broker_whose_answer_closes_the_connection_is_left_before_it_stops():
+    async def body() -> None:
+        first, second = Scripted(queued), Scripted(queued)
+        async with serving(first.route) as one, serving(second.route) as two, Client([one.url, two.url]) as client:
+            await client.push("q", 1)
+            one.drain()
+            for number in (2, 3, 4):
+                await client.push("q", number)
+        assert (first.payloads, second.payloads) == ([[1], [2]], [[3], [4]])
+
+    run(body)
+
+
 def test_when_patience_ends_the_failure_is_raised():
     async def body() -> None:
         async with Client("http://127.0.0.1:1", patience=0.2) as client:

@@ -26,10 +26,8 @@ def ready(broker: BrokerProcess, query: str = "") -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_noticed(
-    tmp_path, database_url
-):
-    with BrokerProcess(tmp_path, database_url=database_url, workers=2, shutdown_delay=6) as broker:
+def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_noticed(tmp_path, database_url):
+    with BrokerProcess(tmp_path, database_url=database_url, workers=2, shutdown_delay=5) as broker:
         assert ready(broker) == (200, "ready")
         with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=broker.url) as client:
             url = f"{broker.url}/api/v1/pop/queue/quiet?wait=true&timeout=60000"
@@ -38,7 +36,7 @@ def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_no
             until(lambda: httpx.get(waits).json()["replicas"], timeout=15)
             os.kill(broker.process.pid, signal.SIGTERM)
             until(lambda: ready(broker) == (503, "draining"))
-            for _ in range(8):  # both processes are reached
+            for _ in range(6):  # both processes are reached
                 pushed = client.post("/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]})
                 assert pushed.status_code == 201
                 assert pushed.headers["connection"] == "close"
@@ -50,9 +48,7 @@ def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_no
         assert broker.process.wait(20) == 0
 
 
-def test_without_its_database_a_broker_is_ready_while_it_can_buffer_unless_the_balancer_wants_more(
-    tmp_path,
-):
+def test_without_its_database_a_broker_is_ready_while_it_can_buffer_unless_the_balancer_wants_more(tmp_path):
     with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         assert ready(broker) == (200, "ready")
         assert ready(broker, "?database=required") == (503, "unavailable")
@@ -81,6 +77,7 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
             await eventually(lambda: len(balancer.ready) == 2)
             ways: dict[str, str | list[str]] = {"balancer": balancer.url, "addresses": urls}
             taken = {f"{way}-{kind}": Counter[int]() for way in ways for kind in ("acks", "auto")}
+            taken["moved"] = Counter()
             pushed = 0
             done = asyncio.Event()
 
@@ -89,7 +86,8 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
                 while not done.is_set():
                     number, pushed = pushed, pushed + 1
                     await client.push("rolling", number, partition=str(number % 7))
-                    await asyncio.sleep(0.01)
+                    waiting = pushed - min(seen.total() for seen in taken.values())
+                    await asyncio.sleep(0.01 if waiting < 200 else 1.0)  # whatever the machine takes
 
             async def take(client: Client, group: str) -> None:
                 acks = group.endswith("acks")
@@ -102,35 +100,39 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
                 async for message in client.take("rolling@moved"):
                     async with client.transaction() as tx:
                         tx.ack(message).push("moved", message.data)
+                    taken["moved"][message.data] += 1
 
             async with Client(ways["balancer"]) as one, Client(ways["addresses"]) as two:
                 clients = {"balancer": one, "addresses": two}
-                await one.configure("rolling", lease_time=60, retry_limit=5)
-                working = [
-                    asyncio.create_task(take(clients[group.split("-")[0]], group))
-                    for group in taken
-                ]
+                # An answer that is lost costs its lease, and that outlives the test.
+                await one.configure("rolling", lease_time=3600, retry_limit=5)
+                groups = [group for group in taken if group != "moved"]
+                working = [asyncio.create_task(take(clients[group.split("-")[0]], group)) for group in groups]
                 working += [asyncio.create_task(move(client)) for client in clients.values()]
                 pushing = [asyncio.create_task(push(client)) for client in clients.values()]
                 for broker in [*brokers] * rounds:
                     assert await asyncio.to_thread(broker.stop, 60) == 0
                     before = pushed
-                    await eventually(lambda before=before: pushed > before + 20, 30)
+                    await eventually(
+                        lambda before=before: pushed > before + 20 or any(map(asyncio.Task.done, working)), 60
+                    )
+                    for task in working:
+                        assert not task.done() or task.result()  # raises what ended it
                     await asyncio.to_thread(broker.start)
                     await eventually(lambda: len(balancer.ready) == 2, 30)
                 done.set()
                 await asyncio.gather(*pushing)
                 everything = Counter(range(pushed))
 
-                async def all_there() -> bool:
+                def all_there() -> bool:
                     assert not any(task.done() for task in working)
-                    rows = [row for row in await two.queues() if row["name"] == "moved"]
-                    moved = rows[0]["messages"]["total"] if rows else 0
-                    return moved >= pushed and all(
-                        seen.keys() == everything.keys() for seen in taken.values()
-                    )
+                    return all(seen.keys() == everything.keys() for seen in taken.values())
 
-                await eventually(all_there, 60)
+                try:
+                    await eventually(all_there, 60)
+                except AssertionError:
+                    missing = {group: sorted(everything - seen) for group, seen in taken.items()}
+                    raise AssertionError(f"of {pushed} messages these did not arrive: {missing}") from None
                 for task in working:
                     task.cancel()
                 await asyncio.gather(*working, return_exceptions=True)
@@ -147,25 +149,13 @@ def test_a_broker_for_queues_only_refuses_topics_clearly_and_shares_its_director
     with BrokerProcess(broker.data_dir, **broker.settings, topics__enabled=False) as other:
         assert set(broker.addresses) == {"HTTP"}
         for method, path in (
-            *(
-                ("GET", "/topics"),
-                ("POST", "/topics/t/produce"),
-                ("GET", "/topics/t/stream"),
-                ("DELETE", "/topics/t"),
-            ),
-            *(
-                ("GET", "/api/v1/pipelines"),
-                ("POST", "/api/v1/pipelines/p"),
-                ("POST", "/api/v1/scrub"),
-            ),
+            *(("GET", "/topics"), ("POST", "/topics/t/produce"), ("GET", "/topics/t/stream"), ("DELETE", "/topics/t")),
+            *(("GET", "/api/v1/pipelines"), ("POST", "/api/v1/pipelines/p"), ("POST", "/api/v1/scrub")),
         ):
             answer = httpx.request(method, broker.url + path)
             assert answer.status_code == 501, path
             assert "queues only (topics.enabled: false)" in answer.json()["error"]
-        assert not any(
-            path.startswith("/topics")
-            for path in httpx.get(f"{broker.url}/openapi.json").json()["paths"]
-        )
+        assert not any(path.startswith("/topics") for path in httpx.get(f"{broker.url}/openapi.json").json()["paths"])
         away = {"type": "http", "url": "http://127.0.0.1:1/"}
         for definition in (
             {"source": {"topic": "t"}, "destination": away},

@@ -1,10 +1,11 @@
 """HTTP requests to whichever of several brokers answers.
 
 All brokers on one database are equal, so any of them can serve any request. We stay with the one
-that answered last: its connections are warm. When it cannot be reached, breaks off, says 503 or has
-no room we go to the next, and after a round without success we wait a little longer each time,
-until `patience` is used up. Each is asked once in any case: a frozen broker may use up all patience
-by itself.
+that answered last: its connections are warm. When an answer closes its connection the broker is
+about to stop, and the next request goes to the next one. When it cannot be reached, breaks off,
+says 503 or has no room we go to the next as well, and after a round without success we wait a
+little longer each time, until `patience` is used up. Each is asked once in any case: a frozen
+broker may use up all patience by itself.
 
 What a second attempt may do is the caller's knowledge: `again=True` says that sending the request
 twice does no harm (a push carries transaction ids, a second ack changes nothing). Without it a
@@ -98,6 +99,8 @@ class Brokers:
                     idempotent=again,
                 )
                 if answer.status < 500:
+                    if answer.headers.get("connection") == "close":  # it is about to stop
+                        self._leave(place)
                     return answer
                 failure: PenstockError = error_from_http(answer.status, answer.body)
                 certain = answer.status in (503, 507)  # the broker says that it did nothing
@@ -107,8 +110,7 @@ class Brokers:
                 failure, certain = error, isinstance(error, CannotConnect)
             if not (again or certain):
                 raise failure
-            if place == self._current:  # otherwise someone else has moved on already
-                self._current = (place + 1) % len(self._clients)
+            self._leave(place)
             tried += 1
             give_up = min(give_up, clock() + patience)
             wait = backoff.delay() if tried % len(self._clients) == 0 else 0.0
@@ -117,6 +119,11 @@ class Brokers:
             ):
                 raise failure
             await asyncio.sleep(wait)
+
+    def _leave(self, place: int) -> None:
+        """The next request goes to the next broker."""
+        if place == self._current:  # otherwise someone else has moved on already
+            self._current = (place + 1) % len(self._clients)
 
     def _headers(self, body: bytes) -> tuple[tuple[str, str], ...]:
         headers = _JSON if body else ()
