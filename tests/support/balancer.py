@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-import httpx
-
 
 class Balancer:
     def __init__(self, urls: Sequence[str]) -> None:
@@ -19,15 +17,10 @@ class Balancer:
 
     async def check(self, interval: float) -> None:
         """As balancers do: a broker counts while its last probe was answered with 200."""
-        async with httpx.AsyncClient(timeout=2.0) as client:
-            while True:
-                for url in self._urls:
-                    try:
-                        good = (await client.get(f"{url}/health/ready")).status_code == 200
-                    except httpx.TransportError:
-                        good = False
-                    (self.ready.add if good else self.ready.discard)(url)
-                await asyncio.sleep(interval)
+        while True:
+            for url in self._urls:
+                (self.ready.add if await _is_ready(url) else self.ready.discard)(url)
+            await asyncio.sleep(interval)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._next += 1
@@ -61,9 +54,24 @@ async def balancing(urls: Sequence[str], interval: float = 0.1) -> AsyncIterator
     try:
         yield balancer
     finally:
-        checking.cancel()
         server.close()
         await balancer.close()
+        if checking.done():
+            checking.result()  # raises what ended it
+        checking.cancel()
+
+
+async def _is_ready(url: str) -> bool:
+    try:
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            try:
+                writer.write(b"GET /health/ready HTTP/1.0\r\n\r\n")
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
