@@ -95,7 +95,11 @@ def test_a_broker_that_is_not_there_is_passed_over_and_one_that_comes_back_is_fo
 def test_a_broker_whose_answer_closes_the_connection_is_left_before_it_stops():
     async def body() -> None:
         first, second = Scripted(queued), Scripted(queued)
-        async with serving(first.route) as one, serving(second.route) as two, Client([one.url, two.url]) as client:
+        async with (
+            serving(first.route) as one,
+            serving(second.route) as two,
+            Client([one.url, two.url]) as client,
+        ):
             await client.push("q", 1)
             one.drain()
             for number in (2, 3, 4):

@@ -22,7 +22,8 @@ def instructions(text: str) -> list[tuple[str, str]]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [
-        (word.upper(), rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)
+        (word.upper(), rest.strip())
+        for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)
     ]
 
 
@@ -56,20 +57,30 @@ class Stage:
         layers = f"lowerdir=/,upperdir={self.directory}/upper,workdir={self.directory}/work"
         proc = f"mount -t proc proc {root}/proc" if isolate else f"mount --rbind /proc {root}/proc"
         script = f"mount -t overlay overlay -o {layers} {root} && {proc} && mount --rbind /dev {root}/dev && exec "
-        enter = ["chroot", *([f"--userspec={self.user}:{self.user}"] if self.user else []), str(root)]
+        enter = [
+            "chroot",
+            *([f"--userspec={self.user}:{self.user}"] if self.user else []),
+            str(root),
+        ]
         enter += ["env", *(f"{name}={value}" for name, value in self.env.items())]
         enter += ["sh", "-c", f'cd {self.workdir} && exec "$@"', "sh", *argv]
         flags = ["--mount", *(["--pid", "--fork", "--kill-child"] if isolate else [])]
         return ["unshare", *flags, "sh", "-c", script + shlex.join(enter)]
 
     def run(self, *argv: str) -> None:
-        done = subprocess.run(self.command(*argv), capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            self.command(*argv), capture_output=True, text=True, timeout=600, check=False
+        )
         assert done.returncode == 0, f"{argv}: {done.stdout}\n{done.stderr}"
 
 
 def build(directory: Path) -> Stage:
     """The last stage."""
-    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     stages: dict[str, Stage] = {}
     stage: Stage | None = None
     for word, rest in instructions((ROOT / "deploy/docker/Dockerfile").read_text()):
@@ -80,16 +91,22 @@ def build(directory: Path) -> Stage:
             stage = stages[name] = Stage(directory / name)
             # The base image's Python is this machine's, for whichever user.
             python = Path(sys.base_prefix) / "bin"
-            stage.env["PATH"] = f"{python}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+            stage.env["PATH"] = (
+                f"{python}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+            )
             stage.env["HOME"] = "/tmp"
             stage.run("chmod", "o+x", *(str(path) for path in python.parents))
-            stage.run("sh", "-c", "userdel penstock; groupdel penstock; true")  # made by tests that run as root
+            stage.run(
+                "sh", "-c", "userdel penstock; groupdel penstock; true"
+            )  # made by tests that run as root
             continue
         assert stage is not None
         if word == "ENV":
             for pair in shlex.split(rest):
                 name, _, value = pair.partition("=")
-                stage.env[name] = re.sub(r"\$(\w+)", lambda match, env=stage.env: env.get(match[1], ""), value)
+                stage.env[name] = re.sub(
+                    r"\$(\w+)", lambda match, env=stage.env: env.get(match[1], ""), value
+                )
         elif word == "WORKDIR":
             stage.run("mkdir", "-p", rest)
             stage.workdir = rest
@@ -113,10 +130,16 @@ def _copy(rest: str, stage: Stage, stages: dict[str, Stage], rules: list[str]) -
     into = stage.directory / "upper" / str(Path(stage.workdir, target)).lstrip("/")
     for source in sources:
         if origin:
-            shutil.copytree(stages[origin].directory / "upper" / source.lstrip("/"), into, symlinks=True)
+            shutil.copytree(
+                stages[origin].directory / "upper" / source.lstrip("/"), into, symlinks=True
+            )
             continue
         path = ROOT / source
-        for file in [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file()):
+        for file in (
+            [path]
+            if path.is_file()
+            else sorted(found for found in path.rglob("*") if found.is_file())
+        ):
             name = file.relative_to(ROOT).as_posix()
             if allowed(name, rules):
                 directory = target.endswith(("/", ".")) or len(sources) > 1

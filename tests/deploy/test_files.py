@@ -61,11 +61,16 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
         (container,) = resource(kind, name)["spec"]["template"]["spec"]["containers"]
         yield (
             f"{kind} {name}",
-            image | {one["name"]: one.get("value", "postgresql://db/app") for one in container["env"]},
+            image
+            | {one["name"]: one.get("value", "postgresql://db/app") for one in container["env"]},
         )
     yield (
         "systemd",
-        dict(line.split("=", 2)[1:] for line in UNIT.read_text().splitlines() if line.startswith("Environment=")),
+        dict(
+            line.split("=", 2)[1:]
+            for line in UNIT.read_text().splitlines()
+            if line.startswith("Environment=")
+        ),
     )
 
 
@@ -82,18 +87,27 @@ def test_compose_files_fit_the_schema_and_name_what_is_there(path):
     for name, service in tree["services"].items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            assert (COMPOSE / source).exists() if source.startswith(".") else source in tree["volumes"], volume
+            assert (
+                (COMPOSE / source).exists() if source.startswith(".") else source in tree["volumes"]
+            ), volume
         assert set(service.get("depends_on", ())) <= tree["services"].keys()
-        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), "open to the network"
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), (
+            "open to the network"
+        )
         if "build" in service:
             assert (COMPOSE / service["build"]["context"]).resolve() == ROOT
             assert (ROOT / service["build"]["dockerfile"]).exists()
-            assert Origins(hosts=service["environment"]["PENSTOCK_HTTP_SERVER_HOSTS"]).has_host(f"{name}:6632")
+            assert Origins(hosts=service["environment"]["PENSTOCK_HTTP_SERVER_HOSTS"]).has_host(
+                f"{name}:6632"
+            )
 
 
 def test_prometheus_and_grafana_find_brokers_rules_and_dashboards():
     services = yaml.safe_load((COMPOSE / "cluster.yaml").read_text())["services"]
-    mounted = {name: dict(v.split(":")[1::-1] for v in services[name]["volumes"]) for name in ("prometheus", "grafana")}
+    mounted = {
+        name: dict(v.split(":")[1::-1] for v in services[name]["volumes"])
+        for name in ("prometheus", "grafana")
+    }
     prometheus = yaml.safe_load((COMPOSE / "prometheus/prometheus.yml").read_text())
     (rules,) = prometheus["rule_files"]
     assert list((COMPOSE / mounted["prometheus"][str(Path(rules).parent)]).glob(Path(rules).name))
@@ -101,11 +115,15 @@ def test_prometheus_and_grafana_find_brokers_rules_and_dashboards():
     brokers = [name for name, service in services.items() if service["image"] == "penstock"]
     assert scrape["static_configs"][0]["targets"] == [f"{name}:{PORTS['http']}" for name in brokers]
     provisioning = COMPOSE / mounted["grafana"]["/etc/grafana/provisioning"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards/penstock.yml").read_text())["providers"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/penstock.yml").read_text())[
+        "providers"
+    ]
     boards = sorted((COMPOSE / mounted["grafana"][provider["options"]["path"]]).glob("*.json"))
     assert boards
     assert all(json.loads(board.read_text())["uid"] for board in boards)
-    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
     assert source["url"] == "http://prometheus:9090"
 
 
@@ -128,7 +146,11 @@ def test_kustomize_renders_the_manifests():
 def test_manifests_agree_with_each_other_and_with_the_image():
     named = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
     assert sorted(named) == [path.name for path in MANIFESTS]
-    user = next(rest for word, rest in instructions((DEPLOY / "docker/Dockerfile").read_text()) if word == "USER")
+    user = next(
+        rest
+        for word, rest in instructions((DEPLOY / "docker/Dockerfile").read_text())
+        if word == "USER"
+    )
     settings = yaml.safe_load(resource("ConfigMap", "penstock")["data"]["penstock.yaml"])
     stopping = sum(int(settings[key].rstrip("s")) for key in ("shutdown_delay", "shutdown_timeout"))
     for kind, name, service in (
@@ -153,9 +175,15 @@ def test_manifests_agree_with_each_other_and_with_the_image():
         assert settings["shutdown_delay"] == "10s"
         assert (probe["periodSeconds"] + probe["timeoutSeconds"]) * probe["failureThreshold"] < 10
         assert probe["httpGet"]["path"] == "/health/ready"
-        assert {container[one]["httpGet"]["path"] for one in ("startupProbe", "livenessProbe")} == {"/health/live"}
+        assert {container[one]["httpGet"]["path"] for one in ("startupProbe", "livenessProbe")} == {
+            "/health/live"
+        }
         volumes = [
-            one["name"] for one in (*pod["volumes"], *(v["metadata"] for v in spec.get("volumeClaimTemplates", ())))
+            one["name"]
+            for one in (
+                *pod["volumes"],
+                *(v["metadata"] for v in spec.get("volumeClaimTemplates", ())),
+            )
         ]
         assert sorted(one["name"] for one in container["volumeMounts"]) == sorted(volumes)
         hosts = Origins(hosts=settings["http_server"]["hosts"])
@@ -175,7 +203,9 @@ def test_what_the_brokers_are_given_are_settings(tmp_path):
 
 def test_systemd_accepts_the_unit_and_finds_it_hardened(tmp_path):
     analyze = tool("systemd-analyze")
-    text = UNIT.read_text().replace("/opt/penstock/bin/penstock", "/bin/true")  # it looks whether the program is there
+    text = UNIT.read_text().replace(
+        "/opt/penstock/bin/penstock", "/bin/true"
+    )  # it looks whether the program is there
     unit = tmp_path / "penstock.service"
     unit.write_text(text)
     done = run(analyze, "verify", "--man=no", str(unit))

@@ -21,12 +21,24 @@ PORT = 26632
 
 
 def test_the_build_sees_what_it_copies_and_nothing_else():
-    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    copied = [rest.split()[:-1] for word, rest in instructions(DOCKERFILE.read_text()) if word == "COPY"]
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    copied = [
+        rest.split()[:-1] for word, rest in instructions(DOCKERFILE.read_text()) if word == "COPY"
+    ]
     sources = [source for words in copied if not words[0].startswith("--from") for source in words]
     assert {"requirements/run.txt", "src", "pyproject.toml", "README.md", "LICENSE"} <= set(sources)
     assert all((ROOT / source).exists() and allowed(source, rules) for source in sources)
-    for name in (".git/config", ".venv/bin/python", "tests/conftest.py", "src/penstock/__pycache__/x.pyc", ".env"):
+    for name in (
+        ".git/config",
+        ".venv/bin/python",
+        "tests/conftest.py",
+        "src/penstock/__pycache__/x.pyc",
+        ".env",
+    ):
         assert not allowed(name, rules), name
 
 
@@ -60,18 +72,31 @@ def run_broker(stage: Stage) -> None:
     output = stage.directory / "output"
     for _ in range(2):  # the second start finds the first one's data
         with output.open("w") as log:
-            process = subprocess.Popen(stage.command(*command, isolate=True), stdout=log, stderr=log)
+            process = subprocess.Popen(
+                stage.command(*command, isolate=True), stdout=log, stderr=log
+            )
             guard.watch(process.pid)
         try:
-            until(lambda process=process: "is ready" in output.read_text() or process.poll() is not None, 120)
+            until(
+                lambda process=process: (
+                    "is ready" in output.read_text() or process.poll() is not None
+                ),
+                120,
+            )
             assert process.poll() is None, output.read_text()
             url = f"http://127.0.0.1:{PORT}"
-            pushed = httpx.post(f"{url}/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]})
+            pushed = httpx.post(
+                f"{url}/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]}
+            )
             assert pushed.status_code == 201
-            check = subprocess.run(stage.command(*json.loads(health)), capture_output=True, text=True, check=False)
+            check = subprocess.run(
+                stage.command(*json.loads(health)), capture_output=True, text=True, check=False
+            )
             assert check.returncode == 0, check.stderr
             broker = int(subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True))
-            owners = subprocess.check_output(["ps", "-o", "uid=", "--ppid", str(broker), str(broker)], text=True)
+            owners = subprocess.check_output(
+                ["ps", "-o", "uid=", "--ppid", str(broker), str(broker)], text=True
+            )
             assert {int(uid) for uid in owners.split()} == {10001}
             os.kill(broker, signal.SIGTERM)
             assert process.wait(60) == 0, output.read_text()
@@ -80,6 +105,8 @@ def run_broker(stage: Stage) -> None:
             process.wait()
         assert "stopped in" in output.read_text()
         assert not list((stage.directory / "upper/var/lib/penstock").rglob("postmaster.pid"))
-    failed = subprocess.run(stage.command(*json.loads(health)), capture_output=True, text=True, check=False)
+    failed = subprocess.run(
+        stage.command(*json.loads(health)), capture_output=True, text=True, check=False
+    )
     assert failed.returncode == 1
     assert "refused" in failed.stderr

@@ -26,7 +26,9 @@ def ready(broker: BrokerProcess, query: str = "") -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_noticed(tmp_path, database_url):
+def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_noticed(
+    tmp_path, database_url
+):
     with BrokerProcess(tmp_path, database_url=database_url, workers=2, shutdown_delay=5) as broker:
         assert ready(broker) == (200, "ready")
         with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=broker.url) as client:
@@ -48,7 +50,9 @@ def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_no
         assert broker.process.wait(20) == 0
 
 
-def test_without_its_database_a_broker_is_ready_while_it_can_buffer_unless_the_balancer_wants_more(tmp_path):
+def test_without_its_database_a_broker_is_ready_while_it_can_buffer_unless_the_balancer_wants_more(
+    tmp_path,
+):
     with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         assert ready(broker) == (200, "ready")
         assert ready(broker, "?database=required") == (503, "unavailable")
@@ -87,7 +91,9 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
                     number, pushed = pushed, pushed + 1
                     await client.push("rolling", number, partition=str(number % 7))
                     waiting = pushed - min(seen.total() for seen in taken.values())
-                    await asyncio.sleep(0.01 if waiting < 200 else 1.0)  # whatever the machine takes
+                    await asyncio.sleep(
+                        0.01 if waiting < 200 else 1.0
+                    )  # whatever the machine takes
 
             async def take(client: Client, group: str) -> None:
                 acks = group.endswith("acks")
@@ -107,14 +113,20 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
                 # An answer that is lost costs its lease, and that outlives the test.
                 await one.configure("rolling", lease_time=3600, retry_limit=5)
                 groups = [group for group in taken if group != "moved"]
-                working = [asyncio.create_task(take(clients[group.split("-")[0]], group)) for group in groups]
+                working = [
+                    asyncio.create_task(take(clients[group.split("-")[0]], group))
+                    for group in groups
+                ]
                 working += [asyncio.create_task(move(client)) for client in clients.values()]
                 pushing = [asyncio.create_task(push(client)) for client in clients.values()]
                 for broker in [*brokers] * rounds:
                     assert await asyncio.to_thread(broker.stop, 60) == 0
                     before = pushed
                     await eventually(
-                        lambda before=before: pushed > before + 20 or any(map(asyncio.Task.done, working)), 60
+                        lambda before=before: (
+                            pushed > before + 20 or any(map(asyncio.Task.done, working))
+                        ),
+                        60,
                     )
                     for task in working:
                         assert not task.done() or task.result()  # raises what ended it
@@ -134,7 +146,9 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
                     await eventually(all_there, 60)
                 except AssertionError:
                     missing = {group: sorted(everything - seen) for group, seen in taken.items()}
-                    raise AssertionError(f"of {pushed} messages these did not arrive: {missing}") from None
+                    raise AssertionError(
+                        f"of {pushed} messages these did not arrive: {missing}"
+                    ) from None
                 for task in working:
                     task.cancel()
                 await asyncio.gather(*working, return_exceptions=True)
@@ -151,13 +165,25 @@ def test_a_broker_for_queues_only_refuses_topics_clearly_and_shares_its_director
     with BrokerProcess(broker.data_dir, **broker.settings, topics__enabled=False) as other:
         assert set(broker.addresses) == {"HTTP"}
         for method, path in (
-            *(("GET", "/topics"), ("POST", "/topics/t/produce"), ("GET", "/topics/t/stream"), ("DELETE", "/topics/t")),
-            *(("GET", "/api/v1/pipelines"), ("POST", "/api/v1/pipelines/p"), ("POST", "/api/v1/scrub")),
+            *(
+                ("GET", "/topics"),
+                ("POST", "/topics/t/produce"),
+                ("GET", "/topics/t/stream"),
+                ("DELETE", "/topics/t"),
+            ),
+            *(
+                ("GET", "/api/v1/pipelines"),
+                ("POST", "/api/v1/pipelines/p"),
+                ("POST", "/api/v1/scrub"),
+            ),
         ):
             answer = httpx.request(method, broker.url + path)
             assert answer.status_code == 501, path
             assert "queues only (topics.enabled: false)" in answer.json()["error"]
-        assert not any(path.startswith("/topics") for path in httpx.get(f"{broker.url}/openapi.json").json()["paths"])
+        assert not any(
+            path.startswith("/topics")
+            for path in httpx.get(f"{broker.url}/openapi.json").json()["paths"]
+        )
         away = {"type": "http", "url": "http://127.0.0.1:1/"}
         for definition in (
             {"source": {"topic": "t"}, "destination": away},
