@@ -10,7 +10,10 @@ import sys
 import urllib.request
 
 port = os.environ.get("PENSTOCK_HTTP_SERVER_PORT", "6632")
-secure = bool(os.environ.get("PENSTOCK_TLS_CERTIFICATE") or os.environ.get("PENSTOCK_HTTP_SERVER_SSL_CERT_PATH"))
+secure = bool(
+    os.environ.get("PENSTOCK_TLS_CERTIFICATE")
+    or os.environ.get("PENSTOCK_HTTP_SERVER_SSL_CERT_PATH")
+)
 context = ssl.create_default_context()
 context.check_hostname = False
 context.verify_mode = ssl.CERT_NONE
