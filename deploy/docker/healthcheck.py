@@ -1,7 +1,8 @@
 """Exit code 0 while the broker in this container serves: what HEALTHCHECK asks.
 
-It asks for liveness: a broker whose database is down holds the buffer, and restarting it would help nobody. The port
-is the broker's own; with a certificate it speaks TLS, and which name that is for does not matter here.
+It asks for liveness: a broker whose database is down holds the buffer, and restarting it would help
+nobody. The port is the broker's own; with a certificate it speaks TLS, and which name that is for
+does not matter here.
 """
 
 import os

@@ -1,8 +1,9 @@
 """Builds deploy/docker/Dockerfile without a container engine, as far as that goes.
 
-Each stage is this machine's file system with a layer of its own on top (overlayfs in a mount namespace), in place of
-the base image; the machine's own files stay as they are. COPY, WORKDIR, ENV, USER and RUN do in it what they say. That
-shows whether the steps work and what is in the result, not whether the base image has all they need.
+Each stage is this machine's file system with a layer of its own on top (overlayfs in a mount
+namespace), in place of the base image; the machine's own files stay as they are. COPY, WORKDIR, ENV,
+USER and RUN do in it what they say. That shows whether the steps work and what is in the result, not
+whether the base image has all they need.
 """
 
 import re
@@ -52,11 +53,16 @@ class Stage:
             (self.directory / name).mkdir(parents=True)
 
     def command(self, *argv: str, isolate: bool = False) -> list[str]:
-        """A command line that runs `argv` in this stage; isolated: as process 1 of its own process namespace."""
+        """A command line that runs `argv` in this stage; isolated: as process 1 of a process
+        namespace of its own.
+        """
         root = self.directory / "root"
         layers = f"lowerdir=/,upperdir={self.directory}/upper,workdir={self.directory}/work"
         proc = f"mount -t proc proc {root}/proc" if isolate else f"mount --rbind /proc {root}/proc"
-        script = f"mount -t overlay overlay -o {layers} {root} && {proc} && mount --rbind /dev {root}/dev && exec "
+        script = (
+            f"mount -t overlay overlay -o {layers} {root} && {proc}"
+            f" && mount --rbind /dev {root}/dev && exec "
+        )
         enter = [
             "chroot",
             *([f"--userspec={self.user}:{self.user}"] if self.user else []),

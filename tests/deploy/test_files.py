@@ -1,4 +1,4 @@
-"""What is in deploy/ fits its schemas, its tools accept it, and it agrees with the broker and with itself."""
+"""What is in deploy/ fits its schemas, its tools accept it, and it agrees with the broker."""
 
 import json
 import re

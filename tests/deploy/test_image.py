@@ -1,4 +1,4 @@
-"""The image: what .dockerignore lets through, and its steps run from the first to the last (soak)."""
+"""The image: what .dockerignore lets through, and its steps, all of them run (soak)."""
 
 import json
 import os

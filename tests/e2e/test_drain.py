@@ -1,4 +1,6 @@
-"""Stopping a broker that others depend on: it says so first, finishes what it began, and clients go on elsewhere."""
+"""Stopping a broker that others depend on: it says so first, finishes what it began, and clients
+use another one.
+"""
 
 import asyncio
 import os
@@ -72,7 +74,9 @@ def brokers(postgres, tmp_path_factory):
 
 
 def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_error(brokers, soak):
-    """A rolling restart under load, through a balancer and with two addresses. Each message exactly once."""
+    """A rolling restart under load, through a balancer and with two addresses: each message
+    exactly once.
+    """
     rounds = 3 if soak else 1
 
     async def body() -> None:

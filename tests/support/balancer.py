@@ -1,4 +1,4 @@
-"""A load balancer in miniature: TCP connections, spread over the brokers that say they are ready."""
+"""A load balancer in miniature: TCP connections, spread over the brokers that are ready."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -158,7 +158,8 @@ async def _serve(config: Config) -> None:
     try:
         await listeners.start()
         await workers.start()
-        # Without certificates SIGHUP ends the process: its terminal is gone. Under systemd it has none.
+        # Without certificates SIGHUP ends the process: its terminal is gone. Under a service
+        # manager it has none.
         if listeners.certificates.all or systemd.is_manager():
 
             def renew() -> None:

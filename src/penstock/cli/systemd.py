@@ -1,8 +1,8 @@
 """What a service manager wants to hear: ready, stopping, and that the event loop still turns.
 
-systemd gives a service with `Type=notify` the address of a datagram socket in NOTIFY_SOCKET and, with `WatchdogSec=`,
-the interval in WATCHDOG_USEC. The protocol is one datagram per message (sd_notify(3)), so we need no library for it.
-Without NOTIFY_SOCKET nothing is sent.
+systemd gives a service with `Type=notify` the address of a datagram socket in NOTIFY_SOCKET and,
+with `WatchdogSec=`, the interval in WATCHDOG_USEC. The protocol is one datagram per message
+(sd_notify(3)), so we need no library for it. Without NOTIFY_SOCKET nothing is sent.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ def is_manager() -> bool:
 
 
 def notify(message: str) -> None:
-    """Send `READY=1` and the like. A manager that cannot be reached is logged, and keeps nobody from serving."""
+    """Send `READY=1` and the like. A manager that cannot be reached is logged, and keeps nobody
+    from serving.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -35,7 +37,9 @@ def notify(message: str) -> None:
 
 
 class Watchdog:
-    """Sends WATCHDOG=1 from the event loop twice per interval: a loop that hangs is noticed, and restarted."""
+    """Sends WATCHDOG=1 from the event loop twice per interval: a loop that hangs is noticed, and
+    the process restarted.
+    """
 
     def __init__(self) -> None:
         self._interval = _interval()

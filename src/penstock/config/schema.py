@@ -408,7 +408,8 @@ class Config:
     )
     shutdown_delay: Seconds = key(
         0.0,
-        "first /health/ready says 503 for this long and all else is served, so that load balancers notice",
+        "first /health/ready says 503 for this long and all else is served,"
+        " so that load balancers notice",
     )
     shutdown_timeout: Seconds = key(10.0, "then the time to finish what is in flight when stopping")
     database: Database = section(Database, "PostgreSQL")

@@ -191,13 +191,14 @@ class Listeners:
     async def stop(
         self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
     ) -> None:
-        """Not ready for `delay` seconds, then stop accepting, let what is in flight finish within `patience`, close.
+        """Not ready for `delay` seconds, then stop accepting, let what is in flight finish within
+        `patience`, close.
 
         `others` ends when the processes have stopped that pass requests on to this one.
         """
         self._broker.draining = True
-        if self._http:
-            self._http.drain()  # first: an answer that keeps its connection open would invite a request too late
+        if self._http:  # first: an answer that keeps its connection open invites a late request
+            self._http.drain()
         stopping = asyncio.ensure_future(others) if others else None
         await asyncio.sleep(delay)
         self._broker.queues.answer_waiting()
