@@ -7,8 +7,9 @@ from pathlib import Path
 import asyncpg
 
 from penstock.queues.options import OPTIONS, QueueOptions, options_of
-from penstock.wire.http.api.resources import routes
+from penstock.wire.http.api.resources import ResourcesApi
 from penstock.wire.http.openapi import document
+from penstock.wire.http.routes import routes_of
 from tests.queues.support import running
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def test_the_page_has_a_row_for_every_option() -> None:
 def test_the_openapi_document_names_every_option(database_url: str) -> None:
     async def body() -> None:
         async with running(database_url) as queues:
-            schemas = document(routes(queues, None))["components"]["schemas"]  # type: ignore[arg-type]
+            schemas = document(routes_of(ResourcesApi(queues, None)))["components"]["schemas"]  # type: ignore[arg-type]
             properties = schemas["QueueOptions"]["properties"]
             assert {name: about["default"] for name, about in properties.items()} == {
                 one.name: one.default for one in OPTIONS
