@@ -1,0 +1,90 @@
+/**
+ * The broker's HTTP API: one way to ask, one kind of error, one live stream.
+ *
+ * Addresses are relative to the page (`../` is the broker's root), so the Console works under any
+ * path prefix of a reverse proxy. The token lives in this tab's session storage and travels in the
+ * Authorization header; there are no cookies, so no other site can act in its name.
+ */
+
+const ROOT = new URL("../", document.baseURI);
+const TOKEN = "penstock.token";
+
+/** What the broker (or the way to it) answered instead of success. */
+export class ApiError extends Error {
+  /** @param {string} message @param {number} status 0: no answer at all */
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN) ?? "",
+  set: (text) => (text ? sessionStorage.setItem(TOKEN, text) : sessionStorage.removeItem(TOKEN)),
+};
+
+/** @returns {string} the path with encoded parts: path`/api/v1/queues/${name}` */
+export function path(strings, ...values) {
+  return strings.reduce((text, part, i) => text + encodeURIComponent(values[i - 1]) + part);
+}
+
+/** `query` without what is empty. */
+function address(target, query = {}) {
+  const url = new URL(target.replace(/^\//, ""), ROOT);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== "" && value !== null && value !== undefined) url.searchParams.set(name, value);
+  }
+  return url;
+}
+
+async function send(method, target, { query, body, signal } = {}) {
+  const headers = {};
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(address(target, query), {
+      method, headers, signal, cache: "no-store",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The broker does not answer.", 0);
+  }
+  if (answer.ok) return answer;
+  let text = "";
+  try {
+    text = (await answer.json()).error;
+  } catch { /* a proxy's page: the status says it */ }
+  throw new ApiError(text || `The broker answered ${answer.status} ${answer.statusText}.`, answer.status);
+}
+
+/** Ask and get JSON (null when there is no body). */
+export async function ask(method, target, options) {
+  const answer = await send(method, target, options);
+  const text = await answer.text();
+  return text ? JSON.parse(text) : null;
+}
+
+export const get = (target, query, signal) => ask("GET", target, { query, signal });
+
+/**
+ * Call `seen(value)` for each event of a stream until `signal` ends it or the stream ends.
+ * Not EventSource: that cannot send the token.
+ */
+export async function listen(target, query, seen, signal) {
+  const answer = await send("GET", target, { query, signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5));
+      const name = part.match(/^event:\s*(\S+)/m)?.[1] ?? "message";
+      if (data.length) seen(JSON.parse(data.join("\n")), name);
+    }
+  }
+}
