@@ -1,0 +1,44 @@
+/** Pieces that several pages show alike. */
+import { html } from "../html.js";
+import { ago, count, duration, moment } from "../format.js";
+
+/** A large figure with its name, and what is said under it. */
+export const figure = (name, value, more = "") => html`<div class="figure"><span>${name}</span><b>${value}</b>${more}</div>`;
+
+/** The filter of a list; its text stands in the address. */
+export const filter = (query, what, name = "filter") => html`<input class="grow" type="search" data-filter="${name}"
+  value="${query[name] ?? ""}" placeholder="${what} ( / )" aria-label="${what}">`;
+
+/** Names and values, one under the other. */
+export const pairs = (rows) => html`<dl class="pairs">${rows.filter(Boolean).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+
+/** Relative time with the absolute one on hover. */
+export const since = (at) => html`<time title="${moment(at)}">${ago(at)}</time>`;
+
+/** How long the oldest one waits; long waits are said in colour and in words. */
+export const age = (seconds, long = 60) => (seconds > long ? html`<span class="warn">${duration(seconds)}</span>` : duration(seconds));
+
+/** A number that is bad unless it is 0. */
+export const bad = (value) => (value ? html`<span class="bad">${count(value)}</span>` : count(value));
+
+/** What fills an empty list: one sentence and a command to copy. */
+export const teach = (sentence, command) => html`<p>${sentence}</p><pre>${command}</pre>
+  <p><button data-action="copy" data-text="${command}">Copy</button></p>`;
+
+/** Pages of a list by offset; the server says how many there are. */
+export function pager(query, total, shown, context) {
+  const offset = Number(query.offset ?? 0);
+  if (total <= shown && !offset) return html`<div class="pager">${count(total)} in all</div>`;
+  const limit = Number(query.limit ?? 50);
+  return html`<div class="pager">${count(offset + 1)} to ${count(offset + shown)} of ${count(total)}
+    ${offset ? html`<a href="${context.withQuery({ offset: Math.max(0, offset - limit) || "" })}">← before</a>` : ""}
+    ${offset + shown < total ? html`<a href="${context.withQuery({ offset: offset + limit })}">after →</a>` : ""}</div>`;
+}
+
+/** A button that is greyed out, with the reason, when the role does not allow it. */
+export function button(context, role, action, label, { danger = false, primary = false, data = {} } = {}) {
+  const allowed = context.may(role);
+  const attributes = Object.entries(data).map(([name, value]) => html` data-${name}="${value}"`);
+  return html`<button data-action="${action}" class="${danger ? "danger" : primary ? "primary" : ""}" ${attributes}
+    ${allowed ? "" : html`disabled title="Your role (${context.me?.role ?? "unknown"}) does not allow this."`}>${label}</button>`;
+}

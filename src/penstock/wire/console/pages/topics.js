@@ -1,0 +1,160 @@
+/** Topics: size, rates, groups and lag; one topic with its records, a live tail, and what can be done. */
+import { ask, get, listen, path } from "../api.js";
+import { html } from "../html.js";
+import { clock, count, rate, size } from "../format.js";
+import { lines, sparkline } from "../components/chart.js";
+import { confirm, form } from "../components/dialog.js";
+import { payload, visible } from "../components/json.js";
+import { table } from "../components/table.js";
+import { bad, button, figure, filter, pager, pairs, teach } from "./common.js";
+
+const linkTo = (topic) => `#/topics/${encodeURIComponent(topic)}`;
+const MOST_TAILED = 200;
+
+const COLUMNS = [
+  { name: "name", title: "Topic", sort: true, cell: (t) => html`<a href="${linkTo(t.name)}">${t.name}</a>` },
+  { name: "records", title: "Records", number: true, card: true, sort: true, cell: (t) => count(t.records) },
+  { name: "bytes", title: "Size", number: true, sort: true, cell: (t) => size(t.bytes) },
+  { name: "rate", title: "Records/s", number: true, card: true, sort: true, cell: (t) => rate(t.rate) },
+  { name: "history", title: "15 min", cell: (t) => sparkline(t.history ?? [], "produced", `records per second of ${t.name}`) },
+  { name: "segments", title: "Segments", number: true, cell: (t) => count(t.segments) },
+  { name: "groups", title: "Groups", number: true, cell: (t) => count(t.groups) },
+  { name: "worstLag", title: "Worst lag", number: true, sort: true, cell: (t) => count(t.worstLag) },
+  { name: "policy", title: "Policy", cell: (t) => t.policy },
+  { name: "damaged", title: "Damaged", number: true, cell: (t) => bad(t.damaged) },
+];
+
+export const topics = {
+  path: "/topics",
+  title: () => "Topics",
+  load: (_, query, signal) => get("/topics", { details: true, filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
+  view(data, context) {
+    const { query } = context;
+    return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>
+      ${table({ columns: COLUMNS, rows: data.topics, key: (t) => t.name, href: (t) => linkTo(t.name), sort: query.sort ?? "name", caption: "Topics",
+        empty: query.filter ? "No topic matches." : teach("There is no topic yet.", "echo hello | penstock topic produce greetings") })}
+      ${pager(query, data.total, data.topics.length, context)}`;
+  },
+  actions: {
+    async create(_, context) {
+      const values = await form({
+        title: "Create a topic", button: "Create", fields: [{ name: "topic", label: "Name" }],
+        check: async ({ topic }) => {
+          try { await ask("POST", path`/topics/${topic.trim()}`); } catch (error) { return error.message; }
+          return "";
+        },
+      });
+      if (values) context.go(linkTo(values.topic.trim()));
+    },
+  },
+};
+
+/** A live tail: records as they come, in this page's own list, until it is stopped or left. */
+function tail(context) {
+  const { state, params } = context;
+  state.tail = { records: [], ending: new AbortController() };
+  const mine = state.tail;
+  const seen = (value) => {
+    const records = Array.isArray(value) ? value : value.messages ?? [value];
+    const words = (context.query.contains ?? "").toLowerCase();
+    for (const record of records) {
+      if (!words || String(record.payload).toLowerCase().includes(words)) mine.records.unshift({ ...record, seen: Date.now() });
+    }
+    mine.records.length = Math.min(mine.records.length, MOST_TAILED);
+    context.draw();
+  };
+  listen(path`/topics/${params.topic}/stream`, {}, seen, mine.ending.signal)
+    .catch((error) => { if (error.name !== "AbortError") context.say(error.message, "bad"); })
+    .finally(() => { if (state.tail === mine) { state.tail = null; context.draw(); } });
+}
+
+const RECORDS = [
+  { name: "offset", title: "Offset", number: true, card: true, cell: (r) => count(r.offset) },
+  { name: "payload", title: "Payload", card: true, cell: (r) => html`<details><summary class="mono">${visible(String(r.payload).slice(0, 200))}</summary>${payload(String(r.payload), "json")}</details>` },
+];
+
+export const topic = {
+  path: "/topics/:topic",
+  title: ({ topic: name }) => name,
+  crumbs: ({ topic: name }) => html`<a href="#/topics">Topics</a> / <b>${name}</b>`,
+  async load({ topic: name }, query, signal) {
+    const info = await get(path`/topics/${name}`, {}, signal);
+    const groups = get(path`/topics/${name}/groups`, {}, signal);
+    const from = query.offset !== undefined ? Number(query.offset) : Math.max(info.first_offset ?? info.firstOffset ?? 0, (info.next_offset ?? info.nextOffset) - 50);
+    const records = get(path`/topics/${name}/consume`, query.time ? { time: Date.parse(query.time), max: 50 } : { offset: from, max: 50 }, signal);
+    return { info, groups: await groups, records: await records, from };
+  },
+  view({ info, groups, records, from }, context) {
+    const { state, query } = context;
+    const list = state.tail ? state.tail.records : (records.messages ?? records.records ?? records ?? []).toReversed();
+    const { times = [], series = {} } = info.history ?? {};
+    return html`<h1>${info.name ?? context.params.topic} <small>${info.policy ?? ""}</small></h1>
+      <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "read_write", "policy", "Policy")}
+        ${button(context, "admin", "delete", "Delete", { danger: true })}</div>
+      <div class="figures">${figure("records", count(info.records))}${figure("size", size(info.bytes))}${figure("first offset", count(info.first_offset ?? info.firstOffset))}
+        ${figure("next offset", count(info.next_offset ?? info.nextOffset))}${figure("records/s", rate(info.rate))}${figure("segments", count(info.segments?.length ?? info.segments))}</div>
+      ${times.length ? html`<div class="card">${lines({ times, series: [{ name: "produced", values: series.produced ?? [] }], title: "Records per second" })}</div>` : ""}
+      <h2>Groups</h2>
+      ${table({ columns: [
+        { name: "group", title: "Group", cell: (g) => g.group ?? g.name },
+        { name: "committed", title: "Committed", number: true, card: true, cell: (g) => count(g.committed ?? g.committed_offset) },
+        { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
+        { name: "actions", title: "", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group ?? g.name } }) }],
+      rows: groups, key: (g) => g.group ?? g.name, caption: "Groups", empty: teach("No group reads this topic.", `penstock topic consume ${context.params.topic} --group billing`) })}
+      <h2>Records</h2>
+      <div class="tools"><label>offset <input type="number" min="0" data-choice="offset" value="${query.offset ?? from}"></label>
+        <label>time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only what contains", "contains")}
+        <button data-action="tail" aria-pressed="${Boolean(state.tail)}">${state.tail ? "Stop the tail" : "Live tail"}</button></div>
+      ${table({ columns: [...RECORDS, state.tail && { name: "seen", title: "Seen", number: true, cell: (r) => clock(r.seen, true) }], rows: list, key: (r) => r.offset, caption: "Records", empty: state.tail ? "Waiting for records …" : "No record here." })}`;
+  },
+  actions: {
+    tail(_, context) {
+      if (context.state.tail) context.state.tail.ending.abort();
+      else tail(context);
+      context.draw();
+    },
+    async produce(_, { params, say, refresh }) {
+      const values = await form({
+        title: `Produce to ${params.topic}`, button: "Produce", fields: [{ name: "payload", label: "Payload", kind: "json" }],
+        check: async ({ payload: text }) => {
+          try {
+            const done = await ask("POST", path`/topics/${params.topic}/produce`, { body: { payload: text } });
+            say(`Stored at offset ${count(done.offset ?? done.first_offset)}.`);
+          } catch (error) { return error.message; }
+          return "";
+        },
+      });
+      if (values) refresh();
+    },
+    async policy(_, { params, data, say, refresh }) {
+      const values = await form({
+        title: `Policy of ${params.topic}`, button: "Save", text: "delete: retention deletes old segments. compact: the latest record of each key is kept.",
+        fields: [{ name: "policy", label: "Policy", choices: ["delete", "compact"], value: data.info.policy }],
+        check: async (given) => {
+          try { await ask("PUT", path`/topics/${params.topic}/policy`, { body: given }); } catch (error) { return error.message; }
+          return "";
+        },
+      });
+      if (values) { say("Saved."); refresh(); }
+    },
+    async reset(element, { params, say, refresh }) {
+      const { group } = element.dataset;
+      const values = await form({
+        title: `Reset ${group}`, button: "Reset", fields: [{ name: "offset", label: "Next offset to read", kind: "number", value: "0" }],
+        check: async ({ offset }) => {
+          try { await ask("POST", path`/topics/${params.topic}/groups/${group}/commit`, { body: { offset: Number(offset) } }); } catch (error) { return error.message; }
+          return "";
+        },
+      });
+      if (values) { say(`${group} goes on at ${values.offset}.`); refresh(); }
+    },
+    async delete(_, { params, data, say, go }) {
+      const text = html`<p>${count(data.info.records)} records (${size(data.info.bytes)}) of ${params.topic} will be gone.</p>`;
+      if (!(await confirm({ title: "Delete the topic", text, button: `Delete ${params.topic}`, typed: params.topic }))) return;
+      await ask("DELETE", path`/topics/${params.topic}`);
+      say(`${params.topic} was deleted.`);
+      go("#/topics");
+    },
+  },
+};
+export { pairs };
