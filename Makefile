@@ -14,7 +14,7 @@ UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
 PYTEST := $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n 2 --dist loadgroup)
 SHELL  := /bin/bash
 
-.PHONY: run test test-fast check bench soak lock fmt java clean
+.PHONY: run test test-fast check bench soak lock fmt java chromium clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,13 +43,16 @@ run: $(VENV)/.run
 java:
 	@tools/java
 
-test: $(VENV)/.dev java
+chromium:
+	@tools/chromium
+
+test: $(VENV)/.dev java chromium
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 test-fast: $(VENV)/.dev
 	@$(PYTEST) -m 'not spark and not chaos' $(T) $(if $(K),-k '$(K)') $(ARGS)
 
-soak: $(VENV)/.dev java
+soak: $(VENV)/.dev java chromium
 	@PENSTOCK_SOAK=1 $(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 check: $(VENV)/.dev

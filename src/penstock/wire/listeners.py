@@ -22,6 +22,7 @@ from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
 from penstock.wire.http.api import queues
 from penstock.wire.http.api.buffers import BuffersApi
+from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
@@ -231,7 +232,8 @@ class Listeners:
         logs = self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         system = SystemApi(self._broker, lambda: self.addresses, workers)
-        apis: list[Api] = [BuffersApi(self._broker.buffer)]
+        console = ConsoleApi(self._broker, authentication=self._verifier is not None)
+        apis: list[Api] = [BuffersApi(self._broker.buffer), console]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
@@ -241,7 +243,7 @@ class Listeners:
         if self._broker.exports:
             apis.append(ExportApi(self._broker.exports))
         rest = [route for api in apis for route in routes_of(api)]
-        return [*routes_of(system), *self._queue_routes(), *rest]
+        return [*routes_of(system), *self._queue_routes(), *rest, *console_routes()]
 
     def _queue_routes(self) -> list[Route]:
         """What every process answers itself."""

@@ -37,7 +37,7 @@ function address(target, query = {}) {
   return url;
 }
 
-async function send(method, target, { query, body, signal } = {}) {
+async function send(method, target, { query, body, signal, anyway } = {}) {
   const headers = {};
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -51,7 +51,7 @@ async function send(method, target, { query, body, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The broker does not answer.", 0);
   }
-  if (answer.ok) return answer;
+  if (answer.ok || (anyway && answer.status === 503)) return answer;
   let text = "";
   try {
     text = (await answer.json()).error;
@@ -66,7 +66,8 @@ export async function ask(method, target, options) {
   return text ? JSON.parse(text) : null;
 }
 
-export const get = (target, query, signal) => ask("GET", target, { query, signal });
+/** `anyway`: a body is an answer whatever the status, as that of /health. */
+export const get = (target, query, signal, anyway = false) => ask("GET", target, { query, signal, anyway });
 
 /**
  * Call `seen(value)` for each event of a stream until `signal` ends it or the stream ends.

@@ -196,8 +196,7 @@ function signIn(problem = "") {
       <input name="token" type="password" autocomplete="off" required autofocus></label>
       <p class="problem" role="alert">${problem}</p>
       <button class="primary">Sign in</button>
-      <p><small>This broker asks for a token (JWT). It is kept in this tab only. Make one with
-        <code>penstock token create --role read_only --subject you</code>.</small></p></form></main>`);
+      <p><small>This broker asks for a token (JWT). It is kept in this tab only.</small></p></form></main>`);
 }
 
 on(document, "submit", "form[data-form='sign-in']", (event, form) => {

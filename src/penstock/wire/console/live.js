@@ -34,6 +34,7 @@ function become(state) {
 
 function seen(value) {
   if (value.history) live.history = value.history;
+  const sample = value.sample ?? value.last;
   if (value.sample) {
     const { times, series } = live.history;
     times.push(value.at);
@@ -45,7 +46,7 @@ function seen(value) {
       for (const values of Object.values(series)) values.shift();
     }
   }
-  live.now = { ...live.now, ...value };
+  live.now = { ...live.now, ...value, sample };
   if (live.state === "live") changed();
   else become("live");
 }

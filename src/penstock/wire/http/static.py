@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import NotFound
+from penstock.wire.auth import Role
 from penstock.wire.http.compress import gzip, is_compressible
 from penstock.wire.http.messages import Headers, Request, Response
 from penstock.wire.http.routes import Route
@@ -44,8 +45,11 @@ class _File(NamedTuple):
 
 
 class StaticFiles:
-    def __init__(self, directory: Path, cache_control: str = _REVALIDATE) -> None:
+    def __init__(
+        self, directory: Path, cache_control: str = _REVALIDATE, headers: Headers = ()
+    ) -> None:
         self._directory = directory.resolve()
+        self._headers = tuple(headers)
         self._cache_control = cache_control
         self._files: dict[Path, _File] = {}
 
@@ -96,6 +100,7 @@ class StaticFiles:
             ("Cache-Control", self._cache_control),
             ("Vary", "Accept-Encoding"),
             ("X-Content-Type-Options", "nosniff"),
+            *self._headers,
         )
         return _File(stamp, body, packed, kind, headers)
 
@@ -114,16 +119,23 @@ def _unchanged(request: Request, file: _File) -> bool:
         return False  # a date that cannot be read is to be ignored
 
 
-def static_routes(prefix: str, directory: Path, cache_control: str = _REVALIDATE) -> list[Route]:
-    """Routes for everything below `directory`, at `prefix/` (and at `prefix` its index.html)."""
-    files = StaticFiles(directory, cache_control)
+def static_routes(
+    prefix: str, directory: Path, *, headers: Headers = (), role: Role | None = None
+) -> list[Route]:
+    """Routes for everything below `directory`, at `prefix/` (and `prefix` leads there), with these
+    headers on every file.
+    """
+    files = StaticFiles(directory, headers=headers)
     prefix = prefix.rstrip("/")
 
     def index(_: Request) -> Response:
-        return Response(308, b"", "", (("Location", f"{prefix}/"),))
+        return Response(308, b"", "", (("Location", f"{prefix.rpartition('/')[2]}/"),))
 
     def below(request: Request) -> Response:
         return files.answer(request, request.params["name"])
 
-    routes = [Route("GET", prefix + "/{name...}", below, hidden=True, page=True)]
-    return [Route("GET", prefix, index, hidden=True, page=True), *routes] if prefix else routes
+    routes = [Route("GET", prefix + "/{name...}", below, hidden=True, page=True, role=role)]
+    if not prefix:
+        return routes
+    # Relative, so that it also leads there below a path of a reverse proxy.
+    return [Route("GET", prefix, index, hidden=True, page=True, role=role), *routes]

@@ -1,7 +1,7 @@
 /** Routes, buffers and pipelines: what carries data on, and what waits. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { count, duration, plural, rate, size } from "../format.js";
+import { count, plural, rate, size } from "../format.js";
 import { confirm, form } from "../components/dialog.js";
 import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
@@ -14,11 +14,9 @@ const linkTo = (route) => `#/routes/${encodeURIComponent(route)}`;
 const ROUTES = [
   { name: "name", title: "Route", cell: (r) => html`<a href="${linkTo(r.name)}">${r.name}</a>` },
   { name: "state", title: "State", card: true, cell: (r) => badge(r.state) },
-  { name: "breaker", title: "Breaker", cell: (r) => badge(r.breaker?.state ?? r.breaker) },
-  { name: "backlog", title: "Waiting", number: true, card: true, cell: (r) => count(r.backlog?.blocks ?? r.backlog) },
-  { name: "age", title: "Oldest", number: true, cell: (r) => age(r.oldest ?? r.age) },
-  { name: "rate", title: "Sent/s", number: true, cell: (r) => rate(r.rate) },
-  { name: "full", title: "Full in", number: true, cell: (r) => duration(r.timeToFull) },
+  { name: "breaker", title: "Breaker", cell: (r) => badge(r.breaker?.state) },
+  { name: "backlog", title: "Lag", number: true, card: true, cell: (r) => count(r.lag) },
+  { name: "dead", title: "Dead letters", number: true, cell: (r) => bad(r.deadLetters) },
   { name: "error", title: "Last error", cell: (r) => (r.lastError ? html`<span class="bad">${visible(String(r.lastError))}</span>` : "") },
 ];
 
@@ -31,7 +29,7 @@ export const routes = {
     const rows = data.routes.filter((route) => route.name.toLowerCase().includes(words));
     return html`<h1>Routes</h1><div class="tools">${filter(context.query, "Filter by name")}${button(context, "admin", "create", "Create a route", { primary: true })}</div>
       ${table({ columns: ROUTES, rows, key: (r) => r.name, href: (r) => linkTo(r.name), caption: "Routes",
-        empty: words ? "No route matches." : teach("There is no route yet. A route sends a topic or a queue on to another place.", "penstock export create lake --from-topic orders --to-http https://example.com/in") })}`;
+        empty: words ? "No route matches." : teach("There is no route yet. A route sends a topic or a queue on to another place.", `curl -X POST ${location.origin}/api/v1/routes -H 'Content-Type: application/json' -d '{"name": "lake", "source": {"topic": "orders"}, "destination": {"type": "http", "url": "https://example.com/in"}}'`) })}`;
   },
   actions: {
     async create(_, context) {
@@ -90,14 +88,13 @@ export const route = {
   },
 };
 
-const FILES = [
-  { name: "name", title: "File", cell: (f) => html`<span class="mono">${f.name}</span>` },
-  { name: "kind", title: "Kind", cell: (f) => f.kind },
-  { name: "state", title: "State", card: true, cell: (f) => badge(f.state) },
-  { name: "events", title: "Events", number: true, card: true, cell: (f) => count(f.events) },
-  { name: "bytes", title: "Size", number: true, cell: (f) => size(f.bytes) },
-  { name: "age", title: "Age", number: true, cell: (f) => age(f.age) },
-  { name: "reason", title: "Why", cell: (f) => (f.reason ? html`<span class="bad">${visible(f.reason)}</span>` : "") },
+const KINDS = [
+  { name: "kind", title: "Kind", cell: (k) => (k.kind === "qos0" ? "QoS 0" : "Failover") },
+  { name: "pending", title: "Waiting", number: true, card: true, cell: (k) => count(k.pending) },
+  { name: "files", title: "Files", number: true, cell: (k) => count(k.files) },
+  { name: "bytes", title: "Size", number: true, cell: (k) => size(k.bytes) },
+  { name: "age", title: "Oldest", number: true, card: true, cell: (k) => (k.files ? age(k.oldestAge) : "–") },
+  { name: "flushed", title: "Committed", number: true, cell: (k) => count(k.flushed) },
 ];
 
 export const buffers = {
@@ -109,8 +106,9 @@ export const buffers = {
       <div class="tools">${button(context, "admin", "maintenance", data.maintenanceMode ? "Switch maintenance off" : "Switch maintenance on", { data: { on: !data.maintenanceMode } })}
         ${button(context, "admin", "retry", `Retry ${plural(data.failed, "failed event")}`)}</div>
       <div class="figures">${figure("waiting events", count(data.pending))}${figure("failed", bad(data.failed))}${figure("in quarantine", bad(data.quarantined))}
-        ${figure("replay", `${rate(data.replayRate)}/s`)}${figure("drained in", duration(data.drainSeconds))}</div>
-      ${table({ columns: FILES, rows: data.files ?? [], key: (f) => f.name, caption: "Buffer files", empty: "Nothing waits on disk: every push goes straight to PostgreSQL." })}`;
+        ${figure("replay", `${rate(data.replayRate)}/s`)}</div>
+      ${table({ columns: KINDS, rows: ["failover", "qos0"].map((kind) => ({ kind, ...data[kind] })), key: (k) => k.kind, caption: "Buffers by kind", empty: "" })}
+      ${data.failedFiles.length ? html`<h2>Failed files</h2><ul>${data.failedFiles.map((name) => html`<li><code>${name}</code></li>`)}</ul>` : ""}`;
   },
   actions: {
     async maintenance(element, { say, refresh }) {
@@ -132,9 +130,9 @@ export const buffers = {
 const PIPELINES = [
   { name: "name", title: "Pipeline", cell: (p) => p.name },
   { name: "state", title: "State", card: true, cell: (p) => badge(p.state) },
-  { name: "rate", title: "Rows/s", number: true, card: true, cell: (p) => rate(p.rowsPerSecond ?? p.rate) },
+  { name: "rate", title: "Rows/s", number: true, card: true, cell: (p) => rate(p.rows_per_second) },
   { name: "lag", title: "Lag", number: true, cell: (p) => count(p.lag) },
-  { name: "seen", title: "Seen", number: true, cell: (p) => since(p.lastSeen ?? p.at) },
+  { name: "seen", title: "Seen", number: true, cell: (p) => since(p.reported_at * 1000) },
   { name: "error", title: "Last error", cell: (p) => (p.error ? html`<span class="bad">${visible(String(p.error))}</span>` : "") },
 ];
 

@@ -26,7 +26,6 @@ function database(card) {
       ["oldest transaction", oldest ? html`${age(oldest.seconds, 60)} <small>${oldest.who}</small>` : "none"],
       ["dead rows", count(card.deadRows)],
       ["WAL", card.walPerSecond === null ? "–" : `${size(card.walPerSecond)}/s`],
-      ["messages per commit", rate(card.messagesPerCommit)],
       ["connections", `${count(card.connections)} of ${count(card.maxConnections)}`],
     ])}</div>`;
 }
@@ -56,14 +55,13 @@ export const overview = {
         ${figure("delivered/s", rate(sample.delivered), sparkline(tail("delivered"), "delivered", "delivered per second"))}
         ${figure("waiting", count(sample.waiting), sparkline(tail("waiting"), "waiting", "waiting messages"))}
         ${figure("oldest waiting", age(now.oldest))}
-        ${figure("push to ack, p50 / p99", now.latency ? `${duration(now.latency.p50)} / ${duration(now.latency.p99)}` : "–")}
       </div>
       <div class="cards"><div class="card"><h2>In and out <small>last 15 minutes</small></h2>
         ${lines({ times, series: ["pushed", "delivered"].map((name) => ({ name, values: series[name] ?? [] })), title: "Messages per second" })}</div>
         ${ledger(now.ledger ?? [])}</div>
       <div class="cards"><div class="card"><h2>Groups by lag</h2>${groups.length
         ? bars(groups.map((group) => ({ label: `${group.queue}@${group.group || "queue mode"}`, value: group.lag, href: `#/queues/${encodeURIComponent(group.queue)}` })), count, "Groups by lag")
-        : teach("No group has consumed anything yet.", "penstock queue take orders --group billing")}</div>
+        : teach("No group has consumed anything yet.", "penstock queue pop orders@billing")}</div>
         ${database(now.database)}${machine(now)}</div>`;
   },
 };

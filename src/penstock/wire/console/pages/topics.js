@@ -1,12 +1,11 @@
 /** Topics: size, rates, groups and lag; one topic with its records, a live tail, and what can be done. */
 import { ask, get, listen, path } from "../api.js";
 import { html } from "../html.js";
-import { clock, count, rate, size } from "../format.js";
-import { lines, sparkline } from "../components/chart.js";
+import { clock, count, size } from "../format.js";
 import { confirm, form } from "../components/dialog.js";
 import { payload, visible } from "../components/json.js";
 import { table } from "../components/table.js";
-import { bad, button, figure, filter, pager, pairs, teach } from "./common.js";
+import { bad, button, figure, filter, pager, teach } from "./common.js";
 
 const linkTo = (topic) => `#/topics/${encodeURIComponent(topic)}`;
 const MOST_TAILED = 200;
@@ -15,11 +14,7 @@ const COLUMNS = [
   { name: "name", title: "Topic", sort: true, cell: (t) => html`<a href="${linkTo(t.name)}">${t.name}</a>` },
   { name: "records", title: "Records", number: true, card: true, sort: true, cell: (t) => count(t.records) },
   { name: "bytes", title: "Size", number: true, sort: true, cell: (t) => size(t.bytes) },
-  { name: "rate", title: "Records/s", number: true, card: true, sort: true, cell: (t) => rate(t.rate) },
-  { name: "history", title: "15 min", cell: (t) => sparkline(t.history ?? [], "produced", `records per second of ${t.name}`) },
   { name: "segments", title: "Segments", number: true, cell: (t) => count(t.segments) },
-  { name: "groups", title: "Groups", number: true, cell: (t) => count(t.groups) },
-  { name: "worstLag", title: "Worst lag", number: true, sort: true, cell: (t) => count(t.worstLag) },
   { name: "policy", title: "Policy", cell: (t) => t.policy },
   { name: "damaged", title: "Damaged", number: true, cell: (t) => bad(t.damaged) },
 ];
@@ -27,7 +22,7 @@ const COLUMNS = [
 export const topics = {
   path: "/topics",
   title: () => "Topics",
-  load: (_, query, signal) => get("/topics", { details: true, filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
+  load: (_, query, signal) => get("/api/v1/topics", { filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
   view(data, context) {
     const { query } = context;
     return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>
@@ -80,27 +75,25 @@ export const topic = {
   async load({ topic: name }, query, signal) {
     const info = await get(path`/topics/${name}`, {}, signal);
     const groups = get(path`/topics/${name}/groups`, {}, signal);
-    const from = query.offset !== undefined ? Number(query.offset) : Math.max(info.first_offset ?? info.firstOffset ?? 0, (info.next_offset ?? info.nextOffset) - 50);
-    const records = get(path`/topics/${name}/consume`, query.time ? { time: Date.parse(query.time), max: 50 } : { offset: from, max: 50 }, signal);
+    const from = query.offset !== undefined ? Number(query.offset) : Math.max(info.first_offset, info.next_offset - 50);
+    const records = get(path`/topics/${name}/consume`, query.time ? { at: new Date(query.time).toISOString(), max_messages: 50 } : { offset: from, max_messages: 50 }, signal);
     return { info, groups: await groups, records: await records, from };
   },
   view({ info, groups, records, from }, context) {
     const { state, query } = context;
-    const list = state.tail ? state.tail.records : (records.messages ?? records.records ?? records ?? []).toReversed();
-    const { times = [], series = {} } = info.history ?? {};
-    return html`<h1>${info.name ?? context.params.topic} <small>${info.policy ?? ""}</small></h1>
+    const list = state.tail ? state.tail.records : records.toReversed();
+    return html`<h1>${info.topic} <small>${info.policy ?? ""}</small></h1>
       <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "read_write", "policy", "Policy")}
         ${button(context, "admin", "delete", "Delete", { danger: true })}</div>
-      <div class="figures">${figure("records", count(info.records))}${figure("size", size(info.bytes))}${figure("first offset", count(info.first_offset ?? info.firstOffset))}
-        ${figure("next offset", count(info.next_offset ?? info.nextOffset))}${figure("records/s", rate(info.rate))}${figure("segments", count(info.segments?.length ?? info.segments))}</div>
-      ${times.length ? html`<div class="card">${lines({ times, series: [{ name: "produced", values: series.produced ?? [] }], title: "Records per second" })}</div>` : ""}
+      <div class="figures">${figure("records", count(info.records))}${figure("size", size(info.bytes))}${figure("first offset", count(info.first_offset))}
+        ${figure("next offset", count(info.next_offset))}${figure("segments", count(info.segments.length))}</div>
       <h2>Groups</h2>
       ${table({ columns: [
-        { name: "group", title: "Group", cell: (g) => g.group ?? g.name },
-        { name: "committed", title: "Committed", number: true, card: true, cell: (g) => count(g.committed ?? g.committed_offset) },
+        { name: "group", title: "Group", cell: (g) => g.group },
+        { name: "committed", title: "Committed", number: true, card: true, cell: (g) => count(g.committed) },
         { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
-        { name: "actions", title: "", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group ?? g.name } }) }],
-      rows: groups, key: (g) => g.group ?? g.name, caption: "Groups", empty: teach("No group reads this topic.", `penstock topic consume ${context.params.topic} --group billing`) })}
+        { name: "actions", title: "", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group } }) }],
+      rows: groups, key: (g) => g.group, caption: "Groups", empty: teach("No group reads this topic.", `penstock topic consume ${context.params.topic} --group billing`) })}
       <h2>Records</h2>
       <div class="tools"><label>offset <input type="number" min="0" data-choice="offset" value="${query.offset ?? from}"></label>
         <label>time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only what contains", "contains")}
@@ -157,4 +150,3 @@ export const topic = {
     },
   },
 };
-export { pairs };

@@ -67,7 +67,9 @@ class SystemApi:
         self._workers = workers  # Unix sockets of the processes whose numbers belong to ours
 
     @route("GET", "/", answer=Welcome, summary="What this is", page=True)
-    def welcome(self, _: Request) -> Response:
+    def welcome(self, request: Request) -> Response:
+        if "text/html" in (request.header("accept") or ""):  # a person with a browser
+            return Response(302, b"", "", (("Location", "console/"),))
         name = self._broker.config.server_name
         return json_response(Welcome(name, __version__, "/docs", "/openapi.json", "/health"))
 

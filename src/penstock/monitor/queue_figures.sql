@@ -1,0 +1,24 @@
+-- Every queue and its groups with their counters, exact as of this snapshot. One row per (queue, group); a queue without
+-- groups has one row with group NULL. Read from the counters and the live leases, never from messages.
+WITH counted AS MATERIALIZED (
+  SELECT queue_id, group_id, sum(pushed)::bigint AS pushed, sum(removed)::bigint AS removed,
+         sum(consumed)::bigint AS consumed, sum(done)::bigint AS done, sum(failed)::bigint AS failed,
+         sum(dead)::bigint AS dead, sum(dropped)::bigint AS dropped
+    FROM (SELECT queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped FROM tallies
+          UNION ALL
+          SELECT queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped FROM tally_log) t
+   GROUP BY 1, 2
+), held AS MATERIALIZED (
+  SELECT l.queue_id, l.group_id, sum((SELECT sum(upper(r) - lower(r)) FROM unnest(l.open) r))::bigint AS open
+    FROM leases l WHERE l.expires_at > clock_timestamp() GROUP BY 1, 2
+)
+SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name,
+       coalesce(total.pushed, 0) AS pushed, coalesce(total.pushed - total.removed, 0) AS stored,
+       coalesce(mine.consumed, 0) AS consumed, coalesce(mine.done, 0) AS done, coalesce(mine.failed, 0) AS failed,
+       coalesce(mine.dead, 0) AS dead, coalesce(mine.dropped, 0) AS dropped, coalesce(held.open, 0) AS leased
+  FROM queues q
+  LEFT JOIN counted total ON total.queue_id = q.id AND total.group_id = 0
+  LEFT JOIN groups g ON g.queue_id = q.id
+  LEFT JOIN counted mine ON mine.queue_id = q.id AND mine.group_id = g.id
+  LEFT JOIN held ON held.queue_id = q.id AND held.group_id = g.id
+ WHERE q.deleted_at IS NULL

@@ -1,0 +1,413 @@
+"""Samples the broker once a second for whoever watches; nobody watching costs nothing.
+
+One task serves all viewers. It reads the counters of all queues in one statement, on the
+connections of those who look (`Database.browse`), and everything else from memory. What costs more
+(dead letters that exist, the oldest waiting message, the database's own figures) is read every
+`SLOW_SECONDS`. The last 15 minutes are kept; when watching begins, minutes that PostgreSQL has
+counted fill what was not sampled.
+
+A figure that cannot be had is None, never 0.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from penstock.broker import Broker
+from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.monitor")
+
+SAMPLE_SECONDS = 1.0
+SLOW_SECONDS = 5.0
+KEPT_SAMPLES = 900  # 15 minutes
+SPARK_SAMPLES = 60  # of a queue's line in a list
+COUNTED_DEAD_LETTERS = 10_000  # per group; shown as "at least" from there on
+LOOKED_AT_PARTITIONS = 200
+LONG_WAIT_SECONDS = 300.0
+WORST_GROUPS = 5
+LOW_DISK = 0.05  # of the disk's size
+
+
+def _sql(name: str) -> str:
+    return files("penstock.monitor").joinpath(f"{name}.sql").read_text()
+
+
+QUEUES, SLOW, DATABASE = _sql("queue_figures"), _sql("slow_figures"), _sql("database_figures")
+MINUTES = """
+SELECT extract(epoch FROM minute)::bigint AS minute, sum(pushed)::bigint AS pushed, sum(done)::bigint AS done
+  FROM history WHERE minute > now() - interval '15 minutes' GROUP BY 1 ORDER BY 1"""
+
+
+class Group(msgspec.Struct, rename="camel"):
+    name: str
+    lag: int
+    lag_seconds: float | None
+    leased: int
+    acked: int
+    failed: int  # attempts
+    dead: int | None  # dead letters that exist now
+    dropped: int
+    rate: float | None  # acked per second
+
+
+class Queue(msgspec.Struct, rename="camel"):
+    name: str
+    namespace: str
+    task: str
+    stored: int
+    pushed: int
+    pushed_rate: float | None
+    delivered_rate: float | None
+    groups: list[Group]
+
+    @property
+    def waiting(self) -> int:
+        """The largest lag of its groups; all that is stored while it has none."""
+        return max((group.lag for group in self.groups), default=self.stored)
+
+    @property
+    def leased(self) -> int:
+        return sum(group.leased for group in self.groups)
+
+    @property
+    def oldest(self) -> float | None:
+        waits = [group.lag_seconds for group in self.groups if group.lag_seconds is not None]
+        return max(waits, default=None)
+
+    @property
+    def dead_letters(self) -> int | None:
+        counts = [group.dead for group in self.groups if group.dead is not None]
+        return sum(counts) if counts or not self.groups else None
+
+
+class Problem(msgspec.Struct):
+    level: str  # error or warning
+    text: str
+    since: float | None  # milliseconds since 1970
+    path: str  # of the view where it is mended
+
+
+class Sampler:
+    """The broker's state as of the last second, and its last 15 minutes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._viewers: set[Callable[[bytes], None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.queues: dict[str, Queue] = {}
+        self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
+        self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
+        self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
+        self._slow: dict[int, tuple[int, float | None]] = {}  # group -> dead letters, oldest wait
+        self._slow_at = 0.0
+        self._database: dict[str, Any] | None = None
+        self._wal: tuple[float, int, int] | None = None  # when, bytes, commits
+        self._since: dict[str, float] = {}  # problem -> when it was first seen
+        self._now: dict[str, Any] = {}
+
+    # Viewers
+
+    def watch(self, viewer: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call `viewer(event)` about once a second; returns how to stop that."""
+        self._viewers.add(viewer)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return lambda: self._viewers.discard(viewer)
+
+    async def snapshot(self) -> bytes:
+        """The first event of a viewer: everything, with the history behind it."""
+        if not self._now or time.time() - self._now["at"] / 1000 > 2 * SAMPLE_SECONDS:
+            await self._fill()
+            await self._sample()
+        names = sorted({name for _, sample in self._samples for name in sample})
+        history = {
+            "times": [at * 1000 for at, _ in self._samples],
+            "series": {name: [s.get(name) for _, s in self._samples] for name in names},
+        }
+        return _event(
+            {key: value for key, value in self._now.items() if key != "sample"}
+            | {"history": history, "last": self._now.get("sample")}
+        )
+
+    async def fresh(self) -> None:
+        """Sample now if nobody watches: for who asks once."""
+        if self._task is None or self._task.done():
+            await self._sample()
+
+    def line_of(self, queue: str) -> list[int]:
+        return list(self._lines.get(queue, ()))
+
+    async def _run(self) -> None:
+        while self._viewers:
+            began = time.monotonic()
+            try:
+                event = _event(await self._sample())
+            except Exception:  # a bug here must not end the view of everything for good
+                log.exception("the broker could not be sampled")
+            else:
+                for viewer in list(self._viewers):
+                    viewer(event)
+            await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
+
+    # Sampling
+
+    async def _fill(self) -> None:
+        """Minutes that were counted stand in for seconds that were not sampled."""
+        first = self._samples[0][0] if self._samples else time.time()
+        try:
+            rows = await self._broker.database.browse(MINUTES)
+        except PenstockError:
+            return
+        minutes = [row for row in rows if row["minute"] + 60 < first]
+        for row in reversed(minutes):
+            rates = {"pushed": row["pushed"] / 60, "delivered": row["done"] / 60}
+            self._samples.appendleft((float(row["minute"]), rates))
+
+    async def _sample(self) -> dict[str, Any]:
+        at = time.time()
+        broker = self._broker
+        sample: dict[str, float | None] = {}
+        try:
+            rows = await broker.database.browse(QUEUES)
+            if at - self._slow_at > SLOW_SECONDS:
+                await self._look_slowly(at, rows)
+        except PenstockError:
+            self._before = None
+        else:
+            sample = self._take(at, rows)
+        self._samples.append((at, sample))
+        self._now = {
+            "at": at * 1000,
+            "sample": sample,
+            "problems": self._problems(at),
+            "counts": self._counts(),
+            "oldest": max(
+                (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
+            ),
+            "latency": None,
+            "ledger": self._ledger(),
+            "groups": self._worst(),
+            "database": self._database if broker.database.healthy else {"up": False},
+            "disk": _disk(broker),
+            "buffers": _buffers(broker),
+            "brokers": _brokers(broker),
+        }
+        return self._now
+
+    def _take(self, at: float, rows: list[Any]) -> dict[str, float | None]:
+        before = self._before
+        seconds = at - before[0] if before else 0.0
+        pushed = {row["id"]: row["pushed"] for row in rows}
+        done = {row["group_id"]: row["done"] for row in rows if row["group_id"] is not None}
+        queues: dict[str, Queue] = {}
+        for row in rows:
+            queue = queues.get(row["name"])
+            if queue is None:
+                rate = (
+                    max(0, row["pushed"] - before[1].get(row["id"], row["pushed"])) / seconds
+                    if before
+                    else None
+                )
+                queue = queues[row["name"]] = Queue(
+                    row["name"],
+                    row["namespace"],
+                    row["task"],
+                    row["stored"],
+                    row["pushed"],
+                    rate,
+                    None,
+                    [],
+                )
+            if row["group_id"] is not None:
+                queue.groups.append(self._group(row, before[2] if before else None, seconds))
+        for name, queue in queues.items():
+            rates = [group.rate for group in queue.groups if group.rate is not None]
+            queue.delivered_rate = sum(rates) if before else None
+            self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(queue.waiting)
+        for name in self._lines.keys() - queues.keys():
+            del self._lines[name]
+        self.queues = queues
+        self._before = (at, pushed, done)
+        known = [queue.pushed_rate for queue in queues.values() if queue.pushed_rate is not None]
+        acked = [
+            queue.delivered_rate for queue in queues.values() if queue.delivered_rate is not None
+        ]
+        return {
+            "pushed": sum(known) if before else None,
+            "delivered": sum(acked) if before else None,
+            "waiting": sum(queue.waiting for queue in queues.values()),
+        }
+
+    def _group(self, row: Any, before: dict[int, int] | None, seconds: float) -> Group:
+        dead, wait = self._slow.get(row["group_id"], (None, None))
+        lag = row["stored"] - row["consumed"]
+        rate = None
+        if before is not None:
+            rate = max(0, row["done"] - before.get(row["group_id"], row["done"])) / seconds
+        name = row["group_name"]
+        return Group(
+            name="" if name == "__QUEUE_MODE__" else name,
+            lag=lag,
+            lag_seconds=wait if lag else 0.0,
+            leased=row["leased"],
+            acked=row["done"] - row["dead"] - row["dropped"],
+            failed=row["failed"],
+            dead=dead,
+            dropped=row["dropped"],
+            rate=rate,
+        )
+
+    async def _look_slowly(self, at: float, rows: list[Any]) -> None:
+        self._slow_at = at
+        groups = [
+            row["group_id"]
+            for row in rows
+            if row["group_id"] is not None and (row["dead"] or row["stored"] > row["consumed"])
+        ]
+        looked = await self._broker.database.browse(
+            SLOW, groups, COUNTED_DEAD_LETTERS, LOOKED_AT_PARTITIONS
+        )
+        self._slow = {row["group_id"]: (0, None) for row in rows if row["group_id"] is not None}
+        for row in looked:
+            wait = max(0.0, at - row["oldest"].timestamp()) if row["oldest"] else None
+            self._slow[row["group_id"]] = (row["dead_letters"], wait)
+        began = time.perf_counter()
+        (row,) = await self._broker.database.browse(DATABASE)
+        oldest = None
+        if row["oldest_seconds"] is not None:
+            oldest = {
+                "seconds": row["oldest_seconds"],
+                "who": f"{row['oldest_who']}, pid {row['oldest_pid']}",
+            }
+        before, self._wal = self._wal, (at, row["wal"], row["commits"])
+        self._database = {
+            "up": True,
+            "latency": time.perf_counter() - began,
+            "oldestTransaction": oldest,
+            "deadRows": row["dead_rows"],
+            "walPerSecond": (row["wal"] - before[1]) / (at - before[0]) if before else None,
+            "messagesPerCommit": None,
+            "connections": row["connections"],
+            "maxConnections": row["max_connections"],
+        }
+
+    # What is made of it
+
+    def _problems(self, at: float) -> list[Problem]:
+        """Worst first. A problem keeps the moment at which it was first seen."""
+        broker, list_ = self._broker, list[tuple[str, str, str]]()
+        if not broker.database.healthy:
+            list_.append(("error", f"PostgreSQL is away: {broker.database.problem}", "/buffers"))
+        elif broker.database.problem:
+            list_.append(("error", broker.database.problem, "/overview"))
+        if broker.logs and (full := broker.logs.topics.disk_full):
+            list_.append(("error", f"topics take no records: {full}", "/topics"))
+        if broker.buffer.failed.events:
+            count = broker.buffer.failed.events
+            list_.append(("error", f"{count:,} buffered events were refused", "/buffers"))
+        if broker.exports:
+            for route in broker.exports.status():
+                if why := route.get("lastError"):
+                    list_.append(
+                        ("error", f"route {route['name']}: {why}", f"/routes/{route['name']}")
+                    )
+        for queue in self.queues.values():
+            for group in queue.groups:
+                if group.lag_seconds is not None and group.lag_seconds > LONG_WAIT_SECONDS:
+                    text = (
+                        f"group {queue.name}@{group.name or 'queue mode'}: messages wait for long"
+                    )
+                    list_.append(("warning", text, f"/queues/{queue.name}"))
+        disk = _disk(broker)
+        if disk and disk["free"] < LOW_DISK * disk["total"]:
+            list_.append(("warning", "the disk is nearly full", "/overview"))
+        self._since = {text: self._since.get(text, at) for _, text, _ in list_}
+        return [Problem(level, text, self._since[text] * 1000, path) for level, text, path in list_]
+
+    def _counts(self) -> dict[str, int | None]:
+        broker = self._broker
+        dead = [q.dead_letters for q in self.queues.values() if q.dead_letters is not None]
+        return {
+            "queues": len(self.queues),
+            "topics": len(broker.logs.topics.names()) if broker.logs else None,
+            "deadLetters": sum(dead),
+            "routes": len(broker.exports.status()) if broker.exports else None,
+            "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
+        }
+
+    def _ledger(self) -> list[dict[str, Any]]:
+        pairs = [(queue, group) for queue in self.queues.values() for group in queue.groups]
+        if not pairs:
+            return []
+        return [
+            {
+                "part": "queues",
+                "accepted": sum(queue.pushed for queue, _ in pairs),
+                "delivered": sum(group.acked for _, group in pairs),
+                "dead": sum(group.dead or 0 for _, group in pairs),
+                "dropped": sum(group.dropped for _, group in pairs),
+                "waiting": sum(group.lag for _, group in pairs),
+                "agrees": None,
+            }
+        ]
+
+    def _worst(self) -> list[dict[str, Any]]:
+        pairs = [(queue, group) for queue in self.queues.values() for group in queue.groups]
+        pairs.sort(key=lambda pair: -pair[1].lag)
+        return [
+            {
+                "queue": queue.name,
+                "group": group.name,
+                "lag": group.lag,
+                "seconds": group.lag_seconds,
+            }
+            for queue, group in pairs[:WORST_GROUPS]
+        ]
+
+
+def _disk(broker: Broker) -> dict[str, Any] | None:
+    try:
+        usage = shutil.disk_usage(broker.config.data_directory)
+    except OSError:
+        return None
+    return {"free": usage.free, "total": usage.total, "daysLeft": None}
+
+
+def _buffers(broker: Broker) -> dict[str, Any]:
+    report = broker.buffer.status.report()
+    mode = (
+        "maintenance" if report.maintenance_mode else "direct" if report.db_healthy else "failover"
+    )
+    ages = [kind.oldest_age for kind in (report.failover, report.qos0) if kind.files]
+    return {
+        "pending": report.pending,
+        "oldest": max(ages, default=None),
+        "failed": report.failed,
+        "mode": mode,
+    }
+
+
+def _brokers(broker: Broker) -> list[dict[str, Any]]:
+    from penstock import __version__
+
+    return [
+        {
+            "id": broker.presence.member,
+            "host": "",
+            "version": __version__,
+            "lastSeen": time.time() * 1000,
+            "self": True,
+        }
+    ]
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

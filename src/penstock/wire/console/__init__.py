@@ -1,0 +1,1 @@
+"""The Console: static files, served as they are (see index.html and app.js)."""

@@ -1,0 +1,281 @@
+"""What the Console asks beyond the API that everybody uses: figures that are sampled while somebody
+watches, lists that the server filters and sorts, the effective configuration and recent log lines.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.broker import Broker
+from penstock.errors import InvalidRequest, NotFound
+from penstock.monitor import Sampler
+from penstock.monitor.sampler import Queue
+from penstock.wire.auth import Role
+from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
+from penstock.wire.http.routes import Route, route
+from penstock.wire.http.static import static_routes
+from penstock.wire.sse import HEADERS
+
+MAX_ROWS = 500
+KEPT_LINES = 1000  # of the log
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class ListQuery(msgspec.Struct):
+    filter: str = ""
+    sort: str = ""
+    limit: int = 50
+    offset: int = 0
+
+
+class LogQuery(msgspec.Struct):
+    level: str = "warning"
+    limit: int = 200
+
+
+class Me(msgspec.Struct):
+    """Who asks, and what their role is."""
+
+    subject: str | None
+    role: str
+    authentication: bool
+
+
+class ErrorsQuery(msgspec.Struct, rename="camel"):
+    queue: str = ""
+    consumer_group: str = ""
+    filter: str = ""
+
+
+ERRORS = """
+SELECT d.error, q.name AS queue, g.name AS group_name, count(*) AS count, min(d.failed_at) AS first,
+       max(d.failed_at) AS last, max(d.id) AS sample
+  FROM (SELECT * FROM dead_letters ORDER BY id DESC LIMIT 100000) d
+  JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
+  JOIN groups g ON g.id = d.group_id
+ WHERE ($1 = '' OR q.name = $1) AND ($2 = '' OR g.name = $2) AND ($3 = '' OR strpos(lower(d.error), lower($3)) > 0)
+ GROUP BY 1, 2, 3 ORDER BY count(*) DESC, d.error LIMIT 200"""
+
+
+class RecentLines(logging.Handler):
+    """The last log lines, in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[tuple[float, int, str, str]] = deque(maxlen=KEPT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append((record.created, record.levelno, record.name, record.getMessage()))
+
+    def newest(self, level: int, limit: int) -> list[dict[str, Any]]:
+        lines = [line for line in reversed(self._lines) if line[1] >= level][:limit]
+        return [
+            {
+                "at": at * 1000,
+                "level": logging.getLevelName(number).lower(),
+                "logger": name,
+                "message": text,
+            }
+            for at, number, name, text in lines
+        ]
+
+
+class ConsoleApi:
+    tag = "console"
+
+    def __init__(self, broker: Broker, *, authentication: bool) -> None:
+        self._broker = broker
+        self._authentication = authentication
+        self._lines = RecentLines()
+        logging.getLogger("penstock").addHandler(self._lines)
+        self._sampler = Sampler(broker)
+
+    @route("GET", "/api/v1/me", answer=Me, summary="Who asks, and with which role")
+    def me(self, request: Request) -> Response:
+        identity = request.head.identity
+        role = identity.role.name.lower() if identity else "admin"
+        return json_response(Me(request.subject, role, self._authentication))
+
+    @route(
+        "GET",
+        "/api/v1/live",
+        answer_type="text/event-stream",
+        summary="The broker's state about once a second, as server-sent events",
+    )
+    def live(self, _: Request) -> StreamResponse:
+        async def run(stream: Stream) -> None:
+            events: asyncio.Queue[bytes] = asyncio.Queue(maxsize=2)  # a slow viewer misses some
+
+            def seen(event: bytes) -> None:
+                if not events.full():
+                    events.put_nowait(event)
+
+            stop = self._sampler.watch(seen)
+            try:
+                stream.write_now(await self._sampler.snapshot())
+                while True:
+                    if not stream.write_now(await events.get()):
+                        await stream.drained()
+            finally:
+                stop()
+
+        return StreamResponse(run, content_type="text/event-stream", headers=HEADERS, live=True)
+
+    @route(
+        "GET",
+        "/api/v1/queues",
+        query=ListQuery,
+        answer=dict[str, Any],
+        summary="Queues with their figures",
+    )
+    async def queues(self, request: Request) -> Response:
+        await self._sampler.fresh()
+        query: ListQuery = request.args
+        rows = [_row(queue, self._sampler) for queue in self._sampler.queues.values()]
+        page, total = _page(rows, query, "name")
+        return json_response({"queues": page, "total": total})
+
+    @route(
+        "GET", "/api/v1/queues/{queue}", answer=dict[str, Any], summary="A queue with its groups"
+    )
+    async def queue(self, request: Request) -> Response:
+        await self._sampler.fresh()
+        name = request.params["queue"]
+        queue = self._sampler.queues.get(name)
+        info = await self._broker.queues.catalog.queue(name)
+        if queue is None or info is None:
+            raise NotFound(f"queue '{name}' does not exist")
+        return json_response(
+            _row(queue, self._sampler)
+            | {
+                "groups": queue.groups,
+                "options": info.options,
+                "createdAt": _millis(info.created_at),
+            }
+        )
+
+    @route(
+        "GET",
+        "/api/v1/topics",
+        query=ListQuery,
+        answer=dict[str, Any],
+        summary="Topics with their figures",
+    )
+    def topics(self, request: Request) -> Response:
+        store = self._broker.logs.topics if self._broker.logs else None
+        rows = (
+            [_topic_row(topic.details()) for topic in map(store.require, store.names())]
+            if store
+            else []
+        )
+        page, total = _page(rows, request.args, "name")
+        return json_response({"topics": page, "total": total})
+
+    @route(
+        "GET",
+        "/api/v1/dlq/errors",
+        query=ErrorsQuery,
+        answer=dict[str, Any],
+        summary="Dead letters by error",
+    )
+    async def errors(self, request: Request) -> Response:
+        query: ErrorsQuery = request.args
+        rows = await self._broker.database.browse(
+            ERRORS, query.queue, query.consumer_group, query.filter
+        )
+        errors = [
+            {
+                "error": row["error"],
+                "queue": row["queue"],
+                "group": "" if row["group_name"] == "__QUEUE_MODE__" else row["group_name"],
+                "count": row["count"],
+                "first": _millis(row["first"]),
+                "last": _millis(row["last"]),
+            }
+            for row in rows
+        ]
+        return json_response({"errors": errors, "total": sum(error["count"] for error in errors)})
+
+    @route(
+        "GET",
+        "/api/v1/logs",
+        query=LogQuery,
+        answer=dict[str, Any],
+        summary="Recent log lines",
+        role=Role.ADMIN,
+    )
+    def logs(self, request: Request) -> Response:
+        level = logging.getLevelNamesMapping().get(request.args.level.upper())
+        if level is None:
+            raise InvalidRequest("level is info, warning or error")
+        return json_response(
+            {"lines": self._lines.newest(level, min(request.args.limit, KEPT_LINES))}
+        )
+
+
+def console_routes() -> list[Route]:
+    """The page itself. It is public: what it shows it asks for with the viewer's token."""
+    directory = Path(str(files("penstock.wire.console")))
+    policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
+    return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
+
+
+def _row(queue: Queue, sampler: Sampler) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "namespace": queue.namespace,
+        "task": queue.task,
+        "waiting": queue.waiting,
+        "leased": queue.leased,
+        "stored": queue.stored,
+        "pushed": queue.pushed,
+        "pushedRate": queue.pushed_rate,
+        "deliveredRate": queue.delivered_rate,
+        "oldest": queue.oldest,
+        "groups": len(queue.groups),
+        "deadLetters": queue.dead_letters,
+        "history": sampler.line_of(queue.name),
+    }
+
+
+def _topic_row(details: dict[str, Any]) -> dict[str, Any]:
+    segments = details.get("segments")
+    return {
+        "name": details.get("topic") or details.get("name"),
+        "records": details.get("records"),
+        "bytes": details.get("bytes"),
+        "firstOffset": details.get("first_offset"),
+        "nextOffset": details.get("next_offset"),
+        "segments": len(segments) if isinstance(segments, list) else segments,
+        "policy": details.get("policy"),
+        "damaged": len(details.get("damage") or ()),
+    }
+
+
+def _page(
+    rows: list[dict[str, Any]], query: ListQuery, default: str
+) -> tuple[list[dict[str, Any]], int]:
+    """Filtered by name, sorted (`-` first: the largest first; unknown last), and cut."""
+    words = query.filter.lower()
+    chosen = [row for row in rows if words in row["name"].lower()]
+    field = query.sort.removeprefix("-") or default
+    if chosen and field not in chosen[0]:
+        raise InvalidRequest(f"sort: there is no {field[:60]!r}")
+    unknown = [row for row in chosen if row[field] is None]
+    ordered = sorted((row for row in chosen if row[field] is not None), key=lambda row: row["name"])
+    ordered.sort(key=lambda row: row[field], reverse=query.sort.startswith("-"))
+    begin, limit = max(0, query.offset), min(max(1, query.limit), MAX_ROWS)
+    return (ordered + unknown)[begin : begin + limit], len(chosen)
+
+
+def _millis(at: datetime) -> float:
+    return at.timestamp() * 1000
