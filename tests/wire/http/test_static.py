@@ -23,7 +23,7 @@ def test_static_files_have_types_and_are_revalidated(scratch: Path) -> None:
                 "text/html; charset=utf-8",
             )
             moved = await wire.ask(get("/ui"))
-            assert (moved.status, moved.headers["location"]) == (308, "/ui/")
+            assert (moved.status, moved.headers["location"]) == (308, "ui/")
             script = await wire.ask(get("/ui/js/app.js", "Accept-Encoding: gzip"))
             assert script.headers["content-type"] == "text/javascript; charset=utf-8"
             assert gzip.decompress(script.body) == b"let x = 1; " * 500
