@@ -24,7 +24,8 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {record.levelname.lower():<7} {record.name.removeprefix('penstock.'):<9} {record.getMessage()}"
+        level, part = record.levelname.lower(), record.name.removeprefix("penstock.")
+        line = f"{clock} {level:<7} {part:<9} {record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         if self._colour and record.levelname in _COLOURS:

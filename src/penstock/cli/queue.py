@@ -128,7 +128,7 @@ def pop(
 
         penstock queue pop orders@billing -n 10 --ack --data
 
-        penstock queue pop orders -n 10 | tee work.jsonl | ./handle && penstock queue ack < work.jsonl
+        penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work
     """
 
     async def work(client: Client) -> None:

@@ -38,7 +38,7 @@ def socket_url(directory: Path) -> str:
 
 
 def listening_directory(cluster: Path) -> Path | None:
-    """Where the server of a cluster listens, by the cluster's own notes; None when it does not run."""
+    """Where the server of a cluster listens, by the cluster's notes; None when it does not run."""
     try:
         lines = (cluster / "postmaster.pid").read_text().splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -57,11 +57,13 @@ def url_here(config: Config) -> str:
         sockets = listening_directory(config.private_directory / EMBEDDED / "data")
     except PermissionError:
         raise NotFound(
-            f"the embedded database in {directory} is for the broker's user and root only: run this as one of them"
+            f"the embedded database in {directory} is for the broker's user and root only: "
+            "run this as one of them"
         ) from None
     if sockets is None:
         raise NotFound(
-            f"no embedded database runs in {directory}: start its broker, or name another data directory "
+            f"no embedded database runs in {directory}: start its broker, "
+            "or name another data directory "
             "(--data-dir or PENSTOCK_DATA_DIRECTORY) or configuration (-c or PENSTOCK_CONFIG)"
         )
     return socket_url(sockets)

@@ -68,7 +68,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """The configuration from `file`, `environ` (default: the process's) and `flags` (dotted keys)."""
+    """The configuration from `file`, `environ` (default: ours) and `flags` (dotted keys)."""
     problems: list[str] = []
     given: dict[str, Given] = {}
     if file is not None:
@@ -119,7 +119,7 @@ def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, An
 
 
 def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
-    """Rows of `penstock config show`: key, value as one would write it, origin. Secrets are masked."""
+    """Rows of `penstock config show`: key, value as one would write it, origin; secrets masked."""
     for name, annotation, _ in leaves():
         value: Any = loaded.config
         for part in name.split("."):

@@ -83,11 +83,13 @@ class HttpServer:
     )
     cors_origin: str = key(
         "",
-        "origins of other web pages that may send requests, with commas (https://console.example); * = all",
+        "origins of other web pages that may send requests, with commas "
+        "(https://console.example); * = all",
     )
     hosts: str = key(
         "",
-        "further host names of ours (a proxy's), with commas; *.example = all below, * = any; see docs/security.md",
+        "further host names of ours (a proxy's), with commas; *.example = all below, * = any; "
+        "see docs/security.md",
     )
 
 
@@ -161,7 +163,8 @@ class Auth:
     cache_size: int = key(10_000, "verified tokens remembered per process, each until it expires")
     tcp: Literal["token", "open"] = key(
         "token",
-        "TCP: the first frame must be AUTH with a token; open = anyone who reaches the port is admin",
+        "TCP: the first frame must be AUTH with a token; "
+        "open = anyone who reaches the port is admin",
     )
 
 
@@ -382,7 +385,8 @@ class Exporter:
     queue: SendQueue = section(SendQueue, "defaults of every route's send queue")
     certificates: Path | None = key(
         None,
-        "directory of the CA files that routes made over the API may name; default: under the data directory",
+        "directory of the CA files that routes made over the API may name; "
+        "default: under the data directory",
     )
 
 
@@ -404,7 +408,8 @@ class Config:
     workers: int = key(1, "processes that share the HTTP port")
     max_bodies: Size = key(
         256 << 20,
-        "bytes of all requests that arrive or are worked on, per process; beyond it large ones are refused (HTTP 503)",
+        "bytes of all requests that arrive or are worked on, per process; "
+        "beyond it large ones are refused (HTTP 503)",
     )
     shutdown_delay: Seconds = key(
         0.0,

@@ -1,4 +1,4 @@
-"""What a person watching the broker wants to know, sampled while somebody watches and not otherwise."""
+"""What a person watching the broker wants to know, sampled while somebody watches."""
 
 from penstock.monitor.sampler import Sampler
 

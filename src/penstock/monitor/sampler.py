@@ -42,7 +42,8 @@ def _sql(name: str) -> str:
 
 QUEUES, SLOW, DATABASE = _sql("queue_figures"), _sql("slow_figures"), _sql("database_figures")
 MINUTES = """
-SELECT extract(epoch FROM minute)::bigint AS minute, sum(pushed)::bigint AS pushed, sum(done)::bigint AS done
+SELECT extract(epoch FROM minute)::bigint AS minute,
+       sum(pushed)::bigint AS pushed, sum(done)::bigint AS done
   FROM history WHERE minute > now() - interval '15 minutes' GROUP BY 1 ORDER BY 1"""
 
 

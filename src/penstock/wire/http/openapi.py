@@ -1,7 +1,8 @@
 """The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and
 bodies.
 
-`document(routes)` is the document; `DocsApi` serves it at `/openapi.json` and `/docs`. It is made at the first request, when all routes are there, and kept.
+`document(routes)` is the document; `DocsApi` serves it at `/openapi.json` and `/docs`. It is made
+at the first request, when all routes are there, and kept.
 """
 
 import re

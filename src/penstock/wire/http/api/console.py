@@ -62,7 +62,8 @@ SELECT d.error, q.name AS queue, g.name AS group_name, count(*) AS count, min(d.
   FROM (SELECT * FROM dead_letters ORDER BY id DESC LIMIT 100000) d
   JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
   JOIN groups g ON g.id = d.group_id
- WHERE ($1 = '' OR q.name = $1) AND ($2 = '' OR g.name = $2) AND ($3 = '' OR strpos(lower(d.error), lower($3)) > 0)
+ WHERE ($1 = '' OR q.name = $1) AND ($2 = '' OR g.name = $2)
+   AND ($3 = '' OR strpos(lower(d.error), lower($3)) > 0)
  GROUP BY 1, 2, 3 ORDER BY count(*) DESC, d.error LIMIT 200"""
 
 
