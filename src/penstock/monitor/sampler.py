@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from penstock import __version__
 from penstock.broker import Broker
 from penstock.errors import PenstockError
 
@@ -397,8 +398,6 @@ def _buffers(broker: Broker) -> dict[str, Any]:
 
 
 def _brokers(broker: Broker) -> list[dict[str, Any]]:
-    from penstock import __version__
-
     return [
         {
             "id": broker.presence.member,

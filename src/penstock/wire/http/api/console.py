@@ -90,14 +90,16 @@ class RecentLines(logging.Handler):
         ]
 
 
+_LINES = RecentLines()
+
+
 class ConsoleApi:
     tag = "console"
 
     def __init__(self, broker: Broker, *, authentication: bool) -> None:
         self._broker = broker
         self._authentication = authentication
-        self._lines = RecentLines()
-        logging.getLogger("penstock").addHandler(self._lines)
+        logging.getLogger("penstock").addHandler(_LINES)  # once per process, however often asked
         self._sampler = Sampler(broker)
 
     @route("GET", "/api/v1/me", answer=Me, summary="Who asks, and with which role")
@@ -218,9 +220,7 @@ class ConsoleApi:
         level = logging.getLevelNamesMapping().get(request.args.level.upper())
         if level is None:
             raise InvalidRequest("level is info, warning or error")
-        return json_response(
-            {"lines": self._lines.newest(level, min(request.args.limit, KEPT_LINES))}
-        )
+        return json_response({"lines": _LINES.newest(level, min(request.args.limit, KEPT_LINES))})
 
 
 def console_routes() -> list[Route]:
