@@ -124,7 +124,7 @@ def test_logs_are_json_lines_away_from_a_terminal_and_honour_the_level(tmp_path,
         assert '"level":"info"' not in broker.log
     with BrokerProcess(tmp_path, database_url=database_url, log_format="text") as broker:
         broker.stop()
-        assert " info    server    ready in " in broker.log
+        assert " info    broker    ready in " in broker.log
 
 
 def test_config_show_names_each_values_origin():
