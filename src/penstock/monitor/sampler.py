@@ -111,7 +111,7 @@ class Sampler:
         self._slow: dict[int, tuple[int, float | None]] = {}  # group -> dead letters, oldest wait
         self._slow_at = 0.0
         self._database: dict[str, Any] | None = None
-        self._wal: tuple[float, int, int] | None = None  # when, bytes, commits
+        self._wal: tuple[float, int] | None = None  # when, bytes
         self._since: dict[str, float] = {}  # problem -> when it was first seen
         self._now: dict[str, Any] = {}
 
@@ -186,19 +186,20 @@ class Sampler:
         else:
             sample = self._take(at, rows)
         self._samples.append((at, sample))
+        disk = _disk(broker)
+        routes = broker.exports.status() if broker.exports else []
         self._now = {
             "at": at * 1000,
             "sample": sample,
-            "problems": self._problems(at),
-            "counts": self._counts(),
+            "problems": self._problems(at, disk, routes),
+            "counts": self._counts(len(routes) if broker.exports else None),
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
             ),
-            "latency": None,
             "ledger": self._ledger(),
             "groups": self._worst(),
             "database": self._database if broker.database.healthy else {"up": False},
-            "disk": _disk(broker),
+            "disk": disk,
             "buffers": _buffers(broker),
             "brokers": _brokers(broker),
         }
@@ -289,59 +290,60 @@ class Sampler:
                 "seconds": row["oldest_seconds"],
                 "who": f"{row['oldest_who']}, pid {row['oldest_pid']}",
             }
-        before, self._wal = self._wal, (at, row["wal"], row["commits"])
+        before, self._wal = self._wal, (at, row["wal"])
         self._database = {
             "up": True,
-            "latency": time.perf_counter() - began,
+            "answerSeconds": time.perf_counter() - began,
             "oldestTransaction": oldest,
             "deadRows": row["dead_rows"],
             "walPerSecond": (row["wal"] - before[1]) / (at - before[0]) if before else None,
-            "messagesPerCommit": None,
             "connections": row["connections"],
             "maxConnections": row["max_connections"],
         }
 
     # What is made of it
 
-    def _problems(self, at: float) -> list[Problem]:
+    def _problems(
+        self, at: float, disk: dict[str, Any] | None, routes: list[dict[str, Any]]
+    ) -> list[Problem]:
         """Worst first. A problem keeps the moment at which it was first seen."""
-        broker, list_ = self._broker, list[tuple[str, str, str]]()
+        broker = self._broker
+        problems: list[tuple[str, str, str]] = []  # level, text, path
         if not broker.database.healthy:
-            list_.append(("error", f"PostgreSQL is away: {broker.database.problem}", "/buffers"))
+            problems.append(("error", f"PostgreSQL is away: {broker.database.problem}", "/buffers"))
         elif broker.database.problem:
-            list_.append(("error", broker.database.problem, "/overview"))
+            problems.append(("error", broker.database.problem, "/overview"))
         if broker.logs and (full := broker.logs.topics.disk_full):
-            list_.append(("error", f"topics take no records: {full}", "/topics"))
+            problems.append(("error", f"topics take no records: {full}", "/topics"))
         if broker.buffer.failed.events:
             count = broker.buffer.failed.events
-            list_.append(("error", f"{count:,} buffered events were refused", "/buffers"))
-        if broker.exports:
-            for route in broker.exports.status():
-                if why := route.get("lastError"):
-                    list_.append(
-                        ("error", f"route {route['name']}: {why}", f"/routes/{route['name']}")
-                    )
+            problems.append(("error", f"{count:,} buffered events were refused", "/buffers"))
+        for route in routes:
+            if why := route.get("lastError"):
+                name = route["name"]
+                problems.append(("error", f"route {name}: {why}", f"/routes/{name}"))
         for queue in self.queues.values():
             for group in queue.groups:
                 if group.lag_seconds is not None and group.lag_seconds > LONG_WAIT_SECONDS:
                     text = (
                         f"group {queue.name}@{group.name or 'queue mode'}: messages wait for long"
                     )
-                    list_.append(("warning", text, f"/queues/{queue.name}"))
-        disk = _disk(broker)
+                    problems.append(("warning", text, f"/queues/{queue.name}"))
         if disk and disk["free"] < LOW_DISK * disk["total"]:
-            list_.append(("warning", "the disk is nearly full", "/overview"))
-        self._since = {text: self._since.get(text, at) for _, text, _ in list_}
-        return [Problem(level, text, self._since[text] * 1000, path) for level, text, path in list_]
+            problems.append(("warning", "the disk is nearly full", "/overview"))
+        self._since = {text: self._since.get(text, at) for _, text, _ in problems}
+        return [
+            Problem(level, text, self._since[text] * 1000, path) for level, text, path in problems
+        ]
 
-    def _counts(self) -> dict[str, int | None]:
+    def _counts(self, routes: int | None) -> dict[str, int | None]:
         broker = self._broker
         dead = [q.dead_letters for q in self.queues.values() if q.dead_letters is not None]
         return {
             "queues": len(self.queues),
             "topics": len(broker.logs.topics.names()) if broker.logs else None,
             "deadLetters": sum(dead),
-            "routes": len(broker.exports.status()) if broker.exports else None,
+            "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
         }
 
@@ -357,7 +359,6 @@ class Sampler:
                 "dead": sum(group.dead or 0 for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),
                 "waiting": sum(group.lag for _, group in pairs),
-                "agrees": None,
             }
         ]
 
@@ -380,7 +381,7 @@ def _disk(broker: Broker) -> dict[str, Any] | None:
         usage = shutil.disk_usage(broker.config.data_directory)
     except OSError:
         return None
-    return {"free": usage.free, "total": usage.total, "daysLeft": None}
+    return {"free": usage.free, "total": usage.total}
 
 
 def _buffers(broker: Broker) -> dict[str, Any]:

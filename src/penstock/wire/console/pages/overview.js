@@ -5,16 +5,14 @@ import { live } from "../live.js";
 import { bars, lines, sparkline } from "../components/chart.js";
 import { age, figure, pairs, since, teach } from "./common.js";
 
-const LEDGER_NAMES = { queues: "Queues", routes: "Routes", topics: "Topics" };
 const tail = (name) => (live.history.series[name] ?? []).slice(-60);
 
+/** What became of messages, counted once per group. Messages from before a group began are not in it. */
 function ledger(rows) {
-  return html`<div class="card"><h2>Where everything is</h2>${rows.map((row) => html`<p class="sum" data-key="${row.part}">
-    <b>${LEDGER_NAMES[row.part] ?? row.part}</b> accepted ${count(row.accepted)} = delivered ${count(row.delivered)}
-    + dead ${count(row.dead)} + dropped ${count(row.dropped)} + waiting ${count(row.waiting)}
-    ${row.agrees === null || row.agrees === undefined ? "" : row.agrees ? html`<span class="good">✓ adds up</span>`
-      : html`<span class="bad">✗ does not add up</span>`}</p>`)}
-    ${rows.length ? "" : html`<p>Nothing was accepted yet.</p>`}</div>`;
+  return html`<div class="card"><h2>Where everything is</h2>${rows.map((row) => html`<div data-key="${row.part}">${pairs([
+    ["pushed", count(row.accepted)], ["delivered", count(row.delivered)], ["dead letters", count(row.dead)],
+    ["dropped", count(row.dropped)], ["waiting", count(row.waiting)]])}<small>over all queues, once per group</small></div>`)}
+    ${rows.length ? "" : html`<p>Nothing was delivered to a group yet.</p>`}</div>`;
 }
 
 function database(card) {
@@ -22,7 +20,7 @@ function database(card) {
   const oldest = card.oldestTransaction;
   return html`<div class="card"><h2>PostgreSQL ${card.up ? html`<span class="good">● up</span>` : html`<span class="bad">✗ down</span>`}</h2>
     ${pairs([
-      ["commit", duration(card.latency)],
+      ["answers in", duration(card.answerSeconds)],
       ["oldest transaction", oldest ? html`${age(oldest.seconds, 60)} <small>${oldest.who}</small>` : "none"],
       ["dead rows", count(card.deadRows)],
       ["WAL", card.walPerSecond === null ? "–" : `${size(card.walPerSecond)}/s`],
@@ -34,7 +32,7 @@ function machine(now) {
   const { disk, buffers, brokers = [] } = now;
   const used = disk ? 1 - disk.free / disk.total : null;
   return html`<div class="card"><h2>Disk, buffers, brokers</h2>${pairs([
-    ["disk", disk ? html`${Math.round(used * 100)} % used, ${size(disk.free)} free${disk.daysLeft === null ? "" : `, about ${count(disk.daysLeft)} days left`}` : "–"],
+    ["disk", disk ? html`${Math.round(used * 100)} % used, ${size(disk.free)} free` : "–"],
     ["buffers", buffers ? html`<a href="#/buffers">${buffers.mode}</a>, ${count(buffers.pending)} waiting${buffers.failed ? html`, <span class="bad">${count(buffers.failed)} failed</span>` : ""}` : "–"],
     ["brokers", html`${brokers.map((broker) => html`<div>${broker.id}${broker.self ? " (this one)" : ""} <small>${broker.version}, seen ${since(broker.lastSeen)}</small></div>`)}`],
   ])}</div>`;
