@@ -261,7 +261,7 @@ def test_consumers_that_pop_at_once_from_a_shared_partition_all_get_something(
     async def main() -> None:
         async with running(database_url) as one, running(database_url) as two:
             await one.admin.configure("q", {"ordering": "none"})
-            for _ in range(3):
+            for _ in range(10):
                 await push(one, "q", *range(60))
                 pops = [
                     pop(queues, "q", 1, partition=partition)

@@ -21,7 +21,7 @@ CREATE FUNCTION queue_pop(
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
-  i int; t timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
+  i int; t timestamptz; next_due timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
   dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
@@ -50,7 +50,10 @@ BEGIN
          ORDER BY k.version DESC LIMIT 1;
         IF NOT FOUND THEN outcome := 'unknown'; EXIT; END IF;
         EXIT WHEN c.due_at IS NULL;
-        IF c.due_at > t THEN outcome := 'busy'; EXIT; END IF;
+        IF c.due_at > t THEN  -- of what consumers share: perhaps by a call that ended since t
+          outcome := CASE WHEN q.competing AND c.due_at <= clock_timestamp() THEN 'locked' ELSE 'busy' END;
+          EXIT;
+        END IF;
         SELECT * INTO c FROM cursors k WHERE k.partition_id = p_partitions[i] AND k.group_id = g.id AND k.due_at <= t
          ORDER BY k.version DESC LIMIT 1 FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN outcome := CASE WHEN q.competing THEN 'locked' ELSE 'busy' END; EXIT; END IF;
@@ -75,15 +78,15 @@ BEGIN
             outcome := 'discovering';
             EXIT;
           END IF;
-          IF q.competing AND EXISTS (
-            SELECT 1 FROM cursors k WHERE k.group_id = g.id AND k.due_at >= coalesce(p_back[i], '-infinity') AND k.due_at <= t
-          ) THEN  -- another call is taking from it, and may leave something
+          SELECT min(k.due_at) INTO next_due FROM cursors k  -- what is further ahead may be much, and dead
+           WHERE k.group_id = g.id AND k.due_at >= CASE WHEN q.competing THEN coalesce(p_back[i], '-infinity') ELSE t END
+             AND k.due_at < t + interval '2 seconds';
+          IF q.competing AND next_due <= clock_timestamp() THEN  -- another call takes from it or has since t, and may leave something
             outcome := 'locked';
             EXIT;
           END IF;
           dry := g.id;
-          SELECT coalesce(extract(epoch FROM min(k.due_at) - t), 2) INTO dry_wait FROM cursors k
-           WHERE k.group_id = g.id AND k.due_at > t AND k.due_at < t + interval '2 seconds';  -- what is further ahead may be much, and dead
+          dry_wait := coalesce(extract(epoch FROM next_due - t), 2);
           EXIT;
         END IF;
       END IF;
