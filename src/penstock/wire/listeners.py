@@ -17,10 +17,12 @@ from pathlib import Path
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.monitor.audit import Audit
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
 from penstock.wire.http.api import queues
+from penstock.wire.http.api.audit import AuditApi
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
@@ -29,6 +31,7 @@ from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
+from penstock.wire.http.audit import AuditTrail
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.openapi import DocsApi
@@ -111,6 +114,7 @@ class Listeners:
             read=lambda: self._memory.total,
         )
         self._feeds = Feeds()
+        self._audit = Audit(broker.database, broker.presence.member)
         self.sockets = sockets  # None: this process is the whole broker
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -217,14 +221,15 @@ class Listeners:
 
     def _router(self) -> Router:
         guard = TokenGuard(self._verifier) if self._verifier else None
+        trail = AuditTrail(self._audit)
         if self._worker:
             assert self.sockets is not None
             # The owner asks for the token, and where it comes from, itself: the headers come along
             # with the request.
             handler = forward_to(self.sockets.owner)
             rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
-            return Router([*self._queue_routes(), rest], guard)
-        router = Router(self._owner_routes(), guard)
+            return Router([*self._queue_routes(), rest], guard, trail)
+        router = Router(self._owner_routes(), guard, trail)
         router.extend(routes_of(DocsApi(router, guard)))
         return router
 
@@ -233,7 +238,7 @@ class Listeners:
         workers = self.sockets.all_workers() if self.sockets else []
         system = SystemApi(self._broker, lambda: self.addresses, workers)
         console = ConsoleApi(self._broker, authentication=self._verifier is not None)
-        apis: list[Api] = [BuffersApi(self._broker.buffer), console]
+        apis: list[Api] = [BuffersApi(self._broker.buffer), console, AuditApi(self._audit)]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))

@@ -521,3 +521,22 @@ def test_commands_take_a_token_as_an_option_or_from_the_environment(broker):
     assert asked in run(topic_commands, "list", code=1, **where)
     run(topic_commands, "create", "cli", "--token", READ_WRITE, **where)
     assert "cli" in run(topic_commands, "list", PENSTOCK_TOKEN=READ_ONLY, **where)
+
+
+def test_changes_are_recorded_with_the_subject_by_every_process(broker):
+    for number in range(6):  # each on a connection of its own
+        body = {"queue": f"audited-{number}", "options": {"leaseTime": 60}}
+        assert ask(broker, "POST", "/api/v1/configure", READ_WRITE, json=body).is_success
+    assert ask(broker, "POST", "/topics/audited", READ_WRITE).status_code == 201
+    gone = ask(broker, "DELETE", "/api/v1/resources/queues/audited-0", ADMIN)
+    refused = ask(broker, "DELETE", "/api/v1/resources/queues/audited-1", READ_WRITE)
+    assert (gone.status_code, refused.status_code) == (200, 403)
+    page = ask(broker, "GET", "/api/v1/audit?filter=audited", ADMIN).json()
+    seen = [(one["who"], one["action"], one["object"]) for one in reversed(page["entries"])]
+    assert seen == [
+        *(("read-write", "queue.configure", f"audited-{number}") for number in range(6)),
+        ("read-write", "topic.create", "audited"),
+        ("admin", "queue.delete", "audited-0"),
+    ]
+    assert page["entries"][-1]["detail"] == {"options": '{"leaseTime":60}'}
+    assert "admin: queue.delete audited-0" in broker.log

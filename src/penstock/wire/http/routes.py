@@ -44,6 +44,15 @@ _MAX_SHOWN = 100  # characters of a wrong value in the text of an error
 
 
 @dataclass(frozen=True, slots=True)
+class Audited:
+    """A change that is recorded: its name, and what of the body and of the answer goes with it."""
+
+    action: str
+    body: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     method: str  # GET, POST, ...; "*" for any
     path: str
@@ -66,6 +75,7 @@ class Route:
     # another process serves it, and looks itself where a request comes from and what it brings
     forwards: bool = False
     role: Role | None = None  # a token must allow; None: read-only for GET, else read-write
+    audit: Audited | None = None  # None: not recorded
 
     @property
     def takes_json(self) -> bool:
@@ -119,6 +129,12 @@ class Guard(Protocol):
     def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]: ...
 
 
+class Trail(Protocol):
+    """What records changes (`audit.py`)."""
+
+    def watch(self, audited: Audited, call: Handler) -> Handler: ...
+
+
 class Endpoint:
     """A route made ready to be called: decoders built, metric labels at hand."""
 
@@ -127,7 +143,9 @@ class Endpoint:
         "precheck", "route",
     )  # fmt: skip
 
-    def __init__(self, route: Route, guard: Guard | None = None) -> None:
+    def __init__(
+        self, route: Route, guard: Guard | None = None, trail: Trail | None = None
+    ) -> None:
         self.route = route
         self.method = route.method
         self.name = route.path
@@ -144,6 +162,8 @@ class Endpoint:
         )
         decodes = self._args is not None or self._data is not None
         self.call: Handler = self._decode_and_call if decodes else route.handler
+        if trail is not None and route.audit is not None:
+            self.call = trail.watch(route.audit, self.call)
         self.precheck: Precheck | None = None  # asked before a long body is received
         if guard is not None:
             self.call, self.precheck = guard.protect(route, self.call)
@@ -248,8 +268,14 @@ class _Node:
 
 
 class Router:
-    def __init__(self, routes: Iterable[Route] = (), guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route] = (),
+        guard: Guard | None = None,
+        trail: Trail | None = None,
+    ) -> None:
         self._guard = guard  # None: authentication is off
+        self._trail = trail  # None: changes are not recorded
         self._static: dict[str, dict[str, Endpoint]] = {}  # path without parameters -> by method
         self._root = _Node()  # of all paths
         self._endpoints: list[Endpoint] = []  # in the order they were added
@@ -273,7 +299,7 @@ class Router:
                 node = node.literal.setdefault(segment, _Node())
         if route.method in node.methods:
             raise ValueError(f"{route.method} {route.path} is routed twice")
-        endpoint = Endpoint(route, self._guard)
+        endpoint = Endpoint(route, self._guard, self._trail)
         node.methods[route.method] = endpoint
         self._endpoints.append(endpoint)
         if not route.parameters:

@@ -8,7 +8,7 @@ from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
 from penstock.wire.http.api.messages import PushAnswer, push_answer
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 MAINTENANCE = "/api/v1/system/maintenance"
 
@@ -94,6 +94,7 @@ class BuffersApi:
         answer=MaintenanceAnswer,
         summary="Send pushes to the buffer, or not",
         role=Role.ADMIN,
+        audit=Audited("maintenance.push", body=("enabled",)),
     )
     async def switch(self, request: Request) -> Response:
         on = _enabled(request.body)
@@ -124,6 +125,7 @@ class BuffersApi:
         answer=PopMaintenanceAnswer,
         summary="Stop pops, or not",
         role=Role.ADMIN,
+        audit=Audited("maintenance.pop", body=("enabled",)),
     )
     async def switch_pop(self, request: Request) -> Response:
         await self._maintenance.switch(pop=_enabled(request.body))
@@ -136,6 +138,7 @@ class BuffersApi:
         status=201,
         summary="Store the events of a buffer file's lines, as they are",
         role=Role.ADMIN,
+        audit=Audited("buffer.store"),
     )
     async def store(self, request: Request) -> Response:
         return push_answer(await self._buffer.push_lines(request.body))
@@ -146,6 +149,7 @@ class BuffersApi:
         answer=BufferStatus,
         summary="Replay now",
         role=Role.ADMIN,
+        audit=Audited("buffer.replay"),
     )
     def replay(self, request: Request) -> Response:
         self._buffer.replay_now()
@@ -157,6 +161,7 @@ class BuffersApi:
         answer=Retried,
         summary="Try the events in failed/ again now",
         role=Role.ADMIN,
+        audit=Audited("buffer.retry", answer=("tried", "failed")),
     )
     async def retry_failed(self, _: Request) -> Response:
         failed = self._buffer.failed

@@ -10,7 +10,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Offset, answer, check_offset, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 
 class Filter(msgspec.Struct, rename="camel", frozen=True):
@@ -66,6 +66,7 @@ class DeadLettersApi:
         query=Filter,
         answer=dict[str, Any],
         summary="Deliver those that match again",
+        audit=Audited("deadletters.requeue", answer=("requeued",)),
     )
     async def requeue(self, request: Request) -> Response:
         return answer(
@@ -82,6 +83,7 @@ class DeadLettersApi:
         answer=dict[str, Any],
         summary="Delete those that match",
         role=Role.ADMIN,
+        audit=Audited("deadletters.purge", answer=("deleted",)),
     )
     async def purge(self, request: Request) -> Response:
         return answer(

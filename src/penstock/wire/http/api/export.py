@@ -17,7 +17,7 @@ from penstock.export.manager import Exports
 from penstock.export.routes import Route
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 ANSWER_BYTES = 8 << 20
 ROUTES = "/api/v1/routes"
@@ -125,6 +125,7 @@ class ExportApi:
         status=201,
         summary="Make a route",
         role=Role.ADMIN,
+        audit=Audited("route.create", body=("name",)),
     )
     async def create(self, request: Request) -> Response:
         definition: Definition = request.data
@@ -144,6 +145,7 @@ class ExportApi:
         status=204,
         summary="Stop and remove a route",
         role=Role.ADMIN,
+        audit=Audited("route.delete"),
     )
     async def delete(self, request: Request) -> Response:
         await self._exports.delete(request.params["name"], force=request.args.force)
@@ -161,13 +163,27 @@ class ExportApi:
         pushed = await self._named(request).push(_records(request))
         return json_response(Pushed(pushed.accepted, pushed.dropped), 201)
 
-    @route("POST", f"{ROUTE}/pause", answer=Status, summary="Stop sending", role=Role.ADMIN)
+    @route(
+        "POST",
+        f"{ROUTE}/pause",
+        answer=Status,
+        summary="Stop sending",
+        role=Role.ADMIN,
+        audit=Audited("route.pause"),
+    )
     async def pause(self, request: Request) -> Response:
         named = self._named(request)
         await named.pause()
         return json_response(named.status())
 
-    @route("POST", f"{ROUTE}/resume", answer=Status, summary="Go on", role=Role.ADMIN)
+    @route(
+        "POST",
+        f"{ROUTE}/resume",
+        answer=Status,
+        summary="Go on",
+        role=Role.ADMIN,
+        audit=Audited("route.resume"),
+    )
     async def resume(self, request: Request) -> Response:
         named = self._named(request)
         await named.resume()
@@ -179,13 +195,21 @@ class ExportApi:
         answer=Status,
         summary="Take nothing new, deliver what there is",
         role=Role.ADMIN,
+        audit=Audited("route.drain"),
     )
     async def drain(self, request: Request) -> Response:
         named = self._named(request)
         await named.drain()
         return json_response(named.status())
 
-    @route("POST", f"{ROUTE}/purge", answer=Count, summary="Drop what is queued", role=Role.ADMIN)
+    @route(
+        "POST",
+        f"{ROUTE}/purge",
+        answer=Count,
+        summary="Drop what is queued",
+        role=Role.ADMIN,
+        audit=Audited("route.purge", answer=("records",)),
+    )
     async def purge(self, request: Request) -> Response:
         return json_response(Count(await self._named(request).purge()))
 
@@ -195,6 +219,7 @@ class ExportApi:
         answer=Count,
         summary="Queue the dead letters again",
         role=Role.ADMIN,
+        audit=Audited("route.replay", answer=("records",)),
     )
     async def replay(self, request: Request) -> Response:
         return json_response(Count(await self._named(request).replay()))

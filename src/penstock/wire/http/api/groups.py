@@ -9,7 +9,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 BASE = "/api/v1/consumer-groups"
 
@@ -45,6 +45,9 @@ read_subscription = decoder(
     SubscriptionBody, {"subscriptionTimestamp": "Missing subscriptionTimestamp in request body"}
 )
 read_seek = decoder(SeekBody, {}, empty=SeekBody())
+
+
+DELETED = Audited("group.delete", answer=("deletedPartitions",))
 
 
 class GroupsApi:
@@ -96,6 +99,7 @@ class GroupsApi:
         answer=dict[str, Any],
         summary="Forget a group",
         role=Role.ADMIN,
+        audit=DELETED,
     )
     @route(
         "DELETE",
@@ -104,6 +108,7 @@ class GroupsApi:
         answer=dict[str, Any],
         summary="Forget a group of one queue",
         role=Role.ADMIN,
+        audit=DELETED,
     )
     async def delete(self, request: Request) -> Response:
         metadata = request.args.delete_metadata
@@ -120,6 +125,7 @@ class GroupsApi:
         decode=False,
         answer=dict[str, Any],
         summary="Where a group starts in partitions new to it",
+        audit=Audited("group.subscription", answer=("rowsUpdated",)),
     )
     async def subscribe(self, request: Request) -> Response:
         body = read_subscription(request.body)
@@ -133,6 +139,11 @@ class GroupsApi:
         decode=False,
         answer=dict[str, Any],
         summary="Move a group to the end, the beginning or a time; dryRun only counts",
+        audit=Audited(
+            "group.seek",
+            body=("toEnd", "toBeginning", "timestamp"),
+            answer=("dryRun", "partitionsUpdated"),
+        ),
     )
     async def seek(self, request: Request) -> Response:
         body = read_seek(request.body)
@@ -154,6 +165,7 @@ class GroupsApi:
         "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
         answer=dict[str, Any],
         summary="Move a group to the end of one partition",
+        audit=Audited("group.seek"),
     )
     async def seek_partition(self, request: Request) -> Response:
         group, queue, partition = (request.params[name] for name in ("group", "queue", "partition"))

@@ -11,7 +11,7 @@ from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 PIPELINE = "/api/v1/pipelines/{name}"
 
@@ -92,11 +92,19 @@ class PipelinesApi:
         answer=dict[str, Any],
         summary="Ask a pipeline to stop after its batch",
         role=Role.ADMIN,
+        audit=Audited("pipeline.stop"),
     )
     def stop(self, request: Request) -> Response:
         return json_response(self._pipelines.ask_to_stop(request.params["name"]))
 
-    @route("DELETE", PIPELINE, status=204, summary="Forget a pipeline's report", role=Role.ADMIN)
+    @route(
+        "DELETE",
+        PIPELINE,
+        status=204,
+        summary="Forget a pipeline's report",
+        role=Role.ADMIN,
+        audit=Audited("pipeline.forget"),
+    )
     def forget(self, request: Request) -> Response:
         self._pipelines.forget(request.params["name"])
         return EMPTY
@@ -121,6 +129,7 @@ class PipelinesApi:
         summary="Old segments are deleted by retention (`delete`), or compacted and never deleted"
         " (`compact`)",
         role=Role.ADMIN,
+        audit=Audited("topic.policy", body=("policy",)),
     )
     async def policy(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
@@ -132,6 +141,7 @@ class PipelinesApi:
         "/topics/{topic}/roll",
         answer=dict[str, Any],
         summary="Seal the active segment; what is sealed can be archived, deleted and compacted",
+        audit=Audited("topic.roll"),
     )
     async def roll(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
@@ -145,6 +155,7 @@ class PipelinesApi:
         answer=Swapped,
         summary="Swap neighbouring sealed segments for one that holds only some of their records",
         role=Role.ADMIN,
+        audit=Audited("topic.compact"),
     )
     async def compact(self, request: Request) -> Response:
         body: Compact = request.data

@@ -16,7 +16,7 @@ from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 SIX = ("total", "pending", "processing", "completed", "failed", "deadLetter")
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
@@ -111,6 +111,7 @@ class ResourcesApi:
         decode=False,
         answer=dict[str, Any],
         summary="Create a queue or replace its options",
+        audit=Audited("queue.configure", body=("queue", "namespace", "task", "options")),
     )
     async def configure(self, request: Request) -> Response:
         body = read_configure(request.body)
@@ -251,6 +252,7 @@ class ResourcesApi:
         answer=dict[str, Any],
         summary="Delete a queue with everything in it",
         role=Role.ADMIN,
+        audit=Audited("queue.delete", answer=("existed",)),
     )
     async def delete(self, request: Request) -> Response:
         existed = await self._admin.delete(request.params["queue"])
@@ -263,6 +265,7 @@ class ResourcesApi:
         answer=dict[str, Any],
         summary="Delete the messages, keep the queue",
         role=Role.ADMIN,
+        audit=Audited("queue.clear", answer=("deleted",)),
     )
     async def clear(self, request: Request) -> Response:
         partition = request.args.partition or None

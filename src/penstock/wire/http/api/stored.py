@@ -9,7 +9,7 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -112,6 +112,7 @@ class StoredApi:
         "/api/v1/messages/{partition}/{transaction}",
         answer=dict[str, Any],
         summary="Delete a message",
+        audit=Audited("message.delete"),
     )
     async def delete(self, request: Request) -> Response:
         partition, transaction = _ids(request)
@@ -127,6 +128,7 @@ class StoredApi:
         query=GroupQuery,
         answer=dict[str, Any],
         summary="Deliver a message again",
+        audit=Audited("message.retry"),
     )
     async def retry(self, request: Request) -> Response:
         partition, transaction = _ids(request)
@@ -148,6 +150,7 @@ class StoredApi:
         query=GroupQuery,
         answer=dict[str, Any],
         summary="Move a message to a group's dead letters",
+        audit=Audited("message.bury", body=("consumerGroup", "error")),
     )
     async def bury(self, request: Request) -> Response:
         partition, transaction = _ids(request)

@@ -14,7 +14,7 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 
 MAX_WAIT_SECONDS = 60.0  # of a lease request
 GROUP = "/topics/{topic}/groups/{group}"
@@ -96,6 +96,7 @@ class TopicGroupsApi:
         answer=dict[str, str],
         summary="Forget a group on this topic",
         role=Role.ADMIN,
+        audit=Audited("topic-group.delete"),
     )
     async def delete(self, request: Request) -> Response:
         topic, group = self._named(request)

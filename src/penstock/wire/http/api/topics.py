@@ -17,7 +17,7 @@ from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
 from penstock.wire.http.api.topic_groups import group_details
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import Audited, route
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
@@ -91,7 +91,14 @@ class TopicsApi:
     def names(self, _: Request) -> Response:
         return json_response(sorted(self._topics.names()))
 
-    @route("POST", "/topics/{topic}", answer=Created, status=201, summary="Create a topic")
+    @route(
+        "POST",
+        "/topics/{topic}",
+        answer=Created,
+        status=201,
+        summary="Create a topic",
+        audit=Audited("topic.create"),
+    )
     async def create(self, request: Request) -> Response:
         name = request.params["topic"]
         await self._topics.create(name)
@@ -103,6 +110,7 @@ class TopicsApi:
         answer=Created,
         summary="Delete a topic and its records",
         role=Role.ADMIN,
+        audit=Audited("topic.delete"),
     )
     async def delete(self, request: Request) -> Response:
         name = request.params["topic"]
@@ -125,6 +133,7 @@ class TopicsApi:
         status=202,
         summary="Check all sealed segments now",
         role=Role.ADMIN,
+        audit=Audited("topic.scrub"),
     )
     def scrub_now(self, _: Request) -> Response:
         self._topics.scrub.ask()

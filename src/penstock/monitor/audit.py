@@ -1,0 +1,128 @@
+"""Who changed what and when: a log line at once, and a row in PostgreSQL.
+
+The row is written before the change is answered, so whoever got an answer can be found here. While
+PostgreSQL is away (topics and routes can be changed then, too) entries wait in memory, up to
+`MAX_WAITING`, and are written with the next one or when somebody looks; the log line is there
+already.
+
+Entries are kept for `KEPT_DAYS` and at most `KEPT_ENTRIES` of them. Each write removes a few of the
+oldest that are beyond that, so nothing has to run for it.
+"""
+
+import logging
+import time
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from penstock.database import Database
+from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.audit")
+
+KEPT_DAYS = 365
+KEPT_ENTRIES = 200_000
+MAX_WAITING = 1000
+MAX_TEXT = 500  # characters of a value
+
+WRITE = """
+WITH written AS (
+  INSERT INTO audit (at, who, action, object, detail, broker)
+  SELECT * FROM unnest($1::timestamptz[], $2::text[], $3::text[], $4::text[], $5::jsonb[],
+                       $6::text[])
+  RETURNING id)
+DELETE FROM audit WHERE id IN (
+  SELECT id FROM audit
+   WHERE id <= (SELECT max(id) FROM written) - $7 OR at < now() - make_interval(days => $8)
+   ORDER BY id LIMIT 100)"""
+PAGE = """
+SELECT id, at, who, action, object, detail::text AS detail
+  FROM audit
+ WHERE ($1::bigint IS NULL OR id < $1)
+   AND ($2 = '' OR strpos(lower(concat_ws(' ', who, action, object)), lower($2)) > 0)
+ ORDER BY id DESC LIMIT $3"""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What somebody did."""
+
+    who: str
+    action: str
+    object: str
+    detail: dict[str, Any]
+    at: float  # seconds since 1970
+
+
+class Entry(msgspec.Struct):
+    """A change as it was recorded."""
+
+    at: float  # milliseconds since 1970
+    who: str
+    action: str
+    object: str
+    detail: dict[str, Any]
+
+
+class Audit:
+    def __init__(self, database: Database, broker: str) -> None:
+        self._database = database
+        self._broker = broker  # the name of this process
+        self._waiting: deque[Change] = deque(maxlen=MAX_WAITING)  # not in PostgreSQL yet
+
+    async def record(self, who: str, action: str, object: str, detail: dict[str, Any]) -> None:
+        """Log a change and store it; nothing is raised, for what it is about has happened."""
+        values = {name: _short(value) for name, value in detail.items()}
+        change = Change(_short(who), action, _short(object), values, time.time())
+        about = "".join(f" {name}={value}" for name, value in values.items())
+        log.info("%s: %s %s%s", change.who, action, change.object, about)
+        self._waiting.append(change)
+        await self._write()
+
+    async def _write(self) -> None:
+        changes = list(self._waiting)
+        if not changes or not self._database.healthy:
+            return
+        columns = [
+            [datetime.fromtimestamp(change.at, UTC) for change in changes],
+            [change.who for change in changes],
+            [change.action for change in changes],
+            [change.object for change in changes],
+            [msgspec.json.encode(change.detail).decode() for change in changes],
+            [self._broker] * len(changes),
+        ]
+        self._waiting.clear()  # before the wait, so that nobody else writes them too
+        try:
+            await self._database.fetch(WRITE, *columns, KEPT_ENTRIES, KEPT_DAYS)
+        except (PenstockError, asyncpg.PostgresError) as error:
+            log.warning("%d audit entries wait for PostgreSQL: %s", len(changes), error)
+            self._waiting.extendleft(reversed(changes))
+
+    async def page(
+        self, words: str, before: int | None, limit: int
+    ) -> tuple[list[Entry], int | None]:
+        """The newest entries that contain `words`, and where the next page begins."""
+        await self._write()
+        rows = await self._database.browse(PAGE, before, words, limit)
+        entries = [
+            Entry(
+                at=row["at"].timestamp() * 1000,
+                who=row["who"],
+                action=row["action"],
+                object=row["object"],
+                detail=msgspec.json.decode(row["detail"]),
+            )
+            for row in rows
+        ]
+        return entries, rows[-1]["id"] if len(rows) == limit else None
+
+
+def _short(value: Any) -> Any:
+    """A value as it may stand in a row: PostgreSQL takes no NUL, and nobody reads a megabyte."""
+    if isinstance(value, str):
+        return value[:MAX_TEXT].replace("\0", "\ufffd")
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    return _short(msgspec.json.encode(value).decode())

@@ -1,0 +1,90 @@
+"""Which requests are recorded as changes, and what is recorded of them.
+
+A route says so itself: `audit=Audited("queue.delete")`. Its handler is wrapped when the router is
+built, so what moves messages (push, pop, ack) costs nothing. Recorded are requests that did
+something: those that were answered, and those that failed on our side, for these may have done a
+part of it. What was refused changed nothing.
+"""
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from penstock.protocol.status import status_of
+from penstock.wire.http.messages import Answer, Handler, Request, Response
+from penstock.wire.http.routes import Audited
+
+_NOT_RECORDED = ("access_token",)
+_NAMES = ("queue", "topic", "name", "group", "consumerGroup", "partition", "transaction")
+
+
+class Recorder(Protocol):
+    async def record(self, who: str, action: str, object: str, detail: dict[str, Any]) -> None: ...
+
+
+class AuditTrail:
+    """Wraps the handlers of routes that change something."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def watch(self, audited: Audited, call: Handler) -> Handler:
+        async def recorded(request: Request) -> Answer:
+            try:
+                answer = call(request)
+                answer = await answer if isinstance(answer, Awaitable) else answer
+            except Exception as error:
+                if status_of(error).http >= 500:
+                    await self._record(audited, request, {"error": str(error)})
+                raise
+            if isinstance(answer, Response) and answer.status < 400:
+                counts = _fields(bytes(answer.body), audited.answer)
+                if not counts.get("dryRun"):
+                    await self._record(audited, request, counts)
+            return answer
+
+        return recorded
+
+    async def _record(self, audited: Audited, request: Request, outcome: dict[str, Any]) -> None:
+        query = {
+            name: value for name, value in parse_qsl(request.query) if name not in _NOT_RECORDED
+        }
+        body = _fields(request.body, audited.body)
+        asked = {name: value for name, value in {**query, **body}.items() if name not in _NAMES}
+        target = object_of({**body, **query, **request.params})
+        await self._recorder.record(who(request), audited.action, target, asked | outcome)
+
+
+def who(request: Request) -> str:
+    """The token's subject, else the address of the client (as the worker saw it that passed the
+    request on).
+    """
+    if request.subject:
+        return request.subject
+    if request.address == "unix":
+        return request.header("x-forwarded-for") or "unix"
+    return request.address
+
+
+def object_of(named: Mapping[str, Any]) -> str:
+    """What it was done to: `orders`, `orders@billing`, `orders/c-7@billing`."""
+    thing = named.get("queue") or named.get("topic") or named.get("name")
+    path = "/".join(
+        str(part) for part in (thing, named.get("partition"), named.get("transaction")) if part
+    )
+    group = named.get("group") or named.get("consumerGroup")
+    return f"{path}@{group}" if group else path
+
+
+def _fields(body: bytes, names: tuple[str, ...]) -> dict[str, Any]:
+    if not names or not body:
+        return {}
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}  # only the handler knows what it is
+    if not isinstance(value, dict):
+        return {}
+    return {name: value[name] for name in names if value.get(name) is not None}
