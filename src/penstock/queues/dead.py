@@ -6,6 +6,7 @@ retention has deleted the original meanwhile, a copy is appended to the partitio
 groups see.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -24,6 +25,7 @@ COUNT = query("dead_letter_count")
 PURGE = query("dead_letter_purge")
 NEXT = query("dead_letter_step")
 STEP = 500  # letters
+COUNTED = 100_000  # letters that are counted exactly (dead_letter_count.sql)
 MOST_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
 
 
@@ -37,6 +39,7 @@ class Which:
     since: datetime | None = None
     until: datetime | None = None
     id: int | None = None
+    error: str | None = None  # a part of it, in upper or lower case
 
     def args(self) -> tuple[Any, ...]:
         return self.queue, self.group, self.partition, self.since, self.until, self.id
@@ -59,13 +62,19 @@ class DeadLetters:
             offset,
             MOST_BYTES,
             before,
+            which.error,
         )
-        total = await self._database.browse(COUNT, *which.args())
+        total = await self.count(which)
         return {
             "messages": [self._entry(row) for row in rows],
-            "total": total[0][0],
-            "pagination": {"limit": limit, "offset": offset, "total": total[0][0]},
+            "total": total,
+            "pagination": {"limit": limit, "offset": offset, "total": total},
         }
+
+    async def count(self, which: Which) -> int:
+        """How many match, exact up to `COUNTED`."""
+        rows = await self._database.browse(COUNT, *which.args(), which.error)
+        return int(rows[0][0])
 
     async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
         """What the newest letters died of, the most frequent first, and in how many partitions; of
@@ -75,6 +84,7 @@ class DeadLetters:
             ERRORS,
             *which.args(),
             most,
+            which.error,
         )
         return {
             "affectedPartitions": rows[0]["partitions"] if rows else 0,
@@ -86,7 +96,11 @@ class DeadLetters:
     async def requeue(self, which: Which) -> int:
         """Put dead letters back, as many as match; answers how many. One that cannot be put back
         (its queue is full, its group was deleted) stays a dead letter."""
-        done, after = 0, 0
+        return sum([count async for count in self.requeue_steps(which)])
+
+    async def requeue_steps(self, which: Which) -> AsyncIterator[int]:
+        """As `requeue`; says after each step how many it put back."""
+        after = 0
         while True:
             looked, back, after = await self._database.transact(partial(self._step, which, after))
             if which.id is not None and looked and not back:
@@ -94,24 +108,23 @@ class DeadLetters:
                     "the dead letter cannot be put back: its queue is full, "
                     "or its group was deleted"
                 )
-            done += len(back)
             for queue, group in {(row["queue"], row["group_name"]) for row in back}:
                 self._signals.available(queue, STEP, group)
+            yield len(back)
             if looked < STEP:
-                return done
+                return
 
     async def purge(self, which: Which) -> int:
         """Delete dead letters, as many as match; answers how many."""
-        done = 0
+        return sum([count async for count in self.purge_steps(which)])
+
+    async def purge_steps(self, which: Which) -> AsyncIterator[int]:
+        """As `purge`; says after each step how many it deleted."""
         while True:
-            rows = await self._database.fetch(
-                PURGE,
-                *which.args(),
-                STEP,
-            )
-            done += len(rows)
+            rows = await self._database.fetch(PURGE, *which.args(), STEP, which.error)
+            yield len(rows)
             if len(rows) < STEP:
-                return done
+                return
 
     async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
         """Put back the next ones behind the letter `after`: how many were looked at, those put
@@ -122,6 +135,7 @@ class DeadLetters:
             *which.args(),
             after,
             STEP,
+            which.error,
         )
         numbers = sorted({row["partition_id"] for row in rows})
         await connection.execute(

@@ -29,6 +29,7 @@ from penstock.wire.http.api.export import ExportApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
+from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.audit import AuditTrail
@@ -115,6 +116,7 @@ class Listeners:
         )
         self._feeds = Feeds()
         self._audit = Audit(broker.database, broker.presence.member)
+        self._tasks = TasksApi(broker.queues, self._audit)
         self.sockets = sockets  # None: this process is the whole broker
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -214,6 +216,7 @@ class Listeners:
             await stopping
         if self._private:
             await self._private.stop(patience)
+        await self._tasks.tasks.stop()
         if self._verifier:
             await self._verifier.stop()
         if self.sockets and not self._worker:
@@ -238,7 +241,8 @@ class Listeners:
         workers = self.sockets.all_workers() if self.sockets else []
         system = SystemApi(self._broker, lambda: self.addresses, workers)
         console = ConsoleApi(self._broker, authentication=self._verifier is not None)
-        apis: list[Api] = [BuffersApi(self._broker.buffer), console, AuditApi(self._audit)]
+        apis: list[Api] = [BuffersApi(self._broker.buffer), console]
+        apis += [AuditApi(self._audit), self._tasks]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))

@@ -1,5 +1,5 @@
 -- dead_letter_purge: delete the oldest dead letters that match, $7 at most.
--- $1 to $6 as in dead_letters.sql
+-- $1 to $6 as in dead_letters.sql, $8 part of the error
 DELETE FROM dead_letters WHERE id IN (
   SELECT d.id
     FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
@@ -8,4 +8,5 @@ DELETE FROM dead_letters WHERE id IN (
      WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR g.name = $2)
        AND ($3::text IS NULL OR p.name = $3) AND ($4::timestamptz IS NULL OR d.failed_at >= $4)
        AND ($5::timestamptz IS NULL OR d.failed_at <= $5) AND ($6::bigint IS NULL OR d.id = $6)
+       AND ($8::text IS NULL OR strpos(lower(d.error), lower($8)) > 0)
      ORDER BY d.id LIMIT $7) RETURNING 1;

@@ -1,6 +1,6 @@
 -- dead_letters: dead letters, the newest first; a payload is left out once those before it have $9 bytes.
 -- $1 queue, $2 group, $3 partition, $4 from, $5 to, $6 id (NULL = all), $7 limit, $8 offset,
--- $10 only those older than this id (NULL = all)
+-- $10 only those older than this id (NULL = all), $11 part of the error (NULL = all)
 WITH page AS MATERIALIZED (
   SELECT d.id, octet_length(d.payload) AS size, q.name AS queue, p.name AS partition, g.name AS group_name
     FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
@@ -9,6 +9,7 @@ WITH page AS MATERIALIZED (
      WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR g.name = $2)
        AND ($3::text IS NULL OR p.name = $3) AND ($4::timestamptz IS NULL OR d.failed_at >= $4)
        AND ($5::timestamptz IS NULL OR d.failed_at <= $5) AND ($6::bigint IS NULL OR d.id = $6)
+       AND ($11::text IS NULL OR strpos(lower(d.error), lower($11)) > 0)
        AND ($10::bigint IS NULL OR d.id < $10)
      ORDER BY d.id DESC LIMIT $7 OFFSET $8)
 SELECT d.id, d.partition_id, d.seq, d.failed_at, d.attempts, d.error, d.created_at, d.transaction_id,

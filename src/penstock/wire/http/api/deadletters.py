@@ -20,6 +20,7 @@ class Filter(msgspec.Struct, rename="camel", frozen=True):
     from_: str | None = msgspec.field(name="from", default=None)
     to: str | None = None
     id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    error: str | None = None  # part of the error's text
 
     def which(self) -> Which:
         return Which(
@@ -29,6 +30,7 @@ class Filter(msgspec.Struct, rename="camel", frozen=True):
             since=moment(self.from_, "from") if self.from_ else None,
             until=moment(self.to, "to") if self.to else None,
             id=self.id,
+            error=self.error or None,
         )
 
 
