@@ -126,3 +126,21 @@ def test_what_is_written_is_read_back(rows):
             item.transaction_id,
         )
         assert msgspec.json.decode(back.payload) == msgspec.json.decode(item.payload)
+
+
+def test_headers_are_a_field_of_their_own_where_there_are_any():
+    item = Item("q", b"1", "p", "t", headers=b'{"tenant":"a"}')
+    line = (
+        b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
+        b'"headers":{"tenant":"a"},"crc32c":"d27f9c15"}\n'
+    )
+    assert encode([item]) == [line]
+    assert decode(line) == item
+    sealed = Item("q", b"\x00\x01\xff", "p", "t", key_id="k1", headers=b"\xff\x00")
+    assert decode(encode([sealed])[0]) == sealed
+
+
+def test_headers_that_are_no_map_of_strings_make_a_line_no_event():
+    line = b'{"queue":"q","transaction_id":"t","payload":1,"headers":{"a":1}}'
+    with pytest.raises(msgspec.DecodeError):
+        decode(line)

@@ -959,3 +959,40 @@ def test_lines_of_a_buffer_file_keep_who_pushed_them(api, queue) -> None:
     sealed = replace(sealed, payload=Raw(b'""'))
     error = api.ask("POST", "buffers/events", encode(sealed), 503)["error"]
     assert "key 'no-such-key'" in error
+
+
+def test_headers_travel_with_their_message_and_nobody_else_sees_the_field(api, queue):
+    tenant = {"tenant": "a", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-01", "x": "é\n"}
+    items = [
+        {"queue": queue, "payload": 1, "headers": tenant},
+        {"queue": queue, "payload": 2, "headers": {}},
+        {"queue": queue, "payload": 3},
+    ]
+    api.post("push", {"items": items}, status=201)
+    operations = [
+        {"type": "push", "items": [{"queue": queue, "payload": 4, "headers": {"a": "b"}}]},
+        {"type": "push", "queue": queue, "payload": 5, "headers": {"c": "d"}},
+    ]
+    api.post("transaction", {"operations": operations})
+    messages = api.get(f"pop/queue/{queue}", batch=10)["messages"]
+    assert [m["headers"] for m in messages if "headers" in m] == [tenant, {"a": "b"}, {"c": "d"}]
+    assert [m["data"] for m in messages if "headers" not in m] == [2, 3]
+    listed = api.get("messages", queue=queue)["messages"]
+    assert [m.get("headers") for m in listed] == [{"c": "d"}, {"a": "b"}, None, None, tenant]
+    path = f"messages/{messages[0]['partitionId']}/{messages[0]['transactionId']}"
+    assert api.get(path)["headers"] == tenant
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"a": 1}, "headers must be an object of strings"),
+        (["a"], "headers must be an object of strings"),
+        ({"a b": "x"}, "header name 'a b'"),
+        ({f"h{n}": "x" for n in range(65)}, "at most 64 headers"),
+        ({"h": "x" * 8192}, "at most 8192 bytes"),
+    ],
+)
+def test_headers_that_are_too_many_or_no_strings_are_refused(api, queue, headers, said):
+    body = {"items": [{"queue": queue, "payload": 1, "headers": headers}]}
+    assert said in api.post("push", body, status=400)["error"]

@@ -13,6 +13,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.protocol import buffer_lines
 from penstock.protocol.buffer_lines import Event
+from penstock.protocol.headers import decode as decode_headers
 from penstock.queues.types import Item
 
 Encode = Callable[[Iterable[Item]], list[bytes]]  # `encode`, of items as they may lie on a disk
@@ -33,9 +34,11 @@ def encode(items: Iterable[Item]) -> list[bytes]:
 
 
 def _event(item: Item) -> Event:
-    payload = item.payload
+    payload, headers = item.payload, item.headers
     if item.key_id is not None:
         payload = b'"%b"' % b64encode(payload)
+        if headers is not None:
+            headers = b'"%b"' % b64encode(headers)
     elif b"\n" in payload:
         try:
             payload = msgspec.json.format(payload, indent=-1)
@@ -49,6 +52,7 @@ def _event(item: Item) -> Event:
         trace_id=item.trace_id,
         producer=item.producer,
         sealed=item.key_id,
+        headers=msgspec.Raw(headers or b""),
     )
 
 
@@ -64,11 +68,12 @@ def decode_all(data: bytes) -> list[Item]:
 
 def _item(event: Event) -> Item:
     payload = bytes(event.payload)
+    headers = bytes(event.headers) or None
     if event.sealed is not None:
-        try:
-            payload = b64decode(msgspec.json.decode(payload, type=str), validate=True)
-        except ValueError as error:  # binascii.Error and ValidationError are
-            raise msgspec.DecodeError(f"a sealed payload is no base64: {error}") from None
+        payload = _unquoted(payload)
+        headers = None if headers is None else _unquoted(headers)
+    elif headers is not None:
+        decode_headers(headers)  # a file may come from anywhere: a map of strings, or no event
     return Item(
         queue=event.queue,
         payload=payload,
@@ -77,7 +82,15 @@ def _item(event: Event) -> Item:
         trace_id=event.trace_id or None,
         producer=event.producer,
         key_id=event.sealed,
+        headers=headers,
     )
+
+
+def _unquoted(text: bytes) -> bytes:
+    try:
+        return b64decode(msgspec.json.decode(text, type=str), validate=True)
+    except ValueError as error:  # binascii.Error and ValidationError are
+        raise msgspec.DecodeError(f"what is sealed is no base64: {error}") from None
 
 
 def size_of(lines: Sequence[bytes]) -> int:

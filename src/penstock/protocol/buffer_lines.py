@@ -10,6 +10,7 @@
 | `,"namespace":""`, `,"task":""`| of the seed's format; they follow from the queue              |
 | `,"producer":` string          | only when the push was authenticated                          |
 | `,"sealed":` string            | only when the payload is sealed: the id of the key            |
+| `,"headers":` object         | only when there are any; sealed: base64, as the payload       |
 | `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                        |
 | `}` newline (0x0A)             | an event without its newline was never acknowledged           |
 
@@ -38,7 +39,9 @@ class Event(msgspec.Struct, kw_only=True):
     transaction_id: str
     trace_id: str | None = None
     producer: str | None = None
-    sealed: str | None = None  # the id of the key; the payload is a string then
+    # the id of the key; payload and headers are strings then
+    sealed: str | None = None
+    headers: msgspec.Raw = msgspec.Raw()  # empty = none
 
 
 class DamagedLine(msgspec.DecodeError):
@@ -64,6 +67,8 @@ def encode(event: Event) -> bytes:
         line += b',"producer":' + text(event.producer)
     if event.sealed is not None:
         line += b',"sealed":' + text(event.sealed)
+    if event.headers:
+        line += b',"headers":' + event.headers
     return b'%b%b%08x"}\n' % (line, _MARK, crc32c(line))
 
 

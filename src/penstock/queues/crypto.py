@@ -8,13 +8,16 @@ A stored payload of an encrypted queue is
 
 with the partition's number (8 bytes, big-endian) as associated data: a ciphertext moved to another
 partition does not open. In a buffer file, where the partition has no number yet, the associated
-data are the names of queue and partition and the transaction id, as a JSON array. The id of the key
+data are the names of queue and partition and the transaction id, as a JSON array. Headers are
+sealed by themselves in the same form; `headers` follows their associated data, so that they do not
+open as a payload. The id of the key
 is stored beside it, so keys can rotate: the last configured one encrypts, the others still open
 what they sealed. Without a key a queue that asks for encryption refuses pushes; clear text is never
 stored instead.
 """
 
 import os
+from typing import Any, NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -22,10 +25,20 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from penstock.config.schema import Queues as Settings
 from penstock.errors import ConfigError, Damaged, MissingKey
+from penstock.protocol.headers import decode
 from penstock.queues.types import Item
 
 SINGLE = "default"  # the id of a key configured on its own
 NONCE = 12
+HEADERS = b"headers"
+
+
+class Sealed(NamedTuple):
+    """What to store of a message."""
+
+    key_id: str
+    payload: bytes
+    headers: bytes | None
 
 
 class Keys:
@@ -42,29 +55,40 @@ class Keys:
             "this queue is encrypted and the broker has no encryption key (queues.encryption_key)"
         )
 
-    def seal(self, partition: int, payload: bytes) -> tuple[str, bytes]:
-        """The id of the key used, and what to store."""
-        return self._seal(partition.to_bytes(8, "big"), payload)
+    def seal(self, partition: int, item: Item) -> Sealed:
+        return self._seal(partition.to_bytes(8, "big"), item)
 
     def open(self, partition: int, key_id: str, stored: bytes) -> bytes:
         return self._open(partition.to_bytes(8, "big"), key_id, stored)
 
+    def open_headers(self, partition: int, key_id: str, stored: bytes) -> bytes:
+        return self._open(partition.to_bytes(8, "big") + HEADERS, key_id, stored)
+
     def seal_item(self, item: Item) -> Item:
         """The item as it may lie in a buffer file."""
-        key_id, payload = self._seal(_context(item), item.payload)
-        return msgspec.structs.replace(item, payload=payload, key_id=key_id)
+        sealed = self._seal(_context(item), item)
+        return msgspec.structs.replace(
+            item, payload=sealed.payload, headers=sealed.headers, key_id=sealed.key_id
+        )
 
     def open_item(self, item: Item) -> Item:
         if item.key_id is None:
             return item
-        payload = self._open(_context(item), item.key_id, item.payload)
-        return msgspec.structs.replace(item, payload=payload, key_id=None)
+        context, headers = _context(item), item.headers
+        payload = self._open(context, item.key_id, item.payload)
+        if headers is not None:
+            headers = self._open(context + HEADERS, item.key_id, headers)
+        return msgspec.structs.replace(item, payload=payload, headers=headers, key_id=None)
 
-    def _seal(self, context: bytes, payload: bytes) -> tuple[str, bytes]:
+    def _seal(self, context: bytes, item: Item) -> Sealed:
         if self.current is None:
             raise self.missing
-        nonce = os.urandom(NONCE)
-        return self.current, nonce + self._ciphers[self.current].encrypt(nonce, payload, context)
+        encrypt, nonce = self._ciphers[self.current].encrypt, os.urandom(NONCE)
+        payload, headers = nonce + encrypt(nonce, item.payload, context), item.headers
+        if headers is not None:
+            nonce = os.urandom(NONCE)
+            headers = nonce + encrypt(nonce, headers, context + HEADERS)
+        return Sealed(self.current, payload, headers)
 
     def _open(self, context: bytes, key_id: str, stored: bytes) -> bytes:
         cipher = self._ciphers.get(key_id)
@@ -78,6 +102,16 @@ class Keys:
             raise Damaged(
                 f"a message encrypted with key '{key_id}' does not open: wrong key or damaged bytes"
             ) from None
+
+
+def headers_entry(keys: Keys, row: Any) -> dict[str, dict[str, str]]:
+    """`headers` for the answer about a stored message (a row of it), nothing where it has none."""
+    stored = row["headers"]
+    if stored is None:
+        return {}
+    if row["key_id"] is not None:
+        stored = keys.open_headers(row["partition_id"], row["key_id"], stored)
+    return {"headers": decode(stored)}
 
 
 def _context(item: Item) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.queues.catalog import Catalog
-from penstock.queues.crypto import Keys
+from penstock.queues.crypto import Keys, headers_entry
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 
@@ -183,7 +183,8 @@ class DeadLetters:
         row = await connection.fetchrow(
             """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL queue_push(
                  ARRAY[d.partition_id], ARRAY[0], ARRAY[d.transaction_id], ARRAY[true],
-                 ARRAY[d.trace_id], ARRAY[d.producer], ARRAY[d.key_id], ARRAY[d.payload]) p
+                 ARRAY[d.trace_id], ARRAY[d.producer], ARRAY[d.key_id], ARRAY[d.payload],
+                 ARRAY[d.headers]) p
                 WHERE d.id = $1""",
             letter["id"],
         )
@@ -196,8 +197,9 @@ class DeadLetters:
         payload = row["payload"]
         if row["key_id"] is not None and not row["omitted"]:
             payload = self._keys.open(row["partition_id"], row["key_id"], payload)
-        omitted = {"dataOmitted": True} if row["omitted"] else {}
-        return omitted | {
+        extra: dict[str, Any] = {"dataOmitted": True} if row["omitted"] else {}
+        extra |= headers_entry(self._keys, row)
+        return extra | {
             "dlqId": row["id"],
             "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
             "transactionId": row["transaction_id"],

@@ -13,7 +13,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.ack import STATUSES
 from penstock.queues.catalog import Catalog, check_group, check_text
-from penstock.queues.crypto import Keys
+from penstock.queues.crypto import Keys, headers_entry
 from penstock.queues.options import options_of
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
@@ -129,6 +129,7 @@ class Messages:
             "producerSub": message["producer"],
             "createdAt": message["created_at"],
             "payload": payload,
+            **headers_entry(self._keys, message),
             "isEncrypted": message["key_id"] is not None,
             "errorMessage": dead["error"]
             if dead
@@ -286,6 +287,7 @@ class Messages:
             "queuePriority": row["priority"],
             "createdAt": row["created_at"],
             "leaseExpiresAt": row["lease_expires_at"] if row["any_leased"] else None,
+            **headers_entry(self._keys, row),
         }
 
 

@@ -326,6 +326,7 @@ class Popper:
                 producers,
                 keys,
                 payloads,
+                headers,
                 *_,
             ) in taken.rows:
                 partition_id, uuid = catalog.partition_uuid(partition), catalog.message_uuid
@@ -338,6 +339,7 @@ class Popper:
                     producers or nothing,
                     times,
                     keys or nothing,
+                    headers or nothing,
                 )
                 for begin in range(0, len(seqs), SLICE):
                     if begin:
@@ -356,8 +358,11 @@ class Popper:
                             lease,
                             group,
                             seq,
+                            header
+                            if key is None or header is None
+                            else self._keys.open_headers(partition, key, header),
                         )
-                        for seq, transaction, trace, payload, producer, at, key in zip(
+                        for seq, transaction, trace, payload, producer, at, key, header in zip(
                             *(column[begin : begin + SLICE] for column in columns), strict=True
                         )
                     ]

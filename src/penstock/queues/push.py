@@ -19,12 +19,12 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_name, check_text
-from penstock.queues.crypto import Keys
+from penstock.queues.crypto import Keys, Sealed
 from penstock.queues.merge import Merger, Pending
 from penstock.queues.signals import Signals
 from penstock.queues.types import Item, Pushed
 
-SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8)"
+SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 Fetch = Callable[..., Awaitable[list[Any]]]
 Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
@@ -119,12 +119,12 @@ class Pusher:
         }
         stale = [place for key in logs if key not in known for place in logs[key].values()]
         found = sorted((known[key], key) for key in logs if key in known)
-        sealed: dict[int, tuple[str, bytes]] = {}
+        sealed: dict[int, Sealed] = {}
         weight = 0
         for partition, key in [one for one in found if one[1][0] in encrypted]:
             try:
                 for place in logs[key].values():
-                    sealed[place] = self._keys.seal(partition, items[place].payload)
+                    sealed[place] = self._keys.seal(partition, items[place])
                     weight += 1 + len(items[place].payload) // LIGHT
                     if weight > SLICE:
                         weight = 0
@@ -151,10 +151,11 @@ class Pusher:
                     [trace_of(item.trace_id) if item.trace_id else None for item in chosen]
                 ),
                 _unless_empty([item.producer for item in chosen]),
-                [sealed[place][0] if place in sealed else None for place in order]
+                [sealed[place].key_id if place in sealed else None for place in order]
                 if sealed
                 else None,
-                [sealed[place][1] if place in sealed else items[place].payload for place in order],
+                [sealed.get(place, items[place]).payload for place in order],
+                _unless_empty([sealed.get(place, items[place]).headers for place in order]),
             )
             for nth, (partition, key) in enumerate(found):
                 partition_id = self._catalog.partition_uuid(partition)

@@ -25,7 +25,9 @@ class Item(msgspec.Struct, gc=False):
     fresh: bool = (
         False  # the transaction id was made for this very push: no stored message can have it
     )
-    key_id: str | None = None  # the payload is sealed with this key for a buffer file (crypto.py)
+    # the payload and the headers are sealed with this key for a buffer file (crypto.py)
+    key_id: str | None = None
+    headers: bytes | None = None  # JSON text (protocol/headers.py)
 
 
 class Pushed(msgspec.Struct, gc=False):
@@ -76,6 +78,7 @@ class Message(msgspec.Struct, gc=False):
     lease_id: str  # "" under auto-ack
     group: str
     seq: int
+    headers: bytes | None = None  # JSON text
 
 
 class Popped(msgspec.Struct):

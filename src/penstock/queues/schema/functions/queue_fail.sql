@@ -22,9 +22,9 @@ BEGIN
     RETURNING a.seq, a.attempts, a.error
   ), buried AS (
     INSERT INTO dead_letters (queue_id, partition_id, group_id, seq, failed_at, attempts, error, created_at,
-                              transaction_id, trace_id, producer, key_id, payload)
+                              transaction_id, trace_id, producer, key_id, payload, headers)
     SELECT m.queue_id, p_partition, p_group, u.seq, p_now, u.attempts, u.error, m.created_at,
-           m.transaction_id, m.trace_id, m.producer, m.key_id, m.payload
+           m.transaction_id, m.trace_id, m.producer, m.key_id, m.payload, m.headers
       FROM used_up u JOIN messages m ON m.partition_id = p_partition AND m.seq = u.seq
      WHERE keep ORDER BY u.seq
   )

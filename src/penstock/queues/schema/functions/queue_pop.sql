@@ -3,7 +3,8 @@
 --   p_since       do not look at cursors that were due before this (a hint that keeps the scan short; NULL = all)
 --   p_back        but look at those since this before saying that there is nothing
 --   p_bytes       most bytes of payload of the whole call, unless its first message alone has more
--- Rows with seqs are messages of one partition, in parallel arrays; traces, producers and keys are NULL when none has one.
+-- Rows with seqs are messages of one partition, in parallel arrays; traces, producers, keys and headers are NULL
+-- when none has one.
 -- Each request ends with a row whose seqs are NULL:
 --   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
 --         more (there may be something, look again at once; also when p_bytes are used up), discovering (another call is looking),
@@ -16,7 +17,7 @@ CREATE FUNCTION queue_pop(
   p_since timestamptz[], p_back timestamptz[], p_bytes bigint
 ) RETURNS TABLE (
   request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
-  producers text[], keys text[], payloads bytea[], note text, wait double precision, due timestamptz
+  producers text[], keys text[], payloads bytea[], headers bytea[], note text, wait double precision, due timestamptz
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
@@ -103,7 +104,8 @@ BEGIN
               SELECT array_agg(m.seq), array_agg(m.transaction_id),
                      CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END, array_agg(m.created_at),
                      CASE WHEN count(m.producer) > 0 THEN array_agg(m.producer) END,
-                     CASE WHEN count(m.key_id) > 0 THEN array_agg(m.key_id) END, array_agg(m.payload)
+                     CASE WHEN count(m.key_id) > 0 THEN array_agg(m.key_id) END, array_agg(m.payload),
+                     CASE WHEN count(m.headers) > 0 THEN array_agg(m.headers) END
                 FROM unnest(took.taken) r CROSS JOIN LATERAL (
                   SELECT * FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
                    ORDER BY m.seq LIMIT upper(r) - lower(r)) m HAVING count(*) > 0) a;

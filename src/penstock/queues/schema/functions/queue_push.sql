@@ -1,7 +1,7 @@
 -- queue_push: append messages. The items' arrays are parallel, sorted by partition, and no (partition, transaction id)
 -- occurs twice. p_ids are the distinct partitions in ascending order, p_starts how many items come before each one's first.
 --   p_checks    whether the transaction id came from outside and so may be stored already: one per item, or one for all
---   p_traces, p_producers, p_keys    NULL = none has one
+--   p_traces, p_producers, p_keys, p_headers    NULL = none has one
 -- Answers `heads` when all items were queued: item n of the call, in partition k, got the number heads[k] + n (n from 0).
 -- Otherwise `heads` is NULL and `answers` has one number per item:  n > 0 queued as n;  n < 0 a duplicate of message -n;
 --   0 the queue is full (maxSize);  NULL the partition is gone, or the queue asks for encryption and the payload is clear:
@@ -10,7 +10,7 @@
 -- Planned once per session: planning it for each call's arrays would cost more than running it.
 CREATE FUNCTION queue_push(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
-  p_keys text[], p_payloads bytea[], OUT heads bigint[], OUT answers bigint[]
+  p_keys text[], p_payloads bytea[], p_headers bytea[] DEFAULT NULL, OUT heads bigint[], OUT answers bigint[]
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
@@ -34,7 +34,8 @@ BEGIN
        WHERE p_checks[least(i.n, cardinality(p_checks))]);
   END IF;
   IF NOT coalesce(plain, false) THEN
-    answers := queue_push_slowly(p_ids, p_starts, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads, t);
+    answers := queue_push_slowly(p_ids, p_starts, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads,
+                                 p_headers, t);
     RETURN;
   END IF;
 
@@ -46,9 +47,9 @@ BEGIN
       LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
                           ORDER BY m.seq DESC LIMIT 1) last ON true
   ), inserted AS (
-    INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload)
+    INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload, headers)
     SELECT i.id, i.head + i.n - 1, i.created_at, i.queue_id, p_transactions[i.n], p_traces[i.n],
-           p_producers[i.n], p_keys[i.n], p_payloads[i.n]
+           p_producers[i.n], p_keys[i.n], p_payloads[i.n], p_headers[i.n]
       FROM (SELECT l.*, generate_series(l.start + 1, l.until) AS n FROM log l) i
   ), counted AS (
     INSERT INTO tally_log (queue_id, group_id, pushed) SELECT l.queue_id, 0, sum(l.until - l.start) FROM log l GROUP BY 1

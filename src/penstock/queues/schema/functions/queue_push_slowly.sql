@@ -3,7 +3,7 @@
 -- Planned for each call: how its joins are best done depends on how many items there are.
 CREATE FUNCTION queue_push_slowly(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
-  p_keys text[], p_payloads bytea[], t timestamptz
+  p_keys text[], p_payloads bytea[], p_headers bytea[], t timestamptz
 ) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
   answers bigint[]; room jsonb := '{}'; limited int;
@@ -20,7 +20,7 @@ BEGIN
   WITH item AS MATERIALIZED (
     SELECT i.id AS partition_id, i.n AS ord, p_transactions[i.n] AS transaction_id,
            p_checks[least(i.n, cardinality(p_checks))] AS checked, p_traces[i.n] AS trace_id, p_producers[i.n] AS producer,
-           p_keys[i.n] AS key_id, p_payloads[i.n] AS payload
+           p_keys[i.n] AS key_id, p_payloads[i.n] AS payload, p_headers[i.n] AS headers
       FROM (SELECT l.id, generate_series(l.start + 1, coalesce(l.stop, cardinality(p_transactions))) AS n
               FROM unnest(p_ids, p_starts, p_starts[2:]) AS l (id, start, stop)) i
   ), log AS MATERIALIZED (
@@ -48,8 +48,9 @@ BEGIN
       FROM fitting f JOIN log l ON l.id = f.partition_id
   ), inserted AS (
     INSERT INTO messages
-      (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload)
-    SELECT i.partition_id, n.seq, n.created_at, n.queue_id, i.transaction_id, i.trace_id, i.producer, i.key_id, i.payload
+      (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload, headers)
+    SELECT i.partition_id, n.seq, n.created_at, n.queue_id, i.transaction_id, i.trace_id, i.producer, i.key_id, i.payload,
+           i.headers
       FROM numbered n JOIN item i USING (ord) ORDER BY i.partition_id, n.seq
   ), counted AS (
     INSERT INTO tally_log (queue_id, group_id, pushed) SELECT n.queue_id, 0, count(*) FROM numbered n GROUP BY 1

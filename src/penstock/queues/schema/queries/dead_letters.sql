@@ -13,7 +13,7 @@ WITH page AS MATERIALIZED (
        AND ($10::bigint IS NULL OR d.id < $10)
      ORDER BY d.id DESC LIMIT $7 OFFSET $8)
 SELECT d.id, d.partition_id, d.seq, d.failed_at, d.attempts, d.error, d.created_at, d.transaction_id,
-       d.trace_id, d.producer, d.key_id, page.queue, page.partition, page.group_name,
+       d.trace_id, d.producer, d.key_id, d.headers, page.queue, page.partition, page.group_name,
        page.upto > $9 AS omitted, CASE WHEN page.upto > $9 THEN 'null' ELSE d.payload END AS payload
   FROM (SELECT *, sum(size) OVER (ORDER BY id DESC) - size AS upto FROM page) page
   JOIN dead_letters d USING (id)

@@ -2,7 +2,7 @@
 -- moments: neither what is outside the time asked for is looked at, nor what a page before has shown.
 -- $1 queue, $2 namespace, $3 task (NULL = all), $4 from, $5 to, $6 limit, $7 the group of queue mode,
 -- $8, $9, $10 xid, seq and partition of the last one of the page before
-SELECT m.partition_id, m.seq, m.xid::text AS xid, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
+SELECT m.partition_id, m.seq, m.xid::text AS xid, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id, m.headers,
        q.name AS queue, q.namespace, q.task, q.priority, p.name AS partition, view.*
   FROM (
   SELECT m.* FROM (SELECT q.id FROM queues q WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)

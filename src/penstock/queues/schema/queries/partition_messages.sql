@@ -1,6 +1,6 @@
 -- partition_messages: the newest messages of one partition, found in the order of its sequence.
 -- $1 id of the partition, the others as in messages.sql
-SELECT m.partition_id, m.seq, m.xid::text AS xid, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id,
+SELECT m.partition_id, m.seq, m.xid::text AS xid, m.transaction_id, m.trace_id, m.producer, m.created_at, m.key_id, m.headers,
        q.name AS queue, q.namespace, q.task, q.priority, p.name AS partition, view.*
   FROM (
   SELECT * FROM messages m WHERE m.partition_id = $1 AND m.created_at BETWEEN $4 AND $5

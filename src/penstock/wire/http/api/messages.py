@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.buffer import Buffer
 from penstock.errors import InvalidRequest
+from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.push import named
@@ -46,6 +47,7 @@ class PushItem(msgspec.Struct, rename="camel", gc=False):
     partition: str | None = None
     transaction_id: str | None = None
     trace_id: str | None = None
+    headers: dict[str, str] | None = None
 
 
 class PushBody(msgspec.Struct, rename="camel"):
@@ -95,6 +97,7 @@ _ITEM_TEXTS = {
     "partition": "Partition must be a string",
     "transactionId": "TransactionId must be a string",
     "traceId": "TraceId must be a string",
+    "headers": "headers must be an object of strings",
 }
 read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
 read_ack = decoder(
@@ -183,6 +186,7 @@ class Delivered(msgspec.Struct, rename="camel", gc=False):
     partition_id: str
     lease_id: str
     consumer_group: str
+    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class PopAnswer(msgspec.Struct, rename="camel"):
@@ -364,6 +368,7 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
             item.transaction_id,
             item.trace_id,
             producer,
+            headers=headers.encode(item.headers) if item.headers else None,
         )
         for item in items
     ]
@@ -487,6 +492,7 @@ async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
                 message.partition_id,
                 message.lease_id,
                 message.group,
+                msgspec.UNSET if message.headers is None else msgspec.Raw(message.headers),
             )
         )
     answer = PopAnswer(
@@ -499,8 +505,8 @@ async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
         popped.partitions_claimed,
         delivered,
     )
-    headers = ((LEASE_TIME, str(lease_time)),) if lease_time else ()
-    return Response(200, _encode(answer), headers=headers)
+    lease = ((LEASE_TIME, str(lease_time)),) if lease_time else ()
+    return Response(200, _encode(answer), headers=lease)
 
 
 def _ack(item: AckItem, group: str) -> Ack:

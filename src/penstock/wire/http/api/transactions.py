@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.buffer import Buffer
 from penstock.errors import InvalidRequest
+from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Acked, Item, Pushed
@@ -34,6 +35,7 @@ class Operation(msgspec.Struct, rename="camel"):
     data: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
     transaction_id: str | None = None
     trace_id: str | None = None
+    headers: dict[str, str] | None = None
     partition_id: str | None = None
     lease_id: str | None = None
     status: str | None = None
@@ -123,7 +125,16 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
         )
         partition = DEFAULT_PARTITION if operation.partition is None else operation.partition
         ids = operation.transaction_id, operation.trace_id
-        return [Item(operation.queue, bytes(payload), partition, *ids, producer)]
+        return [
+            Item(
+                operation.queue,
+                bytes(payload),
+                partition,
+                *ids,
+                producer,
+                headers=headers.encode(operation.headers) if operation.headers else None,
+            )
+        ]
     if operation.type == "ack":
         if not operation.transaction_id or not operation.partition_id:
             raise InvalidRequest(f"operations[{index}]: an ack needs transactionId and partitionId")

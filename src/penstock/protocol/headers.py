@@ -1,0 +1,59 @@
+"""Headers of a message: a flat map of strings that travels beside its payload.
+
+They are carried as JSON text, like the payload: whoever passes a message on splices the bytes and
+looks at nothing. Only the two ends make a map of it. A message without headers has None, not `{}`,
+so that it costs nothing on the way.
+
+A name is made of the characters of an HTTP header's name, so that headers can leave as such
+(export); it is kept as written, and `Tenant` and `tenant` are two. A value is any text.
+"""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.errors import InvalidRequest
+
+MAX_HEADERS = 64
+MAX_BYTES = 8192  # of all names and values of a message together, in UTF-8
+MAX_NAME_BYTES = 128
+
+_is_name = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{MAX_NAME_BYTES}}}").fullmatch
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def encode(headers: Mapping[str, str]) -> bytes | None:
+    """The JSON text of checked headers, None when there are none; InvalidRequest says which one
+    is wrong.
+    """
+    if not headers:
+        return None
+    if len(headers) > MAX_HEADERS:
+        raise InvalidRequest(f"a message has at most {MAX_HEADERS} headers, not {len(headers)}")
+    size = 0
+    for name, value in headers.items():
+        if not _is_name(name):
+            raise InvalidRequest(
+                f"header name {name[:80]!r} must have 1 to {MAX_NAME_BYTES} characters, each a "
+                "letter, a digit or one of !#$%&'*+-.^_`|~"
+            )
+        if value.isascii():
+            size += len(name) + len(value)
+            continue
+        try:
+            size += len(name) + len(value.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"the value of header '{name}' is not valid Unicode") from None
+    if size > MAX_BYTES:
+        raise InvalidRequest(
+            f"the headers of a message have at most {MAX_BYTES} bytes, names and values together; "
+            f"these have {size}"
+        )
+    return _encode(headers)
+
+
+def decode(text: bytes) -> dict[str, str]:
+    """The map of what `encode` made."""
+    return _decode(text)

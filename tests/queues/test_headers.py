@@ -1,0 +1,86 @@
+"""Headers: a map of strings beside the payload, from the push to whoever gets the message."""
+
+import json
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.protocol import headers
+from penstock.queues import Item, Queues
+from penstock.queues.dead import Which
+from tests.queues.support import answer, pop, push, run
+
+TENANT = headers.encode({"tenant": "a", "naïve".encode().hex(): "é\n\0"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"": "x"}, "header name ''"),
+        ({"a b": "x"}, "header name 'a b'"),
+        ({"n" * 129: "x"}, "1 to 128 characters"),
+        ({f"h{n}": "" for n in range(65)}, "at most 64 headers, not 65"),
+        ({"h": "é" * 4096}, "at most 8192 bytes, names and values together; these have 8193"),
+        ({"h": "\ud800"}, "header 'h' is not valid Unicode"),
+    ],
+)
+def test_headers_out_of_bounds_are_refused_with_what_is_wrong(
+    given: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        headers.encode(given)
+
+
+def test_headers_up_to_the_bounds_are_read_back_as_given() -> None:
+    given = {f"h{n:02}": "é" * 62 for n in range(64)}  # 127 bytes each
+    given["h00"] += "x" * 64
+    text = headers.encode(given)
+    assert text is not None
+    assert headers.decode(text) == given
+    assert headers.encode({}) is None
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_headers_come_out_with_their_message_and_nothing_with_the_others(
+    database_url: str, encrypted: bool
+) -> None:
+    """Pop, dead letters, putting back, and a copy of a dead letter whose original is gone."""
+
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"retryLimit": 0, "encryptionEnabled": encrypted})
+        await push(queues, "q", "plain")
+        assert [m.headers for m in (await pop(queues, "q", group="early")).messages] == [None]
+        pushed = await queues.push([Item("q", b'"with"', headers=TENANT)])
+        popped = await pop(queues, "q")
+        assert [m.headers for m in popped.messages] == [None, TENANT]
+        stored = await queues.database.fetch("SELECT headers FROM messages ORDER BY seq")
+        assert stored[0][0] is None
+        assert (stored[1][0] == TENANT) is not encrypted
+        await answer(queues, popped.messages, "failed", "bad")
+        letters = (await queues.dead.listing(Which(queue="q")))["messages"]
+        assert letters[0]["headers"] == headers.decode(TENANT or b"")
+        assert "headers" not in letters[1]
+        listed = (await queues.messages.listing(queue="q"))["messages"]
+        assert [entry.get("headers") for entry in listed] == [letters[0]["headers"], None]
+        one = await queues.messages.detail(pushed[0].partition_id, pushed[0].transaction_id)
+        assert one["headers"] == letters[0]["headers"]
+        await queues.dead.requeue(Which(queue="q"))
+        again = (await pop(queues, "q")).messages
+        assert [m.headers for m in again] == [None, TENANT]
+        await answer(queues, again, "failed", "bad")
+        await queues.admin.clear("q")
+        await queues.dead.requeue(Which(queue="q"))
+        copies = (await pop(queues, "q")).messages
+        assert {json.loads(m.payload): m.headers for m in copies} == {"plain": None, "with": TENANT}
+
+    keys = {"encryption_key": "ab" * 32} if encrypted else {}
+    run(database_url, body, **keys)
+
+
+def test_a_transaction_carries_headers(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        done = await queues.transaction([Item("q", b"1"), Item("q", b"2", headers=TENANT)])
+        assert done.success
+        assert [m.headers for m in (await pop(queues, "q")).messages] == [None, TENANT]
+
+    run(database_url, body)
