@@ -24,6 +24,7 @@ ERRORS = query("dead_letter_errors")
 COUNT = query("dead_letter_count")
 PURGE = query("dead_letter_purge")
 NEXT = query("dead_letter_step")
+REQUEUED = query("dead_letter_requeued")
 STEP = 500  # letters
 COUNTED = 100_000  # letters that are counted exactly (dead_letter_count.sql)
 MOST_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
@@ -165,9 +166,9 @@ class DeadLetters:
                 for letter in letters
                 if letter["seq"] in seqs or await self._append(connection, partition, letter)
             ]
-        await connection.execute(
-            "DELETE FROM dead_letters WHERE id = ANY ($1)", [letter["id"] for letter in back]
-        )
+        ids = [letter["id"] for letter in back]
+        await connection.execute(REQUEUED, ids)
+        await connection.execute("DELETE FROM dead_letters WHERE id = ANY ($1)", ids)
         return len(rows), back, rows[-1]["id"] if rows else after
 
     async def _append(self, connection: Any, partition: int, letter: Any) -> bool:

@@ -26,6 +26,7 @@ from penstock.wire.http.api.audit import AuditApi
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
+from penstock.wire.http.api.inspect import InspectApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
@@ -242,7 +243,7 @@ class Listeners:
         system = SystemApi(self._broker, lambda: self.addresses, workers)
         console = ConsoleApi(self._broker, authentication=self._verifier is not None)
         apis: list[Api] = [BuffersApi(self._broker.buffer), console]
-        apis += [AuditApi(self._audit), self._tasks]
+        apis += [InspectApi(self._broker.queues), AuditApi(self._audit), self._tasks]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))

@@ -50,23 +50,6 @@ class Me(msgspec.Struct):
     authentication: bool
 
 
-class ErrorsQuery(msgspec.Struct, rename="camel"):
-    queue: str = ""
-    consumer_group: str = ""
-    filter: str = ""
-
-
-ERRORS = """
-SELECT d.error, q.name AS queue, g.name AS group_name, count(*) AS count, min(d.failed_at) AS first,
-       max(d.failed_at) AS last, max(d.id) AS sample
-  FROM (SELECT * FROM dead_letters ORDER BY id DESC LIMIT 100000) d
-  JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
-  JOIN groups g ON g.id = d.group_id
- WHERE ($1 = '' OR q.name = $1) AND ($2 = '' OR g.name = $2)
-   AND ($3 = '' OR strpos(lower(d.error), lower($3)) > 0)
- GROUP BY 1, 2, 3 ORDER BY count(*) DESC, d.error LIMIT 200"""
-
-
 class RecentLines(logging.Handler):
     """The last log lines, in memory."""
 
@@ -182,31 +165,6 @@ class ConsoleApi:
         )
         page, total = _page(rows, request.args, "name")
         return json_response({"topics": page, "total": total})
-
-    @route(
-        "GET",
-        "/api/v1/dlq/errors",
-        query=ErrorsQuery,
-        answer=dict[str, Any],
-        summary="Dead letters by error",
-    )
-    async def errors(self, request: Request) -> Response:
-        query: ErrorsQuery = request.args
-        rows = await self._broker.database.browse(
-            ERRORS, query.queue, query.consumer_group, query.filter
-        )
-        errors = [
-            {
-                "error": row["error"],
-                "queue": row["queue"],
-                "group": "" if row["group_name"] == "__QUEUE_MODE__" else row["group_name"],
-                "count": row["count"],
-                "first": _millis(row["first"]),
-                "last": _millis(row["last"]),
-            }
-            for row in rows
-        ]
-        return json_response({"errors": errors, "total": sum(error["count"] for error in errors)})
 
     @route(
         "GET",

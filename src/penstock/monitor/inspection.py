@@ -1,0 +1,334 @@
+"""What a person looks into: the partitions of a queue by lag, what happened to a message, messages
+by what their payloads say, dead letters by error, and what happened over days.
+
+Everything here reads a bounded number of rows, on the connections of those who look, and only when
+it is asked for.
+"""
+
+import re
+import time
+from datetime import datetime, timedelta
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidRequest, NotFound, PenstockError
+from penstock.protocol.latency import Latencies
+from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.engine import Queues
+
+
+def sql(name: str) -> str:
+    return files("penstock.monitor").joinpath(f"{name}.sql").read_text()
+
+
+PARTITIONS, LIFELINE, WINDOW = sql("partitions"), sql("lifeline"), sql("window")
+BY_TRANSACTION, LETTERS = sql("by_transaction"), sql("dead_letter_groups")
+HISTORY = """
+SELECT floor(extract(epoch FROM minute) / $3)::bigint AS bucket, sum(pushed)::bigint AS pushed,
+       sum(done - dead - dropped)::bigint AS acked, sum(failed)::bigint AS failed,
+       sum(dead)::bigint AS dead
+  FROM history
+ WHERE minute >= to_timestamp($1) AND minute < to_timestamp($2)
+   AND ($4::text IS NULL
+        OR queue_id = (SELECT id FROM queues WHERE name = $4 AND deleted_at IS NULL))
+ GROUP BY 1 ORDER BY 1"""
+LATENCIES = """
+SELECT latency_buckets, latency_counts FROM history
+ WHERE minute >= now() - make_interval(secs => $1) AND latency_buckets IS NOT NULL LIMIT 10000"""
+
+MAX_PARTITIONS = 1000  # that are looked at for a page
+SEARCHED = 2000  # messages of one search
+SEARCH_STEP = 250
+MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
+MAX_ID_PARTITIONS = 10_000  # in which a transaction id is looked for
+COUNTED_LETTERS = 20_000
+BUCKETS = 30  # of the counts over time
+START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before the newest message
+RANGES = {  # seconds, seconds of a point
+    "1h": (3600, 60),
+    "24h": (86_400, 900),
+    "7d": (7 * 86_400, 7200),
+}
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+
+
+class Partition(msgspec.Struct, rename="camel"):
+    name: str
+    id: str
+    stored: int
+    lag: int
+    oldest: float | None  # seconds that the oldest message waits which the group has not consumed
+    newest: float | None  # seconds since the last push
+    leased: int
+    lease: str | None  # the last one, while messages are leased
+    lease_ends_at: float | None
+
+
+class Event(msgspec.Struct, rename="camel"):
+    """A moment in the life of a message."""
+
+    at: float | None  # milliseconds since 1970; null: not recorded
+    kind: str  # pushed, leased, failed, dead letter, requeued, trace, completed, waiting
+    group: str
+    who: str
+    why: str
+    attempts: int | None
+    until: float | None  # of a lease, or when it is tried again
+
+
+class Hit(msgspec.Struct, rename="camel"):
+    """A message that a search found."""
+
+    partition: str
+    partition_id: str
+    transaction_id: str
+    created_at: float
+    producer_sub: str | None
+    size: int
+
+
+class Hits(msgspec.Struct):
+    messages: list[Hit]
+    searched: int
+    complete: bool  # False: `next` goes on with the search
+    next: str | None
+
+
+class ErrorGroup(msgspec.Struct):
+    """Dead letters that died of the same thing."""
+
+    error: str
+    queue: str
+    group: str
+    count: int
+    first: float
+    last: float
+    oldest: float  # when the oldest of them was pushed
+    history: list[int]
+
+
+class ErrorGroups(msgspec.Struct):
+    errors: list[ErrorGroup]
+    total: int  # that match; exact up to 100,000
+    times: list[float]  # where the counts of `history` begin
+
+
+class Series(msgspec.Struct):
+    times: list[float]
+    series: dict[str, list[float | None]]
+
+
+class Inspection:
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._database = queues.database
+        self._catalog = queues.catalog
+
+    async def partitions(
+        self, queue: str, group: str, words: str, limit: int, offset: int
+    ) -> tuple[list[Partition], int]:
+        await self._catalog.load_installation()
+        rows = await self._database.browse(
+            PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
+        )
+        found = [
+            Partition(
+                name=row["name"],
+                id=self._catalog.partition_uuid(row["id"]),
+                stored=row["stored"],
+                lag=row["lag"],
+                oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
+                newest=_age(row["newest"], row["now"]),
+                leased=row["leased"],
+                lease=str(row["lease_id"]) if row["leased"] else None,
+                lease_ends_at=_millis(row["next_expiry"]) if row["leased"] else None,
+            )
+            for row in rows
+        ]
+        return found, rows[0]["total"] if rows else 0
+
+    async def lifeline(self, partition_id: str, transaction_id: str) -> list[Event]:
+        await self._catalog.load_installation()
+        rows = await self._database.browse(
+            LIFELINE, self._catalog.partition_id(partition_id), transaction_id
+        )
+        if not rows:
+            raise NotFound("Message not found")
+        return [
+            Event(
+                at=_millis(row["at"]),
+                kind=row["kind"],
+                group="" if row["group_name"] == QUEUE_MODE else row["group_name"],
+                who=row["who"],
+                why=row["why"],
+                attempts=row["attempts"],
+                until=_millis(row["until"]),
+            )
+            for row in rows
+        ]
+
+    async def search(
+        self,
+        queue: str,
+        wanted: str,
+        partition: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        cursor: str | None,
+    ) -> Hits:
+        """Messages whose payload has `wanted`, among the next `SEARCHED` ones from `cursor` on."""
+        matches = matcher(wanted)
+        number = None
+        if partition:
+            number = await self._catalog.partition(queue, partition) or 0
+        await self._catalog.load_installation()
+        after, hits, looked = _place(cursor), [], 0
+        while looked < SEARCHED:
+            rows = await self._database.browse(
+                WINDOW, queue, number, since, until, *after, SEARCH_STEP, MAX_SEARCHED_PAYLOAD
+            )
+            hits += [self._hit(row) for row in rows if self._holds(row, matches)]
+            looked += len(rows)
+            if len(rows) < SEARCH_STEP:
+                return Hits(hits, looked, True, None)
+            after = rows[-1]["xid"], rows[-1]["seq"], rows[-1]["partition_id"]
+        return Hits(hits, looked, False, ".".join(map(str, after)))
+
+    async def by_transaction(self, queue: str, transaction: str) -> Hits:
+        await self._catalog.load_installation()
+        rows = await self._database.browse(BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS)
+        return Hits([self._hit(row) for row in rows], len(rows), True, None)
+
+    def _holds(self, row: Any, matches: Any) -> bool:
+        payload = row["payload"]
+        if payload is None:
+            return False
+        if row["key_id"] is not None:
+            try:
+                payload = self._queues.keys.open(row["partition_id"], row["key_id"], payload)
+            except PenstockError:
+                return False  # it is shown as sealed; nothing can be said of its content
+        return bool(matches(payload))
+
+    def _hit(self, row: Any) -> Hit:
+        return Hit(
+            row["partition"],
+            self._catalog.partition_uuid(row["partition_id"]),
+            row["transaction_id"],
+            row["created_at"].timestamp() * 1000,
+            row["producer"],
+            row["size"],
+        )
+
+    async def errors(self, queue: str, group: str, words: str) -> list[ErrorGroup]:
+        """Of the newest `COUNTED_LETTERS` that match, the most frequent error first."""
+        rows = await self._database.browse(LETTERS, queue, group, words, COUNTED_LETTERS)
+        begin = min((row["first"].timestamp() for row in rows), default=0.0)
+        width = bucket_seconds(begin)
+        groups = []
+        for row in rows:
+            history = [0] * BUCKETS
+            for at in row["times"]:
+                history[min(BUCKETS - 1, max(0, int((at - begin) / width)))] += 1
+            groups.append(
+                ErrorGroup(
+                    error=row["error"],
+                    queue=row["queue"],
+                    group=row["group_name"],
+                    count=row["count"],
+                    first=row["first"].timestamp() * 1000,
+                    last=row["last"].timestamp() * 1000,
+                    oldest=row["oldest"].timestamp() * 1000,
+                    history=history,
+                )
+            )
+        return groups
+
+    async def history(self, span: str, queue: str | None) -> Series:
+        """Messages per second over hours or days, from the minutes that PostgreSQL has."""
+        if span not in RANGES:
+            raise InvalidRequest(f"range is one of {', '.join(RANGES)}")
+        seconds, step = RANGES[span]
+        last = int(time.time() // step)
+        first = last - seconds // step
+        rows = await self._database.browse(HISTORY, first * step, (last + 1) * step, step, queue)
+        counted = {row["bucket"]: row for row in rows}
+        buckets = range(first, last)
+        return Series(
+            [bucket * step * 1000.0 for bucket in buckets],
+            {
+                name: [
+                    counted[bucket][column] / step if bucket in counted else 0.0
+                    for bucket in buckets
+                ]
+                for name, column in (
+                    ("pushed", "pushed"),
+                    ("delivered", "acked"),
+                    ("failed", "failed"),
+                    ("dead", "dead"),
+                )
+            },
+        )
+
+
+async def push_to_ack(queues: Queues, minutes: int = 3) -> Latencies:
+    """How long messages took from push to ack in the last minutes."""
+    latencies = Latencies()
+    for row in await queues.database.browse(LATENCIES, minutes * 60.0):
+        latencies.add(row["latency_buckets"], row["latency_counts"])
+    return latencies
+
+
+def bucket_seconds(begin: float) -> float:
+    return max(1.0, (time.time() - begin) / BUCKETS)
+
+
+def matcher(wanted: str) -> Any:
+    """A function that says whether a payload matches: `total=42`, `items[0].sku=a-7`, or a text
+    that occurs in it.
+    """
+    path, equals, value = wanted.partition("=")
+    if not equals:
+        needle = wanted.lower().encode()
+        return lambda payload: needle in payload.lower()
+    steps = [name or int(index) for name, index in _STEP.findall(path.strip().removeprefix("$"))]
+    if not steps:
+        raise InvalidRequest("search is text, or a path and a value such as order.id=7")
+    value = value.strip().strip('"')
+
+    def holds(payload: bytes) -> bool:
+        try:
+            node = msgspec.json.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        for step in steps:
+            if isinstance(node, dict) and str(step) in node:
+                node = node[str(step)]
+            elif isinstance(node, list) and isinstance(step, int) and step < len(node):
+                node = node[step]
+            else:
+                return False
+        text = node if isinstance(node, str) else msgspec.json.encode(node).decode()
+        return text == value
+
+    return holds
+
+
+def _place(cursor: str | None) -> tuple[Any, Any, Any]:
+    if not cursor:
+        return START
+    try:
+        xid, seq, partition = map(int, cursor.split("."))
+    except ValueError:
+        raise InvalidRequest("cursor must be the `next` of the page before") from None
+    return str(xid), seq, partition
+
+
+def _age(at: datetime | None, now: datetime) -> float | None:
+    return None if at is None else max(0.0, (now - at) / timedelta(seconds=1))
+
+
+def _millis(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp() * 1000

@@ -1,0 +1,143 @@
+"""What a person looks into, over HTTP: partitions by lag, the life line of a message, messages by
+what is in them, dead letters by error, charts over days.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from penstock.monitor.inspection import (
+    BUCKETS,
+    ErrorGroups,
+    Event,
+    Hits,
+    Inspection,
+    Partition,
+    Series,
+    bucket_seconds,
+)
+from penstock.queues.dead import Which
+from penstock.queues.engine import Queues
+from penstock.wire.http.api.bodies import Offset, moment
+from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.routes import route
+
+
+class PartitionsQuery(msgspec.Struct, frozen=True):
+    group: str = ""  # "" is queue mode
+    filter: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 50
+    offset: Offset = 0
+
+
+class PartitionsAnswer(msgspec.Struct):
+    partitions: list[Partition]
+    total: int  # of those that were looked at
+
+
+class Lifeline(msgspec.Struct):
+    events: list[Event]
+
+
+class SearchQuery(msgspec.Struct, rename="camel", frozen=True):
+    search: str = ""  # text, or a path and a value: order.id=7
+    transaction_id: str = ""
+    partition: str | None = None
+    from_: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+    cursor: str | None = None
+
+
+class ErrorsQuery(msgspec.Struct, rename="camel", frozen=True):
+    queue: str = ""
+    consumer_group: str = ""
+    filter: str = ""  # part of the error
+
+
+class HistoryQuery(msgspec.Struct, frozen=True):
+    range: str = "24h"
+    queue: str | None = None
+
+
+class InspectApi:
+    tag = "console"
+
+    def __init__(self, queues: Queues) -> None:
+        self._inspection = Inspection(queues)
+        self._dead = queues.dead
+
+    @route(
+        "GET",
+        "/api/v1/queues/{queue}/partitions",
+        query=PartitionsQuery,
+        answer=PartitionsAnswer,
+        summary="Partitions of a queue as a group sees them, the largest lag first",
+    )
+    async def partitions(self, request: Request) -> Response:
+        args: PartitionsQuery = request.args
+        partitions, total = await self._inspection.partitions(
+            request.params["queue"], args.group, args.filter, args.limit, args.offset
+        )
+        return json_response(PartitionsAnswer(partitions, total))
+
+    @route(
+        "GET",
+        "/api/v1/messages/{partition}/{transaction}/lifeline",
+        answer=Lifeline,
+        summary="What happened to a message, the oldest first",
+    )
+    async def lifeline(self, request: Request) -> Response:
+        ids = request.params["partition"], request.params["transaction"]
+        return json_response(Lifeline(await self._inspection.lifeline(*ids)))
+
+    @route(
+        "GET",
+        "/api/v1/queues/{queue}/messages",
+        query=SearchQuery,
+        answer=Hits,
+        summary="Messages by transaction id, or by what is in their payload (a bounded number of"
+        " the newest is searched)",
+    )
+    async def search(self, request: Request) -> Response:
+        args: SearchQuery = request.args
+        queue = request.params["queue"]
+        if args.transaction_id:
+            return json_response(await self._inspection.by_transaction(queue, args.transaction_id))
+        hits = await self._inspection.search(
+            queue,
+            args.search,
+            args.partition or None,
+            moment(args.from_, "from") if args.from_ else None,
+            moment(args.to, "to") if args.to else None,
+            args.cursor,
+        )
+        return json_response(hits)
+
+    @route(
+        "GET",
+        "/api/v1/dlq/errors",
+        query=ErrorsQuery,
+        answer=ErrorGroups,
+        summary="Dead letters by error, with counts over time",
+    )
+    async def errors(self, request: Request) -> Response:
+        args: ErrorsQuery = request.args
+        groups = await self._inspection.errors(args.queue, args.consumer_group, args.filter)
+        which = Which(
+            queue=args.queue or None, group=args.consumer_group or None, error=args.filter or None
+        )
+        begin = min((group.first for group in groups), default=0.0)
+        width = bucket_seconds(begin / 1000) * 1000
+        times = [begin + width * number for number in range(BUCKETS)] if groups else []
+        return json_response(ErrorGroups(groups, await self._dead.count(which), times))
+
+    @route(
+        "GET",
+        "/api/v1/history",
+        query=HistoryQuery,
+        answer=Series,
+        summary="Messages per second over the last hour, day or week, of all queues or of one",
+    )
+    async def history(self, request: Request) -> Response:
+        args: HistoryQuery = request.args
+        return json_response(await self._inspection.history(args.range, args.queue or None))

@@ -1,0 +1,107 @@
+"""What a person looks into: partitions by lag, a message's life, payloads, errors, charts."""
+
+import pytest
+
+from penstock.errors import InvalidRequest, NotFound
+from penstock.monitor import inspection as module
+from penstock.monitor.inspection import Inspection, matcher, push_to_ack
+from penstock.queues import Queues
+from penstock.queues.dead import Which
+from tests.queues.support import answer, complete, pop, push, run
+
+
+@pytest.mark.parametrize(
+    ("wanted", "payload", "held"),
+    [
+        ("order.id=7", b'{"order": {"id": 7}}', True),
+        ("$.order.id = 7", b'{"order": {"id": 7}}', True),
+        ("order.id=8", b'{"order": {"id": 7}}', False),
+        ('items[1].sku="b"', b'{"items": [{}, {"sku": "b"}]}', True),
+        ("items[2].sku=b", b'{"items": [{}, {"sku": "b"}]}', False),
+        ("paid=true", b'{"paid": true}', True),
+        ("a=1", b"[" * 5000 + b"]" * 5000, False),
+        ("a=1", b"\xff\xfe", False),
+        ("GATE", b'{"why": "gateway"}', True),
+        ("gone", b'{"why": "gateway"}', False),
+    ],
+)
+def test_a_search_is_a_path_with_a_value_or_text(wanted, payload, held):
+    assert matcher(wanted)(payload) is held
+
+
+def test_a_search_without_a_path_says_what_to_write():
+    with pytest.raises(InvalidRequest, match=r"order\.id=7"):
+        matcher("=7")
+
+
+def test_partitions_come_by_lag_and_messages_by_content(database_url, monkeypatch):
+    monkeypatch.setattr(module, "SEARCH_STEP", 4)
+    monkeypatch.setattr(module, "SEARCHED", 8)
+
+    async def body(queues: Queues) -> None:
+        for name, count in (("a", 2), ("b", 7), ("c", 4)):
+            await push(queues, "q", *({"n": n, "in": name} for n in range(count)), partition=name)
+        await complete(queues, await pop(queues, "q", 7, partition="b", group="g"))
+        await pop(queues, "q", 3, partition="c", group="g")
+        look = Inspection(queues)
+        partitions, total = await look.partitions("q", "g", "", 10, 0)
+        assert [(one.name, one.lag, one.leased) for one in partitions] == [
+            ("c", 4, 3),
+            ("a", 2, 0),
+            ("b", 0, 0),
+        ]
+        assert (total, partitions[2].oldest) == (3, None)
+        assert partitions[0].oldest is not None
+        filtered, _ = await look.partitions("q", "g", "A", 10, 0)
+        assert [one.name for one in filtered] == ["a"]
+        hits = await look.search("q", "in=a", None, None, None, None)
+        assert (hits.searched, hits.complete) == (8, False)
+        more = await look.search("q", "in=a", None, None, None, hits.next)
+        assert more.complete
+        assert [hit.partition for hit in hits.messages + more.messages] == ["a", "a"]
+        inside = await look.search("q", "n=1", "c", None, None, None)
+        (hit,) = inside.messages
+        same = await look.by_transaction("q", hit.transaction_id)
+        assert [one.partition_id for one in same.messages] == [hit.partition_id]
+        assert (await look.by_transaction("q", "nobody")).messages == []
+
+    run(database_url, body)
+
+
+def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
+    async def body(queues: Queues) -> None:
+        look = Inspection(queues)
+        await queues.admin.configure("q", {"retryLimit": 0})
+        await push(queues, "q", 1, 2)
+        taken = (await pop(queues, "q", 1, group="g")).messages[0]
+        ids = taken.partition_id, taken.transaction_id
+        assert [(e.kind, e.group) for e in await look.lifeline(*ids)] == [
+            ("pushed", ""),
+            ("leased", "g"),
+        ]
+        await answer(queues, [taken], "failed", "gateway timeout")
+        dead = (await look.lifeline(*ids))[-1]
+        assert (dead.kind, dead.why, dead.attempts) == ("dead letter", "gateway timeout", 1)
+        (group,) = await look.errors("q", "g", "GATEWAY")
+        assert (group.error, group.count, sum(group.history)) == ("gateway timeout", 1, 1)
+        assert await look.errors("q", "g", "other") == []
+        await queues.dead.requeue(Which(queue="q"))
+        events = await look.lifeline(*ids)
+        assert [e.kind for e in events] == ["pushed", "requeued", "waiting"]
+        assert '"error" : "gateway timeout"' in events[1].why
+        await complete(queues, await pop(queues, "q", 2, group="g"))
+        assert [e.kind for e in await look.lifeline(*ids)] == ["pushed", "requeued", "completed"]
+        with pytest.raises(NotFound):
+            await look.lifeline(taken.partition_id, "nobody")
+        await queues.upkeep.roll_up()
+        assert (await push_to_ack(queues)).total == 2
+        await queues.database.fetch("UPDATE history SET minute = minute - interval '1 minute'")
+        series = await look.history("1h", "q")
+        assert len(series.times) == len(series.series["pushed"]) == 60
+        assert round(sum(series.series["pushed"]) * 60) == 2
+        assert round(sum(series.series["delivered"]) * 60) == 2
+        assert sum((await look.history("1h", "other")).series["pushed"]) == 0
+        with pytest.raises(InvalidRequest):
+            await look.history("1y", None)
+
+    run(database_url, body)
