@@ -63,8 +63,17 @@ class Logs:
 class Broker:
     """The parts of one process, from `start` to `stop`."""
 
-    def __init__(self, config: Config, *, owner: bool = True, worker: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        owner: bool = True,
+        worker: int = 0,
+        origins: dict[str, str] | None = None,
+    ) -> None:
+        """`origins`: where the values of the configuration that were given came from."""
         self.config = config
+        self.origins = origins or {}
         self.owner = owner
         self.draining = False  # about to stop: whoever asks whether to send requests here hears no
         self.metrics = Metrics()

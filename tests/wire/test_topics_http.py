@@ -249,6 +249,43 @@ def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) -> Non
     over_http(tmp_path, body)
 
 
+def test_topics_are_listed_with_figures_and_a_group_is_reset_after_a_preview(
+    tmp_path: Path,
+) -> None:
+    async def body(_: Served, wire: Wire) -> None:
+        for name, count in (("big", 5), ("small", 1), ("other", 2)):
+            await wire.ask(produce(name, payloads=["x"] * count))
+        await wire.ask(post("/topics/big/groups/g/commit", b'{"offset": 4}'))
+
+        async def reset(body: dict[str, Any]) -> tuple[int, Any]:
+            return answer(
+                await wire.ask(post("/topics/big/groups/g/reset", json.dumps(body).encode()))
+            )
+
+        status, preview = await reset({"to": "beginning", "dryRun": True})
+        assert status == 200
+        assert (preview["lag"], preview["before"], preview["lagBefore"]) == (5, 4, 1)
+        status, page = answer(await wire.ask(get("/topics?details=true&sort=-records&limit=2")))
+        assert (status, page["total"]) == (200, 3)
+        assert [(one["name"], one["records"]) for one in page["topics"]] == [
+            ("big", 5),
+            ("other", 2),
+        ]
+        assert (page["topics"][0]["worstLag"], page["topics"][1]["worstLag"]) == (1, None)
+        assert (await reset({"to": "beginning"}))[1]["committed"] == 0
+        page = answer(await wire.ask(get("/topics?details=true&filter=IG&sort=worstLag")))[1]
+        assert [one["worstLag"] for one in page["topics"]] == [5]
+        assert (await reset({"offset": 3}))[1]["lag"] == 2
+        assert (await reset({"at": "2000-01-01T00:00:00Z"}))[1]["lag"] == 5
+        assert (await reset({"offset": 3, "to": "end"}))[0] == 400
+        assert (
+            await wire.ask(post("/topics/other/groups/g/reset", b'{"to": "end"}'))
+        ).status == 404
+        assert (await wire.ask(get("/topics?details=true&sort=nothing"))).status == 400
+
+    over_http(tmp_path, body)
+
+
 # -- server-sent events
 # ---------------------------------------------------------------------------------------------
 

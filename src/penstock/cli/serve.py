@@ -22,7 +22,7 @@ from penstock import logging as logs
 from penstock.broker import Broker
 from penstock.cli import app, systemd
 from penstock.cli.workers import Workers
-from penstock.config import Config, Loaded, load
+from penstock.config import Loaded, load
 from penstock.config.load import default_file, parse_settings
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
 from penstock.metrics import Metrics
@@ -121,7 +121,7 @@ def run(loaded: Loaded) -> int:
     for warning in loaded.warnings:
         log.warning("%s", warning)
     try:
-        uvloop.run(_serve(config))
+        uvloop.run(_serve(loaded))
     except ConfigError as error:
         return _failed(USAGE, error)
     except Locked as error:
@@ -140,7 +140,8 @@ def _failed(code: int, error: BaseException) -> int:
     return code
 
 
-async def _serve(config: Config) -> None:
+async def _serve(loaded: Loaded) -> None:
+    config = loaded.config
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
@@ -149,7 +150,7 @@ async def _serve(config: Config) -> None:
     )  # a key that cannot be used is told before anything is started
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
-    broker = Broker(config)
+    broker = Broker(config, origins=loaded.origins)
     await broker.start(check=lambda: check_addresses(config))
     listeners = Listeners(broker)
     workers = Workers(config, broker, listeners)

@@ -540,3 +540,12 @@ def test_changes_are_recorded_with_the_subject_by_every_process(broker):
     ]
     assert page["entries"][-1]["detail"] == {"options": '{"leaseTime":60}'}
     assert "admin: queue.delete audited-0" in broker.log
+
+
+def test_the_configuration_is_shown_with_origins_and_without_secrets(broker):
+    answer = ask(broker, "GET", "/api/v1/config", ADMIN)
+    keys = {key["key"]: key for key in answer.json()["keys"]}
+    assert SECRET not in answer.text
+    assert keys["auth.secret"]["value"] == "***"
+    assert "JWT_SECRET" in keys["auth.secret"]["origin"]
+    assert (keys["auth.secret"]["default"], keys["log_format"]["default"]) == (False, True)

@@ -22,7 +22,7 @@ const COLUMNS = [
 export const topics = {
   path: "/topics",
   title: () => "Topics",
-  load: (_, query, signal) => get("/api/v1/topics", { filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
+  load: (_, query, signal) => get("/topics", { details: true, filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
   view(data, context) {
     const { query } = context;
     return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>

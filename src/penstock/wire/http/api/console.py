@@ -13,16 +13,17 @@ from typing import Any
 import msgspec
 
 from penstock.broker import Broker
+from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import Sampler
 from penstock.monitor.sampler import Queue
 from penstock.wire.auth import Role
+from penstock.wire.http.api.listing import ListQuery, page_of
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
 from penstock.wire.http.routes import Route, route
 from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
 
-MAX_ROWS = 500
 KEPT_LINES = 1000  # of the log
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -30,16 +31,22 @@ POLICY = (
 )
 
 
-class ListQuery(msgspec.Struct):
-    filter: str = ""
-    sort: str = ""
-    limit: int = 50
-    offset: int = 0
-
-
 class LogQuery(msgspec.Struct):
     level: str = "warning"
     limit: int = 200
+
+
+class ConfigKey(msgspec.Struct):
+    """A key of the configuration as it is in force."""
+
+    key: str
+    value: str  # *** for a secret
+    origin: str  # default, or where it was given
+    default: bool
+
+
+class ConfigKeys(msgspec.Struct):
+    keys: list[ConfigKey]
 
 
 class Me(msgspec.Struct):
@@ -48,6 +55,29 @@ class Me(msgspec.Struct):
     subject: str | None
     role: str
     authentication: bool
+
+
+class QueueRow(msgspec.Struct, rename="camel"):
+    """A queue in a list."""
+
+    name: str
+    namespace: str
+    task: str
+    waiting: int
+    leased: int
+    stored: int
+    pushed: int
+    pushed_rate: float | None
+    delivered_rate: float | None
+    oldest: float | None
+    groups: int
+    dead_letters: int | None
+    history: list[int]
+
+
+class QueuePage(msgspec.Struct):
+    queues: list[QueueRow]
+    total: int
 
 
 class RecentLines(logging.Handler):
@@ -120,15 +150,13 @@ class ConsoleApi:
         "GET",
         "/api/v1/queues",
         query=ListQuery,
-        answer=dict[str, Any],
+        answer=QueuePage,
         summary="Queues with their figures",
     )
     async def queues(self, request: Request) -> Response:
         await self._sampler.fresh()
-        query: ListQuery = request.args
         rows = [_row(queue, self._sampler) for queue in self._sampler.queues.values()]
-        page, total = _page(rows, query, "name")
-        return json_response({"queues": page, "total": total})
+        return json_response(QueuePage(*page_of(rows, request.args)))
 
     @route(
         "GET", "/api/v1/queues/{queue}", answer=dict[str, Any], summary="A queue with its groups"
@@ -141,7 +169,7 @@ class ConsoleApi:
         if queue is None or info is None:
             raise NotFound(f"queue '{name}' does not exist")
         return json_response(
-            _row(queue, self._sampler)
+            msgspec.to_builtins(_row(queue, self._sampler))
             | {
                 "groups": queue.groups,
                 "options": info.options,
@@ -151,20 +179,16 @@ class ConsoleApi:
 
     @route(
         "GET",
-        "/api/v1/topics",
-        query=ListQuery,
-        answer=dict[str, Any],
-        summary="Topics with their figures",
+        "/api/v1/config",
+        answer=ConfigKeys,
+        summary="The configuration in force, and where each value came from; secrets are hidden",
+        role=Role.ADMIN,
     )
-    def topics(self, request: Request) -> Response:
-        store = self._broker.logs.topics if self._broker.logs else None
-        rows = (
-            [_topic_row(topic.details()) for topic in map(store.require, store.names())]
-            if store
-            else []
+    def config(self, _: Request) -> Response:
+        rows = show(Loaded(self._broker.config, self._broker.origins, []))
+        return json_response(
+            ConfigKeys([ConfigKey(*row, default=row[2] == "default") for row in rows])
         )
-        page, total = _page(rows, request.args, "name")
-        return json_response({"topics": page, "total": total})
 
     @route(
         "GET",
@@ -188,52 +212,22 @@ def console_routes() -> list[Route]:
     return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
 
 
-def _row(queue: Queue, sampler: Sampler) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "namespace": queue.namespace,
-        "task": queue.task,
-        "waiting": queue.waiting,
-        "leased": queue.leased,
-        "stored": queue.stored,
-        "pushed": queue.pushed,
-        "pushedRate": queue.pushed_rate,
-        "deliveredRate": queue.delivered_rate,
-        "oldest": queue.oldest,
-        "groups": len(queue.groups),
-        "deadLetters": queue.dead_letters,
-        "history": sampler.line_of(queue.name),
-    }
-
-
-def _topic_row(details: dict[str, Any]) -> dict[str, Any]:
-    segments = details.get("segments")
-    return {
-        "name": details.get("topic") or details.get("name"),
-        "records": details.get("records"),
-        "bytes": details.get("bytes"),
-        "firstOffset": details.get("first_offset"),
-        "nextOffset": details.get("next_offset"),
-        "segments": len(segments) if isinstance(segments, list) else segments,
-        "policy": details.get("policy"),
-        "damaged": len(details.get("damage") or ()),
-    }
-
-
-def _page(
-    rows: list[dict[str, Any]], query: ListQuery, default: str
-) -> tuple[list[dict[str, Any]], int]:
-    """Filtered by name, sorted (`-` first: the largest first; unknown last), and cut."""
-    words = query.filter.lower()
-    chosen = [row for row in rows if words in row["name"].lower()]
-    field = query.sort.removeprefix("-") or default
-    if chosen and field not in chosen[0]:
-        raise InvalidRequest(f"sort: there is no {field[:60]!r}")
-    unknown = [row for row in chosen if row[field] is None]
-    ordered = sorted((row for row in chosen if row[field] is not None), key=lambda row: row["name"])
-    ordered.sort(key=lambda row: row[field], reverse=query.sort.startswith("-"))
-    begin, limit = max(0, query.offset), min(max(1, query.limit), MAX_ROWS)
-    return (ordered + unknown)[begin : begin + limit], len(chosen)
+def _row(queue: Queue, sampler: Sampler) -> QueueRow:
+    return QueueRow(
+        name=queue.name,
+        namespace=queue.namespace,
+        task=queue.task,
+        waiting=queue.waiting,
+        leased=queue.leased,
+        stored=queue.stored,
+        pushed=queue.pushed,
+        pushed_rate=queue.pushed_rate,
+        delivered_rate=queue.delivered_rate,
+        oldest=queue.oldest,
+        groups=len(queue.groups),
+        dead_letters=queue.dead_letters,
+        history=sampler.line_of(queue.name),
+    )
 
 
 def _millis(at: datetime) -> float:

@@ -3,11 +3,11 @@
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from penstock.errors import NotFound
+from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore
@@ -29,6 +29,25 @@ class Committed(Struct):
     topic: str
     committed: int
     lag: int
+
+
+class Reset(Struct, rename="camel"):
+    """Where a group goes on: at an offset, at a time, or at an end of the topic."""
+
+    offset: Annotated[int, Meta(ge=0)] | None = None
+    at: str | None = None  # a time
+    to: Literal["beginning", "end"] | None = None
+    dry_run: bool = False  # only say what would come
+
+
+class ResetTo(Struct, rename="camel"):
+    group: str
+    topic: str
+    committed: int  # the next offset that it reads
+    lag: int  # records from there on
+    before: int  # where it was
+    lag_before: int
+    dry_run: bool
 
 
 class Lease(Struct):
@@ -84,10 +103,12 @@ class TopicGroupsApi:
 
     @route("GET", GROUP, answer=dict[str, Any], summary="A group's position, lag and leases")
     def one(self, request: Request) -> Response:
-        topic, group = self._named(request)
+        return json_response(self._details(*self._named(request)))
+
+    def _details(self, topic: Topic, group: str) -> dict[str, Any]:
         for details in self._groups.details(group):
             if details["topic"] == topic.name:
-                return json_response(details)
+                return details
         raise NotFound(f"group {group!r} does not exist on topic {topic.name!r}")
 
     @route(
@@ -111,6 +132,39 @@ class TopicGroupsApi:
         body: Commit = request.data
         await self._groups.commit(group, topic.name, body.offset)
         return self._committed(group, topic, body.offset)
+
+    @route(
+        "POST",
+        f"{GROUP}/reset",
+        body=Reset,
+        answer=ResetTo,
+        summary="Move a group to an offset, a time or an end of the topic; dryRun only counts",
+        audit=Audited("topic-group.reset", answer=("dryRun", "before", "committed", "lag")),
+    )
+    async def reset(self, request: Request) -> Response:
+        topic, group = self._named(request)
+        body: Reset = request.data
+        if (body.offset is not None) + (body.at is not None) + (body.to is not None) != 1:
+            raise InvalidRequest("Name one of offset, at and to")
+        if body.at is not None:
+            target = topic.offset_at(epoch_seconds(body.at))
+        elif body.to is not None:
+            target = topic.first_offset if body.to == "beginning" else topic.next_offset
+        else:
+            target = min(body.offset or 0, topic.next_offset)
+        now = self._details(topic, group)
+        if not body.dry_run:
+            await self._groups.commit(group, topic.name, target)
+        answer = ResetTo(
+            group=group,
+            topic=topic.name,
+            committed=target,
+            lag=topic.records_from(target),
+            before=now["committed"],
+            lag_before=now["lag"],
+            dry_run=body.dry_run,
+        )
+        return json_response(answer)
 
     @route(
         "POST",

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest, TooLarge
+from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.names import check_name
 from penstock.protocol.records import Message, messages, payload_bytes
 from penstock.protocol.times import epoch_seconds
@@ -15,6 +16,7 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
+from penstock.wire.http.api.listing import ListQuery, page_of
 from penstock.wire.http.api.topic_groups import group_details
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import Audited, route
@@ -60,6 +62,32 @@ class ProducedMany(Struct):
     count: int
 
 
+class TopicsQuery(ListQuery):
+    details: bool = False
+
+
+class TopicRow(Struct, rename="camel"):
+    """A topic in a list."""
+
+    name: str
+    records: int
+    bytes: int
+    first_offset: int
+    next_offset: int
+    segments: int
+    rate: float | None  # records per second; null when it was not asked for before
+    groups: int
+    worst_lag: int | None
+    policy: str
+    damaged: int
+    history: list[float]
+
+
+class TopicPage(Struct):
+    topics: list[TopicRow]
+    total: int
+
+
 class Created(Struct):
     topic: str
     status: str = "created_or_exists"
@@ -84,12 +112,41 @@ class TopicsApi:
 
     def __init__(self, topics: TopicStore, groups: Groups, feeds: Feeds) -> None:
         self._topics = topics
+        self._rates = TopicRates(topics)
         self._groups = groups
         self._feeds = feeds
 
-    @route("GET", "/topics", answer=list[str], summary="List the topics")
-    def names(self, _: Request) -> Response:
-        return json_response(sorted(self._topics.names()))
+    @route(
+        "GET",
+        "/topics",
+        query=TopicsQuery,
+        answer=list[str] | TopicPage,
+        summary="The names of the topics; with details=true a page of topics with their figures",
+    )
+    def names(self, request: Request) -> Response:
+        query: TopicsQuery = request.args
+        if not query.details:
+            return json_response(sorted(self._topics.names()))
+        self._rates.look()
+        rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
+        return json_response(TopicPage(*page_of(rows, query)))
+
+    def _row(self, topic: Topic) -> TopicRow:
+        lags = [self._groups.lag(group, topic.name) for group in self._groups.names(topic.name)]
+        return TopicRow(
+            name=topic.name,
+            records=topic.records,
+            bytes=topic.size_bytes,
+            first_offset=topic.first_offset,
+            next_offset=topic.next_offset,
+            segments=len(topic.segments),
+            rate=self._rates.rate(topic.name),
+            groups=len(lags),
+            worst_lag=max(lags, default=None),
+            policy=topic.policy,
+            damaged=len(topic.damage),
+            history=self._rates.line(topic.name),
+        )
 
     @route(
         "POST",

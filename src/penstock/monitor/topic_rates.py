@@ -1,0 +1,52 @@
+"""How fast topics grow, seen from outside: their next offsets, looked at now and then."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from penstock.topics.store import TopicStore
+
+KEPT_SAMPLES = 60
+LEAST_SECONDS = 0.5  # between two looks
+
+
+class TopicRates:
+    def __init__(self, topics: TopicStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._topics = topics
+        self._clock = clock
+        self._at: float | None = None  # of the last look
+        self._offsets: dict[str, int] = {}  # then
+        self._rates: dict[str, deque[float]] = {}  # records per second, the newest last
+
+    def look(self) -> None:
+        """Note where topics end now."""
+        at = self._clock()
+        if self._at is not None and at - self._at < LEAST_SECONDS:
+            return
+        offsets = {
+            name: topic.next_offset
+            for name in self._topics.names()
+            if (topic := self._topics.get(name)) is not None
+        }
+        if self._at is not None:
+            seconds = at - self._at
+            for name, offset in offsets.items():
+                before = self._offsets.get(name, offset)
+                rates = self._rates.setdefault(name, deque(maxlen=KEPT_SAMPLES))
+                rates.append(max(0, offset - before) / seconds)
+        for name in self._rates.keys() - offsets.keys():
+            del self._rates[name]
+        self._at, self._offsets = at, offsets
+
+    def rate(self, topic: str) -> float | None:
+        """Records per second; None when it was looked at only once."""
+        rates = self._rates.get(topic)
+        return rates[-1] if rates else None
+
+    def line(self, topic: str) -> list[float]:
+        return list(self._rates.get(topic, ()))
+
+    @property
+    def total(self) -> float | None:
+        """Of all topics."""
+        return sum(rates[-1] for rates in self._rates.values()) if self._rates else None
