@@ -43,7 +43,7 @@ def test_list_shows_what_waits_and_what_failed(left):
         ("waiting", "dead", 5),
         ("failed", "dead", 1),
     ]
-    assert command("list", "--dir", left).stdout.count("\n") == 2
+    assert command("list", "--dir", left).stdout.count("\n") == 3  # the header too
 
 
 def test_inspect_prints_events_and_why_they_failed(left):

@@ -187,10 +187,3 @@ def test_a_reader_that_leaves_ends_it_quietly(broker: str) -> None:
     assert source.stderr is not None
     assert source.stderr.read() == b""
     source.stderr.close()
-
-
-def test_every_command_explains_itself_with_an_example() -> None:
-    for name in ("create", "list", "describe", "delete", "produce", "consume", "tail", "verify"):
-        code, stdout, _ = topic("", name, "--help")
-        assert code == 0
-        assert f"penstock topic {name}".encode() in stdout

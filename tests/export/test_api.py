@@ -169,7 +169,7 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "paused" in shown
     assert "accepted 2 = delivered 0" in shown
     assert json.loads(cli("status", "r", "--json", *url))["queue"]["records"] == 2
-    assert "paused" in cli("status", "--watch", "--interval", "0.01", "--count", "2", *url)
+    assert "paused" in cli("list", *url)
     assert "in use" in cli("repair", "r", "--data-dir", str(serving.directory), code=1), (
         "not under a running broker"
     )

@@ -284,9 +284,8 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     beat._last = 0.0
     beat(runner.report)
     assert beat.stop_wanted
-    assert json.loads(run(app, ["pipeline", "status", name, "--url", server.url]).output)[
-        "stopping"
-    ]
+    shown = run(app, ["pipeline", "status", name, "--json", "--url", server.url]).output
+    assert json.loads(shown)["stopping"]
     assert run(app, ["pipeline", "status", "nobody", "--url", server.url]).exit_code == 1
 
 

@@ -307,12 +307,12 @@ def test_people_see_progress_and_findings_over_http_and_on_the_command_line(tmp_
                 return done.exit_code, done.stdout
 
             at = ("--url", served.http.url)
-            assert await said("scrub", *at) == (0, "next pass: now, or soon after the start\n")
+            assert await said("scrub", *at) == (0, "next pass\tnow, or soon after the start\n")
             code, told = await said("scrub", "--now", "--json", *at)
             assert (code, json.loads(told)["interval"]) == (0, 1000)
             last = await eventually(lambda: served.topics.scrub.status()["last"])
             code, told = await said("scrub", *at)
-            assert (code, "1 DAMAGED, 2 segments" in told, "next pass: 20" in told) == (
+            assert (code, "1 DAMAGED, 2 segments" in told, "next pass\t20" in told) == (
                 1,
                 True,
                 True,

@@ -1,46 +1,33 @@
-"""The `penstock` command: one module per group of commands, put together here."""
+"""The `penstock` command: one module per group of commands, put together here with what they
+share: options, errors in words, questions, and asking a broker.
+
+A module is imported when its first word is on the command line, so that a command starts without
+what the others need. How results are shown is in `tables`.
+"""
 
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import typer
+from typer.core import TyperCommand
 
 from penstock import __version__
 from penstock.errors import Forbidden, PenstockError, Unauthorized
+from penstock.net.broker_caller import BrokerCaller
+from penstock.net.http import CannotConnect
 from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
-app = typer.Typer(
-    name="penstock",
-    help=(
-        "A message broker for Python and data teams: "
-        "queues on PostgreSQL, topics on disk, pipelines on Spark."
-    ),
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Token = Annotated[
-    str,
-    typer.Option(
-        "--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one."
-    ),
-]
-Url = Annotated[
-    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")
-]
-Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-LOCAL_URL = "http://127.0.0.1:6632"
 REFUSED, INTERRUPTED, READER_GONE = 1, 130, 141  # exit codes
 NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
-GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline")
+WATCH_SECONDS = "2"
+F = TypeVar("F", bound=Callable[..., Any])
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def explain(error: Exception) -> str:
@@ -71,6 +58,150 @@ def errors_explained() -> Iterator[None]:
         # Python would complain again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(READER_GONE) from None
+    except OSError as error:
+        typer.echo(f"penstock: {error}", err=True)
+        raise typer.Exit(REFUSED) from None
+
+
+class Command(TyperCommand):
+    """A command that ends as `errors_explained` says, and whose `--watch` may stand without its
+    number, which options of typer cannot.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any("--watch" in param.opts for param in self.params):
+            for at in reversed(range(len(args))):
+                following = args[at + 1] if at + 1 < len(args) else ""
+                if args[at] in ("--watch", "-w") and not following.replace(".", "", 1).isdecimal():
+                    args.insert(at + 1, WATCH_SECONDS)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with errors_explained():
+            return super().invoke(ctx)
+
+
+class Commands(typer.Typer):
+    """A group of such commands."""
+
+    def __init__(self, help: str, parent: typer.Typer | None = None, **options: Any) -> None:
+        """`parent` and `name=`: where it is added."""
+        super().__init__(help=help, no_args_is_help=True, context_settings=HELP, **options)
+        if parent is not None:
+            parent.add_typer(self)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+        return super().command(name, **({"cls": Command} | options))
+
+
+app = Commands(
+    name="penstock",
+    help=(
+        "A message broker for Python and data teams: "
+        "queues on PostgreSQL, topics on disk, pipelines on Spark."
+    ),
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+Token = Annotated[
+    str,
+    typer.Option(
+        "--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one."
+    ),
+]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        "-u",
+        envvar="PENSTOCK_URL",
+        help="The broker's HTTP address; of several with commas, the first that answers.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Watch = Annotated[
+    float | None,
+    typer.Option(
+        "--watch",
+        "-w",
+        min=0.1,
+        metavar="[SECONDS]",
+        help="Show it again every 2 seconds, or as many as named, until Ctrl-C.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="PENSTOCK_CONFIG",
+        help="The broker's YAML file; default: penstock.yaml or config.yaml, if there is one.",
+    ),
+]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", "-d", help="The broker's data directory.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
+]
+LOCAL_URL = "http://127.0.0.1:6632"
+GROUPS = (
+    *("serve", "config", "database"),
+    *("queue", "topic", "buffer", "export", "pipeline"),
+)  # words and modules
+
+
+def resource(*parts: str, **query: Any) -> str:
+    """An address below the broker's: parts that hold names are quoted, None is left out."""
+    given: Mapping[str, Any] = {key: value for key, value in query.items() if value is not None}
+    made = "/".join(quote(part, safe="/" if not at else "") for at, part in enumerate(parts))
+    return f"{made}?{urlencode(given)}" if given else made
+
+
+def broker(url: str, token: str, timeout: float = 30.0) -> BrokerCaller:
+    """A caller of the first of the named brokers that answers."""
+    addresses = [one.strip() for one in url.split(",") if one.strip()] or [url]
+    for address in addresses[:-1]:
+        caller = BrokerCaller(address, token=token or None, timeout=timeout)
+        try:
+            caller.attempt("GET", "/health/live")
+            return caller
+        except CannotConnect:
+            caller.close()
+    return BrokerCaller(addresses[-1], token=token or None, timeout=timeout)
+
+
+def ask(
+    url: str, token: str, method: str, target: str, body: Any = None, timeout: float = 30.0
+) -> Any:
+    """One request, and its decoded answer."""
+    with broker(url, token, timeout) as caller:
+        return caller.json(method, target, body)
+
+
+def completer(target: str, key: str) -> Callable[[typer.Context, str], list[str]]:
+    """Completes names in a shell: those of the broker's answer, of its list under `key`."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        url = ctx.params.get("url") or os.environ.get("PENSTOCK_URL") or LOCAL_URL
+        try:
+            answer = ask(url, ctx.params.get("token") or "", "GET", target, timeout=1.0)
+        except PenstockError:
+            return []  # a shell's prompt is no place for errors
+        rows = answer[key] if key else answer
+        names = {row["name"] if isinstance(row, dict) else row for row in rows}
+        return sorted(name for name in names if name.startswith(incomplete))
+
+    return complete
+
+
+def usage(text: str) -> typer.Exit:
+    """To be raised: the command was used wrongly."""
+    typer.echo(f"penstock: {text}", err=True)
+    return typer.Exit(2)
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -78,8 +209,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        typer.echo(f"penstock: {question} Say --yes: there is nobody to ask.", err=True)
-        raise typer.Exit(2)
+        raise usage(f"{question} Say --yes: there is nobody to ask.")
     typer.confirm(question, abort=True)
 
 

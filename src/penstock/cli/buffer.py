@@ -15,7 +15,7 @@ from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -28,28 +28,37 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import LOCAL_URL, Json, Token, Url, Yes, app, confirm, errors_explained
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    Json,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    app,
+    ask,
+    broker,
+    confirm,
+    usage,
+)
+from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, show, size
+from penstock.cli.tables import table as table_of
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
-from penstock.net.broker_caller import BrokerCaller
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 
-commands = typer.Typer(
-    help="Look at the disk buffer, replay it, clean it up.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(commands, name="buffer")
+commands = Commands("Look at the disk buffer, replay it, clean it up.", app, name="buffer")
+STATUS = "/api/v1/status/buffers"
 
 POLL_SECONDS = 0.1
 Directory = Annotated[
@@ -86,44 +95,77 @@ class Found:
 
 
 @commands.command()
-def status(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
+def status(
+    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
+) -> None:
     """Show what is buffered and how the replay goes.
 
     Example: `penstock buffer status --json | jq .pending`
     """
-    with errors_explained(), BrokerCaller(url, token=token) as caller:
-        report = caller.call("GET", "/api/v1/status/buffers")
-    if json:
-        sys.stdout.buffer.write(report + b"\n")
-        return
-    found = msgspec.json.decode(report, type=BufferStatus)
-    console = Console(soft_wrap=True)
-    console.print(
-        f"database {'up' if found.db_healthy else '[red]down[/red]'}, "
-        f"maintenance {_on(found.maintenance_mode)}"
-    )
-    table = Table(
-        "kind", "pending", "files", "bytes", "oldest", "committed", box=None, header_style="bold"
-    )
-    for name, kind in (("failover", found.failover), ("qos0", found.qos0)):
-        age = f"{kind.oldest_age:,.1f} s" if kind.files else "-"
-        table.add_row(
-            name, f"{kind.pending:,}", str(kind.files), f"{kind.bytes:,}", age, f"{kind.flushed:,}"
-        )
-    console.print(table)
-    console.print(
-        f"replay {found.replay_rate:,.0f} events/s, {found.held_partitions:,} partitions wait, "
-        f"{found.failed:,} events failed, {found.quarantined:,} lines in quarantine"
+    show(lambda: _status(ask(url, token, "GET", STATUS)), json, watch)
+
+
+def _status(report: dict[str, Any]) -> View:
+    kinds = [
+        report[kind]
+        | {"kind": kind, "age": report[kind]["oldestAge"] if report[kind]["files"] else None}
+        for kind in ("failover", "qos0")
+    ]
+    return View(
+        report,
+        [
+            Facts(
+                (
+                    Column("database", lambda one: "up" if one["dbHealthy"] else "down"),
+                    Column("maintenance", lambda one: _on(one["maintenanceMode"])),
+                    Column("pops stopped", "popMaintenanceMode"),
+                    Column("replay/s", "replayRate", rate),
+                    Column("partitions that wait", "heldPartitions", count),
+                    Column("failed events", "failed", count),
+                    Column("lines in quarantine", "quarantined", count),
+                ),
+                report,
+            ),
+            Table(
+                (
+                    Column("kind"),
+                    Column("pending", format=count),
+                    Column("files", format=count),
+                    Column("size", "bytes", size),
+                    Column("oldest", "age", duration),
+                    Column("replayed", "flushed", count),
+                ),
+                kinds,
+            ),
+        ],
     )
 
 
 @commands.command("list")
-def list_files(directory: Directory = None, json: Json = False) -> None:
+def list_files(directory: Directory = None, json: Json = False, watch: Watch = None) -> None:
     """List the buffer files in a directory, oldest first.
 
     Example: `penstock buffer list --dir /var/lib/penstock/buffers`
     """
-    rows = [
+
+    def look() -> View:
+        return table_of(
+            _files(_directory(directory)),
+            Column("file"),
+            Column("state"),
+            Column("owner"),
+            Column("events", format=count),
+            Column("size", "bytes", size),
+            Column("age", format=duration),
+            Column("kind", optional=True),
+            empty="no buffer files",
+        )
+
+    show(look, json, watch)
+
+
+def _files(directory: Path) -> list[dict[str, Any]]:
+    return [
         {
             "file": str(found.path),
             "kind": found.name.kind,
@@ -133,21 +175,8 @@ def list_files(directory: Directory = None, json: Json = False) -> None:
             "bytes": found.path.stat().st_size,
             "age": round(time.time() - (found.name.created_at or found.path.stat().st_mtime), 1),
         }
-        for found in _find(_directory(directory))
+        for found in _find(directory)
     ]
-    if json:
-        sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
-        return
-    console = Console(soft_wrap=True)
-    if not console.is_terminal:
-        for row in rows:
-            print(*row.values(), sep="\t")
-        return
-    table = Table("file", "state", "owner", "events", "bytes", "age", box=None, header_style="bold")
-    for row in rows:
-        numbers = (f"{row['events']:,}", f"{row['bytes']:,}", f"{row['age']} s")
-        table.add_row(Path(str(row["file"])).name, str(row["state"]), str(row["owner"]), *numbers)
-    console.print(table if rows else "no buffer files")
 
 
 @commands.command()
@@ -211,12 +240,11 @@ def replay(
     Without one: `penstock buffer replay --dir /backup/buffers --database-url
     postgresql://me@db/app`
     """
-    with errors_explained():
-        remaining = (
-            asyncio.run(_replay_here(_directory(directory), database_url))
-            if database_url
-            else _replay_there(url, token)
-        )
+    remaining = (
+        asyncio.run(_replay_here(_directory(directory), database_url))
+        if database_url
+        else _replay_there(url, token)
+    )
     if remaining:
         typer.echo(f"penstock: {remaining:,} events are left", err=True)
         raise typer.Exit(1)
@@ -233,13 +261,10 @@ def retry_failed(
 
     Example: `penstock buffer retry-failed`
     """
-    with errors_explained():
-        if database_url:
-            retry = _replay_here(_directory(directory), database_url, failed=True)
-            remaining = asyncio.run(retry)
-        else:
-            with BrokerCaller(url, token=token) as caller:
-                remaining = caller.json("POST", "/api/v1/buffers/retry-failed")["failed"]
+    if database_url:
+        remaining = asyncio.run(_replay_here(_directory(directory), database_url, failed=True))
+    else:
+        remaining = ask(url, token, "POST", "/api/v1/buffers/retry-failed")["failed"]
     typer.echo(f"{remaining:,} events are left in failed/", err=True)
     raise typer.Exit(1 if remaining else 0)
 
@@ -266,10 +291,7 @@ def purge(
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:
-        typer.echo(
-            "penstock: nothing to delete; name files, or give --failed or --quarantine", err=True
-        )
-        raise typer.Exit(2)
+        raise usage("nothing to delete; name files, or give --failed or --quarantine")
     owned = [
         path.name
         for path in paths
@@ -293,8 +315,7 @@ def _on(mode: bool) -> str:
 def _directory(given: Path | None) -> Path:
     found = given or Path("penstock-data") / ".penstock" / "buffers"
     if not found.is_dir():
-        typer.echo(f"penstock: there is no buffer directory {found}; name it with --dir", err=True)
-        raise typer.Exit(2)
+        raise usage(f"there is no buffer directory {found}; name it with --dir")
     return found
 
 
@@ -336,7 +357,7 @@ def _bar() -> Progress:
 
 def _replay_there(url: str, token: str) -> int:
     """Ask the broker and watch."""
-    with BrokerCaller(url, token=token) as caller, _bar() as bar:
+    with broker(url, token) as caller, _bar() as bar:
 
         def status(method: str, path: str) -> BufferStatus:
             return msgspec.json.decode(caller.call(method, path), type=BufferStatus)
@@ -345,7 +366,7 @@ def _replay_there(url: str, token: str) -> int:
         task = bar.add_task("replay", total=report.pending)
         while report.pending and report.db_healthy and not report.maintenance_mode:
             time.sleep(POLL_SECONDS)
-            report = status("GET", "/api/v1/status/buffers")
+            report = status("GET", STATUS)
             total = max(bar.tasks[0].total or 0, report.pending)
             bar.update(task, total=total, completed=total - report.pending)
     if not report.db_healthy:

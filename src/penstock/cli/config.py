@@ -4,26 +4,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from penstock.cli import app
-from penstock.config import load, show
+from penstock.cli import Commands, ConfigFile, Json, app
+from penstock.cli.tables import Column, show, table
+from penstock.config import load
+from penstock.config import show as effective
 from penstock.config.load import default_file
 from penstock.errors import ConfigError
 
-commands = typer.Typer(help="Show or check the configuration.", no_args_is_help=True)
-app.add_typer(commands, name="config")
-
-File = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.")]
+commands = Commands("Show or check the configuration.", app, name="config")
 
 
 @commands.command("show")
 def show_command(
-    config: File = None,
+    config: ConfigFile = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Only what differs from the defaults.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Print the effective configuration and where each value came from; secrets are masked.
 
@@ -33,16 +31,13 @@ def show_command(
         loaded = load(config or default_file())
     except ConfigError as error:
         _refuse(error)
-    console = Console(soft_wrap=True)
-    rows = [row for row in show(loaded) if not changed or row[2] != "default"]
-    if console.is_terminal:
-        table = Table("key", "value", "from", box=None, header_style="bold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    else:
-        for name, value, origin in rows:
-            print(f"{name}\t{value}\t{origin}")
+    rows = [
+        {"key": key, "value": value, "from": origin}
+        for key, value, origin in effective(loaded)
+        if not changed or origin != "default"
+    ]
+    columns = (Column("key"), Column("value", prose=True), Column("from"))
+    show(lambda: table(rows, *columns, empty="all is as by default"), json)
     for warning in loaded.warnings:
         typer.echo(f"warning: {warning}", err=True)
 

@@ -2,19 +2,15 @@
 machine.
 """
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from penstock.cli import app
+from penstock.cli import Commands, ConfigFile, DataDir, Settings, app
 from penstock.config import load
 from penstock.config.database_url import url_here
 from penstock.config.load import default_file, parse_settings
-from penstock.errors import ConfigError, NotFound
+from penstock.errors import ConfigError
 
-commands = typer.Typer(help="The broker's PostgreSQL.", no_args_is_help=True)
-app.add_typer(commands, name="database")
+commands = Commands("The broker's PostgreSQL.", app, name="database")
 
 
 @commands.callback()
@@ -24,19 +20,9 @@ def group() -> None:
 
 @commands.command("url")
 def url_command(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", help="The broker's YAML file; default: as for `penstock serve`."
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", "-d", help="The broker's data directory.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
-    ] = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    settings: Settings = None,
 ) -> None:
     """Print the URL of the broker's database, for psql, Spark and jobs on its machine.
 
@@ -54,7 +40,4 @@ def url_command(
     except ConfigError as error:
         typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
         raise typer.Exit(2) from None
-    except NotFound as error:
-        typer.echo(f"penstock: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo(url)

@@ -10,177 +10,137 @@ import asyncio
 import base64
 import json as text
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
+import yaml
 
-from penstock.cli import Token, app, explain
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    ConfigFile,
+    DataDir,
+    Json,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    app,
+    ask,
+    completer,
+    confirm,
+    resource,
+)
+from penstock.cli.tables import (
+    Column,
+    Line,
+    Table,
+    View,
+    count,
+    duration,
+    estimate,
+    print_json,
+    rate,
+    show,
+    size,
+)
 from penstock.config import load
-from penstock.config.values import format_duration, format_size
 from penstock.errors import PenstockError
 from penstock.export.manager import route_directory
 from penstock.export.sendqueue import inspect as files
-from penstock.net.broker_caller import BrokerCaller
 from penstock.net.http import CannotConnect
 
-commands = typer.Typer(
-    help="Watch, steer and check export routes.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(commands, name="export")
+commands = Commands("Make, watch, steer and check export routes.", app, name="export")
 
-Url = Annotated[
-    str, typer.Option("--url", "-u", envvar="PENSTOCK_URL", help="Address of the broker.")
-]
-Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
-Name = Annotated[str, typer.Argument(metavar="ROUTE")]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="PENSTOCK_CONFIG", help="Configuration file."),
-]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", "-d", help="Data directory of the broker.")
-]
+ROUTES = "/api/v1/routes"
+Name = Annotated[str, typer.Argument(metavar="ROUTE", autocompletion=completer(ROUTES, "routes"))]
 Dir = Annotated[Path | None, typer.Option("--directory", help="The route's directory itself.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DEFAULT_URL = "http://127.0.0.1:6632"
 EXAMINE_TIMEOUT_SECONDS = 600.0  # gigabytes are read
 PAGE_RECORDS = 1000  # asked for at a time
+
+
+def _age(route: dict[str, Any]) -> float | None:
+    queue = route.get("queue")
+    return queue["oldestAgeSeconds"] if queue and queue["batches"] else None
+
+
 COLUMNS = (
-    *("route", "state", "to", "lag", "batches", "records", "size"),
-    *("oldest", "in/s", "out/s", "ETA", "breaker", "dead"),
+    Column("route", "name"),
+    Column("state"),
+    Column("to", "destination", prose=True),
+    Column("lag", format=count),
+    Column("records", "queue.records", count),
+    Column("oldest", _age, duration),
+    Column("in/s", "queue.batchesInPerSecond", rate),
+    Column("out/s", "queue.batchesOutPerSecond", rate),
+    Column("breaker", "breaker.state"),
+    Column("dead", "deadLetters", count),
+    Column("empty in", "queue.drainEtaSeconds", estimate, optional=True),
+    Column("size", "queue.bytes", size, optional=True),
+    Column("batches", "queue.batches", count, optional=True),
 )
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except PenstockError as error:
-        typer.echo(f"penstock: {explain(error)}", err=True)
-        raise typer.Exit(1) from None
-    except (TimeoutError, OSError) as error:
-        typer.echo(f"penstock: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-def _ask(url: str, token: str, method: str, target: str, timeout: float = 30.0) -> Any:
-    with BrokerCaller(url, token=token or None, timeout=timeout) as broker:
-        return broker.json(method, f"/api/v1/routes{target}")
-
-
-def _print_json(value: Any) -> None:
-    print(text.dumps(value, indent=2))
-
-
-def _table(routes: list[dict[str, Any]]) -> Table:
-    table = Table(*COLUMNS)
-    for route in routes:
-        queue = route.get("queue")
-        if queue is None:
-            error = escape(route.get("lastError", ""))
-            table.add_row(route["name"], f"[red]{route['state']}[/red]", error)
-            continue
-        colour = {"running": "green", "paused": "red"}.get(route["state"], "yellow")
-        eta = queue["drainEtaSeconds"]
-        table.add_row(
-            route["name"],
-            f"[{colour}]{route['state']}[/{colour}]",
-            escape(route["destination"]),
-            "" if route.get("lag") is None else f"{route['lag']:,}",
-            f"{queue['batches']:,}",
-            f"{queue['records']:,}",
-            _size(queue["bytes"]),
-            format_duration(round(queue["oldestAgeSeconds"])) if queue["batches"] else "",
-            f"{queue['batchesInPerSecond']:.1f}",
-            f"{queue['batchesOutPerSecond']:.1f}",
-            "never" if eta < 0 else format_duration(round(eta)) if queue["batches"] else "",
-            route["breaker"]["state"],
-            f"{route['deadLetters']:,}" if route["deadLetters"] else "",
-        )
-    return table
-
-
-def _size(size: int) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size = size / 1024  # type: ignore[assignment]
-    return format_size(size)
+NO_ROUTES = "no routes; one that sends a topic on: penstock export create lake route.yaml"
 
 
 @commands.command("list")
-def list_routes(url: Url = DEFAULT_URL, token: Token = "", json: Json = False) -> None:
-    """All routes of a broker."""
-    with _errors():
-        routes = _ask(url, token, "GET", "")["routes"]
-        if json:
-            _print_json(routes)
-        else:
-            Console().print(_table(routes))
+def list_routes(
+    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
+) -> None:
+    """All routes of a broker.
+
+    Example: `penstock export list --watch`
+    """
+    show(lambda: _view(ask(url, token, "GET", ROUTES)["routes"]), json, watch)
 
 
 @commands.command()
 def status(
-    route: Annotated[str, typer.Argument(metavar="[ROUTE]")] = "",
-    url: Url = DEFAULT_URL,
+    route: Annotated[
+        str, typer.Argument(metavar="[ROUTE]", autocompletion=completer(ROUTES, "routes"))
+    ] = "",
+    url: Url = LOCAL_URL,
     token: Token = "",
     json: Json = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on showing it, every second.")
-    ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    count: Annotated[
-        int, typer.Option(help="Stop watching after this many looks; 0 = never.", hidden=True)
-    ] = 0,
+    watch: Watch = None,
 ) -> None:
-    """What routes are doing: depth, age, rates, breaker, accounting."""
+    """What routes are doing: depth, age, rates, breaker, accounting, and what is wrong.
 
-    def look() -> list[dict[str, Any]]:
-        if route:
-            return [_ask(url, token, "GET", f"/{quote(route, safe='')}")]
-        routes: list[dict[str, Any]] = _ask(url, token, "GET", "")["routes"]
-        return routes
+    Example: `penstock export status lake --watch 1`
+    """
 
-    with _errors():
-        if watch:
-            _watch(look, interval, count)
-            return
-        routes = look()
-        if json:
-            _print_json(routes[0] if route else routes)
-            return
-        console = Console()
-        console.print(_table(routes))
-        for each in routes:
-            for trouble in _troubles(each):
-                console.print(f"{each['name']}: {trouble}", style="red", markup=False)
-            if route and "queue" in each:
-                books = each["queue"]["accounting"]
-                dropped = ", ".join(f"{why} {n:,}" for why, n in books["dropped"].items()) or "0"
-                console.print(
-                    f"accepted {books['accepted']:,} = delivered {books['delivered']:,}"
-                    f" + dead {books['deadLettered']:,} + dropped {dropped}"
-                    f" + queued {books['queued']:,}"
-                )
+    def look() -> View:
+        if not route:
+            return _view(ask(url, token, "GET", ROUTES)["routes"])
+        one = ask(url, token, "GET", resource(ROUTES, route))
+        return View(one, [*_view([one]).parts, *_books(one)])
+
+    show(look, json, watch)
+
+
+def _view(routes: list[dict[str, Any]]) -> View:
+    troubles = [
+        Line(f"{one['name']}: {trouble}", "red") for one in routes for trouble in _troubles(one)
+    ]
+    return View(routes, [Table(COLUMNS, routes, NO_ROUTES), *troubles])
+
+
+def _books(route: dict[str, Any]) -> Iterator[Line]:
+    if "queue" in route:
+        books = route["queue"]["accounting"]
+        dropped = ", ".join(f"{why} {n:,}" for why, n in books["dropped"].items()) or "0"
+        yield Line(
+            f"accepted {books['accepted']:,} = delivered {books['delivered']:,}"
+            f" + dead {books['deadLettered']:,} + dropped {dropped} + queued {books['queued']:,}"
+        )
 
 
 def _troubles(route: dict[str, Any]) -> Iterator[str]:
     again = route.get("triesAgainSeconds")
     if route.get("paused"):
-        when = "" if again is None else f" (tries again in {format_duration(round(again))})"
-        yield route["paused"] + when
+        yield route["paused"] + ("" if again is None else f" (tries again in {duration(again)})")
     elif route.get("lastError"):
         yield route["lastError"]
     if route.get("sourceError"):
@@ -189,56 +149,102 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
         yield route["sourceDamage"]
 
 
-def _watch(look: Any, interval: float, count: int) -> None:
-    looks = 0
+@commands.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="ROUTE", help="Its name.")],
+    file: Annotated[
+        typer.FileText,
+        typer.Argument(help="YAML or JSON as below `export.routes.NAME`; - = standard input."),
+    ],
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Make a route on a running broker. It stays until it is deleted.
+
+    Examples:
+
+    `penstock export create lake route.yaml`
+
+    `echo '{destination: {type: http, url: "http://lake:8080/in"}, source: {topic: orders}}' |
+    penstock export create lake -`
+    """
     try:
-        with Live(_table(look()), refresh_per_second=4) as live:
-            while not count or (looks := looks + 1) < count:
-                time.sleep(interval)
-                live.update(_table(look()))
-    except KeyboardInterrupt:
-        pass
+        definition = yaml.safe_load(file)
+    except yaml.YAMLError as error:
+        raise PenstockError(f"{file.name} is no YAML: {error}") from None
+    if not isinstance(definition, dict):
+        raise PenstockError(f"{file.name} must hold keys such as destination and source")
+    ask(url, token, "POST", ROUTES, definition | {"name": name})
+    typer.echo(f"made route {name}; penstock export status {name} shows it", err=True)
+
+
+@commands.command()
+def delete(
+    route: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Although records wait: they are dropped.")
+    ] = False,
+    yes: Yes = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Stop a route and remove it. Refused while records wait, unless --force is given.
+
+    Example: `penstock export drain lake && penstock export delete lake`
+    """
+    queue = ask(url, token, "GET", resource(ROUTES, route)).get("queue") or {"records": 0}
+    confirm(f"Delete route {route}, in which {queue['records']:,} records wait?", yes)
+    ask(url, token, "DELETE", resource(ROUTES, route, force=str(force).lower()))
 
 
 def _act(url: str, token: str, route: str, action: str) -> Any:
-    return _ask(url, token, "POST", f"/{quote(route, safe='')}/{action}")
+    return ask(url, token, "POST", resource(ROUTES, route, action))
 
 
 @commands.command()
-def pause(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
-    """Stop sending; the route still queues."""
-    with _errors():
-        _act(url, token, route, "pause")
+def pause(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Stop sending; the route still queues.
+
+    Example: `penstock export pause lake`
+    """
+    _act(url, token, route, "pause")
 
 
 @commands.command()
-def resume(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
-    """Send again, at once."""
-    with _errors():
-        _act(url, token, route, "resume")
+def resume(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Send again, at once.
+
+    Example: `penstock export resume lake`
+    """
+    _act(url, token, route, "resume")
 
 
 @commands.command()
-def drain(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
-    """Take nothing new and deliver what is queued; `resume` ends it."""
-    with _errors():
-        _act(url, token, route, "drain")
+def drain(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Take nothing new and deliver what is queued; `resume` ends it.
+
+    Example: `penstock export drain lake`
+    """
+    _act(url, token, route, "drain")
 
 
 @commands.command()
-def replay(route: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
-    """Queue the dead letters of a route again."""
-    with _errors():
-        print(f"{_act(url, token, route, 'replay')['records']} records queued again")
+def replay(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Queue the dead letters of a route again.
+
+    Example: `penstock export replay lake`
+    """
+    print(f"{_act(url, token, route, 'replay')['records']} records queued again")
 
 
 @commands.command()
-def purge(route: Name, url: Url = DEFAULT_URL, token: Token = "", yes: Yes = False) -> None:
-    """Drop everything that is queued. It is counted as dropped{reason="purged"}."""
-    with _errors():
-        if not yes:
-            typer.confirm(f"Drop everything queued in route {route}?", abort=True)
-        print(f"{_act(url, token, route, 'purge')['records']} records dropped")
+def purge(route: Name, url: Url = LOCAL_URL, token: Token = "", yes: Yes = False) -> None:
+    """Drop everything that is queued. It is counted as dropped{reason="purged"}.
+
+    Example: `penstock export purge lake`
+    """
+    confirm(f"Drop everything queued in route {route}?", yes)
+    print(f"{_act(url, token, route, 'purge')['records']} records dropped")
 
 
 def _directory(
@@ -264,7 +270,7 @@ class Inspected:
         data_dir: Path | None,
         directory: Path | None,
     ) -> None:
-        self._url, self._token, self._route = url, token, f"/{quote(route, safe='')}"
+        self._url, self._token, self._route = url, token, resource(ROUTES, route)
         self._files = (
             _directory(route, config, data_dir, directory)
             if config or data_dir or directory
@@ -273,9 +279,8 @@ class Inspected:
 
     def _get(self, target: str) -> Any:
         try:
-            return _ask(
-                self._url, self._token, "GET", self._route + target, EXAMINE_TIMEOUT_SECONDS
-            )
+            target = self._route + target
+            return ask(self._url, self._token, "GET", target, timeout=EXAMINE_TIMEOUT_SECONDS)
         except CannotConnect as error:
             hint = "if the broker is down, --data-dir DIR reads the route's files"
             raise PenstockError(f"{error} ({hint})") from None
@@ -312,7 +317,7 @@ class Inspected:
 @commands.command()
 def inspect(
     route: Name,
-    url: Url = DEFAULT_URL,
+    url: Url = LOCAL_URL,
     token: Token = "",
     config: ConfigFile = None,
     data_dir: DataDir = None,
@@ -328,65 +333,73 @@ def inspect(
     ] = 0,
     dead: Annotated[bool, typer.Option("--dead", help="Show the dead letters instead.")] = False,
 ) -> None:
-    """What a route holds, from its broker or its files: chunks, books, records, dead letters."""
-    with _errors():
-        inspected = Inspected(route, url, token, config, data_dir, directory)
-        if dead or records:
-            for line in inspected.dead_letters() if dead else inspected.records(records):
-                sys.stdout.buffer.write(line + b"\n")
-            return
-        report = inspected.everything()
-        if json:
-            _print_json(report)
-            return
-        table = Table("chunk", "size", "blocks", "waiting", "first", "last", "damaged")
-        for chunk in report["chunks"]:
-            damaged = sum(place["bytes"] for place in chunk["damaged"])
-            table.add_row(
-                chunk["name"],
-                _size(chunk["bytes"]),
-                f"{chunk['blocks']:,}",
-                f"{chunk['waiting']:,}",
-                str(chunk.get("first", "")),
-                str(chunk.get("last", "")),
-                f"[red]{damaged} bytes[/red]" if damaged else "",
-            )
-        console = Console()
-        console.print(table)
-        books = report["accounting"]
-        console.print(
-            f"{report['waitingBatches']:,} batches with {report['waitingRecords']:,} records wait; "
-            f"{books['delivered']:,} delivered, {books['deadLettered']:,} dead-lettered, "
-            f"{sum(books['dropped'].values()):,} dropped; {report['deadLetters']:,} dead letters",
-            highlight=False,
-        )
-        for problem in report["problems"]:
-            console.print(problem, style="red")
+    """What a route holds, from its broker or its files: chunks, books, records, dead letters.
+
+    Examples:
+
+    `penstock export inspect lake`
+
+    `penstock export inspect lake --data-dir /var/lib/penstock --dead`
+    """
+    inspected = Inspected(route, url, token, config, data_dir, directory)
+    if dead or records:
+        for line in inspected.dead_letters() if dead else inspected.records(records):
+            sys.stdout.buffer.write(line + b"\n")
+        return
+    show(lambda: _contents(inspected.everything()), json)
+
+
+def _contents(report: dict[str, Any]) -> View:
+    books = report["accounting"]
+    columns = (
+        Column("chunk", "name"),
+        Column("size", "bytes", size),
+        Column("blocks", format=count),
+        Column("waiting", format=count),
+        Column("first", format=count),
+        Column("last", format=count),
+        Column("damaged", lambda chunk: sum(at["bytes"] for at in chunk["damaged"]), size),
+    )
+    return View(
+        report,
+        [
+            Table(columns, report["chunks"], "no chunks"),
+            Line(
+                f"{report['waitingBatches']:,} batches with {report['waitingRecords']:,} records "
+                f"wait; {books['delivered']:,} delivered, {books['deadLettered']:,} dead-lettered, "
+                f"{sum(books['dropped'].values()):,} dropped; "
+                f"{report['deadLetters']:,} dead letters"
+            ),
+            *(Line(problem, "red") for problem in report["problems"]),
+        ],
+    )
 
 
 @commands.command()
 def verify(
     route: Name,
-    url: Url = DEFAULT_URL,
+    url: Url = LOCAL_URL,
     token: Token = "",
     config: ConfigFile = None,
     data_dir: DataDir = None,
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Check every block of a route, by its broker or here. Exit code 1: something is wrong."""
-    with _errors():
-        report = Inspected(route, url, token, config, data_dir, directory).everything()
-        problems, chunks = report["problems"], report["chunks"]
-        if json:
-            _print_json({"problems": problems, "accounting": report["accounting"]})
-        else:
-            blocks = sum(chunk["blocks"] for chunk in chunks)
-            for problem in problems:
-                print(problem)
-            print(f"{blocks} blocks in {len(chunks)} chunks: {len(problems)} problems")
-        if problems:
-            raise typer.Exit(1)
+    """Check every block of a route, by its broker or here. Exit code 1: something is wrong.
+
+    Example: `penstock export verify lake --data-dir /var/lib/penstock`
+    """
+    report = Inspected(route, url, token, config, data_dir, directory).everything()
+    problems, chunks = report["problems"], report["chunks"]
+    if json:
+        print_json({"problems": problems, "accounting": report["accounting"]})
+    else:
+        blocks = sum(chunk["blocks"] for chunk in chunks)
+        for problem in problems:
+            print(problem)
+        print(f"{blocks} blocks in {len(chunks)} chunks: {len(problems)} problems")
+    if problems:
+        raise typer.Exit(1)
 
 
 @commands.command()
@@ -397,11 +410,13 @@ def repair(
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Set damaged places aside and book them as dropped. The broker must be stopped."""
-    with _errors():
-        report = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
-        if json:
-            _print_json(report)
-            return
-        lost = report["events"].get("lost_blocks", 0)
-        print(f"{report['waitingBatches']} batches wait, {lost} damaged ones were set aside")
+    """Set damaged places aside and book them as dropped. The broker must be stopped.
+
+    Example: `penstock export repair lake --data-dir /var/lib/penstock`
+    """
+    report = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
+    if json:
+        print_json(report)
+        return
+    lost = report["events"].get("lost_blocks", 0)
+    print(f"{report['waitingBatches']} batches wait, {lost} damaged ones were set aside")

@@ -13,19 +13,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer.core import TyperGroup
 
-from penstock.cli import Token, app, explain
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    Json,
+    Token,
+    Url,
+    Watch,
+    app,
+    ask,
+    completer,
+    resource,
+)
+from penstock.cli.tables import Column, Facts, View, count, print_json, rate, show, table
 from penstock.errors import PenstockError
-from penstock.net.broker_caller import BrokerCaller
 
-commands = typer.Typer(help="Write, check, run and watch pipelines on Spark.", no_args_is_help=True)
+commands = Commands("Write, check, run and watch pipelines on Spark.", app, name="pipeline")
+PIPELINES = "/api/v1/pipelines"
+Name = Annotated[
+    str,
+    typer.Argument(help="The pipeline.", autocompletion=completer(PIPELINES, "pipelines")),
+]
 
 
 class _FileOrJob(TyperGroup):
@@ -37,22 +49,18 @@ class _FileOrJob(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-run_commands = typer.Typer(
+run_commands = Commands(
+    "Run a pipeline file (`run FILE`), or one of the built-in jobs.",
+    commands,
+    name="run",
     cls=_FileOrJob,
-    help="Run a pipeline file (`run FILE`), or one of the built-in jobs.",
-    no_args_is_help=True,
 )
-app.add_typer(commands, name="pipeline")
-commands.add_typer(run_commands, name="run")
 
 Master = Annotated[
     str,
     typer.Option(
         "--master", envvar="SPARK_MASTER", help="A Spark master, or sc://host for Connect."
     ),
-]
-Url = Annotated[
-    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The broker's HTTP address.")
 ]
 Broker = Annotated[
     str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")
@@ -65,8 +73,7 @@ Database = Annotated[
         help="postgresql://... of the queues; default: of the broker here.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON instead of text for people.")]
-LOCAL, LOCAL_URL, LOCAL_BROKER = "local[*]", "http://127.0.0.1:6632", "127.0.0.1:12345"
+LOCAL, LOCAL_BROKER = "local[*]", "127.0.0.1:12345"
 
 BAR = 24  # characters of a progress bar
 
@@ -97,22 +104,17 @@ spark: {{}}
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """Errors meant for people, as one line and exit code 1."""
+    """What Spark says went wrong, in one line."""
     try:
         yield
-    except PenstockError as error:
-        _fail(explain(error))
+    except PenstockError:
+        raise
     except Exception as error:
         if not _of_spark(error):
             raise
         from penstock.pipeline.failure import cause
 
-        _fail(cause(error))
-
-
-def _fail(text: str) -> None:
-    Console(stderr=True).print("[red]error:[/red]", Text(text), highlight=False)
-    raise typer.Exit(1) from None
+        raise PenstockError(cause(error)) from None
 
 
 def _of_spark(error: Exception) -> bool:
@@ -127,9 +129,12 @@ def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("pipeline.yaml"),
     name: Annotated[str, typer.Option(help="The pipeline's name.")] = "big-orders",
 ) -> None:
-    """Write a pipeline file to start from."""
+    """Write a pipeline file to start from.
+
+    Example: `penstock pipeline init orders.yaml --name orders`
+    """
     if file.exists():
-        _fail(f"{file} is there already")
+        raise PenstockError(f"{file} is there already")
     file.write_text(TEMPLATE.format(name=name, file=file))
     typer.echo(f"wrote {file}; next: penstock pipeline validate {file}")
 
@@ -149,7 +154,10 @@ def validate(
     token: Token = "",
 ) -> None:
     """Check a pipeline file: columns, views, schemas, functions, topics; then by Spark itself,
-    which says what a run would. Without Java only the quick check is made."""
+    which says what a run would. Without Java only the quick check is made.
+
+    Example: `penstock pipeline validate orders.yaml`
+    """
     with _reporting():
         from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.session import find_java
@@ -188,7 +196,10 @@ def run_file(
         bool, typer.Option("--no-check", help="Leave it to Spark to find what is wrong.")
     ] = False,
 ) -> None:
-    """Run a pipeline file."""
+    """Run a pipeline file.
+
+    Example: `penstock pipeline run file orders.yaml`, or short `penstock pipeline run orders.yaml`
+    """
     with _reporting():
         from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.runner import Heartbeat, Runner
@@ -258,7 +269,10 @@ def archive(
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Archive what came since the last run to Parquet, each record once."""
+    """Archive what came since the last run to Parquet, each record once.
+
+    Example: `penstock pipeline run archive s3://lake/orders --topic orders`
+    """
     with _reporting():
         from penstock.pipeline.jobs.archive import archive as job
 
@@ -274,7 +288,7 @@ def archive(
             file_bytes=file_mib << 20,
             say=_say,
         )
-    typer.echo(json.dumps(dataclasses.asdict(done)))
+    print_json(done)
 
 
 @run_commands.command()
@@ -309,6 +323,8 @@ def replay(
 ) -> None:
     """Write records of a topic or its archive again, to a topic or a queue. A dry run unless
     --execute is given.
+
+    Example: `penstock pipeline run replay orders --id fix-17 --to-queue orders --start 1000`
     """
     with _reporting():
         from penstock.pipeline.jobs.replay import replay as job
@@ -330,7 +346,7 @@ def replay(
             execute=execute,
             say=_say,
         )
-    typer.echo(json.dumps(dataclasses.asdict(done)))
+    print_json(done)
 
 
 @run_commands.command()
@@ -404,7 +420,7 @@ def compact(
             token=token,
             say=_say,
         )
-    typer.echo(json.dumps({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved}))
+    print_json({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved})
 
 
 @run_commands.command()
@@ -420,55 +436,79 @@ def recover(
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Push the events of buffer files, each once, in order per partition. The files stay."""
+    """Push the events of buffer files, each once, in order per partition. The files stay.
+
+    Example: `penstock pipeline run recover /backup/broker-1/buffers /backup/broker-2/buffers`
+    """
     with _reporting():
         from penstock.pipeline.jobs.recover import recover as job
 
         done = job(
             _session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token
         )
-    typer.echo(json.dumps(dataclasses.asdict(done)))
+    print_json(done)
     if done.rejected or done.unreadable:
         raise typer.Exit(1)
 
 
+COLUMNS = (
+    Column("pipeline", "name"),
+    Column("state"),
+    Column("batch", format=count),
+    Column("rows", format=count),
+    Column("rows/s", "rows_per_second", rate),
+    Column("behind", "lag", count),
+    Column("host", optional=True),
+    Column("error", prose=True),
+)
+
+
 @commands.command("list")
-def list_pipelines(url: Url = LOCAL_URL, token: Token = "", as_json: Json = False) -> None:
-    """What runs, how far behind it is, and what went wrong last."""
-    with _reporting():
-        found = _ask(url, token, "GET", "")["pipelines"]
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    table = Table("pipeline", "state", "batch", "rows", "rows/s", "behind", "host", "error")
-    for one in found:
-        lag = "" if one["lag"] is None else f"{one['lag']:,}"
-        numbers = (str(one["batch"]), f"{one['rows']:,}", f"{one['rows_per_second']:,.0f}", lag)
-        table.add_row(one["name"], one["state"], *numbers, one["host"], (one["error"] or "")[:80])
-    Console().print(table)
+def list_pipelines(
+    url: Url = LOCAL_URL, token: Token = "", as_json: Json = False, watch: Watch = None
+) -> None:
+    """What runs, how far behind it is, and what went wrong last.
+
+    Example: `penstock pipeline list --watch`
+    """
+
+    def look() -> View:
+        rows = ask(url, token, "GET", PIPELINES)["pipelines"]
+        return table(rows, *COLUMNS, empty="no pipelines; write one: penstock pipeline init")
+
+    show(look, as_json, watch)
 
 
 @commands.command()
 def status(
-    name: Annotated[str, typer.Argument(help="The pipeline.")],
+    name: Name,
     url: Url = LOCAL_URL,
     token: Token = "",
+    as_json: Json = False,
+    watch: Watch = None,
 ) -> None:
-    """One pipeline's last report, as JSON."""
-    with _reporting():
-        typer.echo(json.dumps(_ask(url, token, "GET", f"/{quote(name, safe='')}"), indent=2))
+    """One pipeline's last report.
+
+    Example: `penstock pipeline status big-orders --json | jq .lag`
+    """
+
+    def look() -> View:
+        report = ask(url, token, "GET", resource(PIPELINES, name))
+        keys = [one.value or one.title for one in COLUMNS]
+        others = [Column(key) for key in report if key not in keys]
+        return View(report, [Facts([*COLUMNS, *others], report)])
+
+    show(look, as_json, watch)
 
 
 @commands.command()
-def stop(
-    name: Annotated[str, typer.Argument(help="The pipeline.")],
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
-    """Ask a running pipeline, wherever it runs, to stop after its batch."""
-    with _reporting():
-        found = _ask(url, token, "POST", f"/{quote(name, safe='')}/stop")
-    typer.echo(f"{name} on {found['host']} is {found['state']} and will stop after its batch")
+def stop(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Ask a running pipeline, wherever it runs, to stop after its batch.
+
+    Example: `penstock pipeline stop big-orders`
+    """
+    report = ask(url, token, "POST", resource(PIPELINES, name, "stop"))
+    typer.echo(f"{name} on {report['host']} is {report['state']} and will stop after its batch")
 
 
 def _session(name: str, master: str) -> Callable[[], Any]:
@@ -484,11 +524,6 @@ def _session(name: str, master: str) -> Callable[[], Any]:
 
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
-
-
-def _ask(url: str, token: str, method: str, path: str) -> Any:
-    with BrokerCaller(url, token=token, timeout=10.0) as caller:
-        return caller.json(method, f"/api/v1/pipelines{path}")
 
 
 import penstock.cli.pipeline_reports  # noqa: E402, F401  # its commands join those above

@@ -1,29 +1,24 @@
 """`penstock pipeline run rollup` and `run dlq-report`: figures and reports made by Spark."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from penstock.cli import Token
+from penstock.cli import LOCAL_URL, Json, Token, Url
 from penstock.cli.pipeline import (
     LOCAL,
     LOCAL_BROKER,
-    LOCAL_URL,
     Broker,
     Database,
-    Json,
     Master,
-    Url,
     _reporting,
     _say,
     _session,
     run_commands,
 )
+from penstock.cli.tables import Column, Table, View, count, print_json, show, when
 
 Since = Annotated[
     str | None, typer.Option(help="A time (2026-01-31T12:00Z), or how long ago: 90m, 24h, 7d.")
@@ -84,7 +79,7 @@ def rollup(
         if html:
             window = (done.since, max(done.until, done.since))
             write_report(*window, database=database, queues=queues, topics=topics, html=html)
-    typer.echo(json.dumps(dataclasses.asdict(done), default=_text))
+    print_json(done)
 
 
 @run_commands.command("dlq-report")
@@ -119,33 +114,19 @@ def dlq_report(
             html=html,
             say=_say,
         )
-    if as_json:
-        made = dataclasses.asdict(dataclasses.replace(found, times={}))
-        del made["times"]
-        typer.echo(json.dumps(made, default=_text))
-        return
-    if not found.kinds:
-        typer.echo("no dead letters")
-        return
-    table = Table(
-        "error",
-        "queue",
-        "groups",
-        "count",
-        "attempts",
-        "first (UTC)",
-        "last (UTC)",
-        "sample payload",
+    made = {key: value for key, value in dataclasses.asdict(found).items() if key != "times"}
+    columns = (
+        Column("count", format=count),
+        Column("queue"),
+        Column("error", prose=True),
+        Column("groups", lambda kind: ", ".join(kind.groups), prose=True),
+        Column("attempts", format=count),
+        Column("first", lambda kind: kind.first.isoformat(), when),
+        Column("last", lambda kind: kind.last.isoformat(), when),
+        Column("sample", _sample, prose=True, optional=True),
     )
-    for kind in found.kinds:
-        sample = next((one.payload for one in kind.samples if one.payload), "")
-        times = (f"{kind.first:%m-%d %H:%M:%S}", f"{kind.last:%m-%d %H:%M:%S}")
-        numbers = (f"{kind.count:,}", str(kind.attempts))
-        table.add_row(
-            kind.error, kind.queue, ", ".join(kind.groups), *numbers, *times, (sample or "")[:60]
-        )
-    Console().print(table)
+    show(lambda: View(made, [Table(columns, found.kinds, "no dead letters")]), as_json)
 
 
-def _text(value: Any) -> str:
-    return str(value.isoformat())
+def _sample(kind: Any) -> str | None:
+    return next((one.payload for one in kind.samples if one.payload), None)

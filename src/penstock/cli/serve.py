@@ -20,7 +20,7 @@ import uvloop
 from penstock import __version__
 from penstock import logging as logs
 from penstock.broker import Broker
-from penstock.cli import app, systemd
+from penstock.cli import ConfigFile, Settings, app, systemd
 from penstock.cli.workers import Workers
 from penstock.config import Loaded, load
 from penstock.config.load import default_file, parse_settings
@@ -39,14 +39,7 @@ USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
 
 @app.command()
 def serve(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            help="YAML file; default: penstock.yaml or config.yaml, if there is one.",
-        ),
-    ] = None,
+    config: ConfigFile = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
     tcp_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve TCP on this port.")
@@ -72,10 +65,7 @@ def serve(
         ),
     ] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Start a broker.
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
-from urllib.parse import quote
+from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
@@ -25,21 +24,28 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
-from penstock.cli import LOCAL_URL, Json, Token, Url, Yes, app, confirm, errors_explained
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    Json,
+    Token,
+    Url,
+    Yes,
+    app,
+    ask,
+    completer,
+    confirm,
+    resource,
+    usage,
+)
+from penstock.cli.tables import Column, Facts, View, count, print_json, show
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.client.sync import SyncProducer
-from penstock.net.broker_caller import BrokerCaller
 from penstock.protocol.records import message
 
-commands = typer.Typer(
-    help="Create, read, write and check topics.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(commands, name="topic")
+commands = Commands("Create, read, write and check topics.", app, name="topic")
 
 CHUNK = 1 << 20
 LEASE = 10_000  # records a group member takes at once
@@ -50,7 +56,10 @@ Broker = Annotated[
         "--broker", "-b", envvar="PENSTOCK_BROKER", help="host:port, or several with commas."
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="TOPIC")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", autocompletion=completer("/api/v1/topics", "topics")),
+]
 DEFAULT_BROKER = "127.0.0.1:12345"
 
 
@@ -59,15 +68,8 @@ class Policy(StrEnum):
     COMPACT = "compact"
 
 
-@contextmanager
-def _session(broker: str, token: str) -> Iterator[SyncTopicClient]:
-    """A client, and every way a command may end."""
-    with errors_explained(), SyncTopicClient(broker, timeout=10.0, token=token) as client:
-        yield client
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+def _session(broker: str, token: str) -> SyncTopicClient:
+    return SyncTopicClient(broker, timeout=10.0, token=token)
 
 
 @commands.command()
@@ -94,7 +96,7 @@ def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json =
     with _session(broker, token) as client:
         names = client.names()
         if json:
-            _print_json(names)
+            print_json(names)
         else:
             sys.stdout.write("".join(f"{name}\n" for name in names))
 
@@ -103,35 +105,29 @@ def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json =
 def describe(
     topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False
 ) -> None:
-    """Show a topic's offsets, size and segments. What is damaged: `GET /topics/TOPIC` of the HTTP
-    API.
+    """Show a topic's offsets, size and segments. `topic status` has rates and groups.
 
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
     with _session(broker, token) as client:
         info = client.info(topic)
-        found = {
-            "topic": topic,
-            "first_offset": info.first_offset,
-            "next_offset": info.next_offset,
-            "records": info.records,
-            "bytes": info.bytes,
-            "segments": info.segments,
-            "incarnation": info.incarnation.hex(),
-            "policy": info.policy,
-            "archived_offset": info.archived,
-            "damaged_places": info.damaged,
-        }
-        if json:
-            _print_json(found)
-            return
-        table = Table(box=None, show_header=False)
-        for key, value in found.items():
-            table.add_row(
-                key,
-                "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value),
-            )
-        Console(soft_wrap=True).print(table)
+    about = {
+        "topic": topic,
+        "first_offset": info.first_offset,
+        "next_offset": info.next_offset,
+        "records": info.records,
+        "bytes": info.bytes,
+        "segments": info.segments,
+        "incarnation": info.incarnation.hex(),
+        "policy": info.policy,
+        "archived_offset": info.archived,
+        "damaged_places": info.damaged,
+    }
+    columns = [
+        Column(name, format=count) if isinstance(value, int) else Column(name)
+        for name, value in about.items()
+    ]
+    show(lambda: View(about, [Facts(columns, about)]), json)
 
 
 @commands.command()
@@ -151,9 +147,7 @@ def policy(
     """
     with _session(broker, token) as client:
         if wanted is not None:
-            with BrokerCaller(url, token=token) as caller:
-                path = f"/topics/{quote(topic, safe='')}/policy"
-                caller.json("PUT", path, {"policy": wanted.value})
+            ask(url, token, "PUT", resource("/topics", topic, "policy"), {"policy": wanted.value})
         sys.stdout.write(f"{client.info(topic).policy}\n")
 
 
@@ -204,10 +198,7 @@ def produce(
     """
     end = _unescaped(delimiter)
     if not end:
-        typer.echo(
-            "penstock: the delimiter is empty; --whole makes each input one record", err=True
-        )
-        raise typer.Exit(2)
+        raise usage("the delimiter is empty; --whole makes each input one record")
     with (
         _session(broker, token) as client,
         _progress(quiet, _size_of(files), f"to {topic}") as advance,
@@ -372,10 +363,7 @@ def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
             return datetime.fromisoformat(text[1:]).astimezone()
         except (ValueError, OverflowError, OSError):
             pass
-    typer.echo(
-        f"penstock: {text!r} is no offset: a number, -N, earliest, latest, or @time", err=True
-    )
-    raise typer.Exit(2)
+    raise usage(f"{text!r} is no offset: a number, -N, earliest, latest, or @time")
 
 
 def _write(
@@ -531,4 +519,5 @@ def _progress(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[i
         yield lambda size, records: progress.update(task, advance=size, records=records)
 
 
-import penstock.cli.topic_check  # noqa: E402, F401  # its commands join those above
+import penstock.cli.topic_check  # noqa: E402
+import penstock.cli.topic_groups  # noqa: E402, F401  # their commands join those above

@@ -6,19 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from penstock.cli import LOCAL_URL, Json, Token, Url, errors_explained
-from penstock.cli.topic import (
-    DEFAULT_BROKER,
-    Broker,
-    _print_json,
-    _progress,
-    _session,
-    commands,
-)
-from penstock.net.broker_caller import BrokerCaller
+from penstock.cli import LOCAL_URL, Json, Token, Url, Watch, ask
+from penstock.cli.tables import Facts, View, fact, print_json, show
+from penstock.cli.topic import DEFAULT_BROKER, Broker, _progress, _session, commands
 
 
 @commands.command()
@@ -76,7 +68,7 @@ def verify(
             report = check_topic(data_dir / name, until=end, progress=progress)
             sound = sound and report.sound
             if json:
-                _print_json(report)
+                print_json(report)
                 continue
             unchecked = (
                 f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
@@ -100,33 +92,37 @@ def scrub(
         bool, typer.Option("--now", help="Begin a pass at once instead of at its time.")
     ] = False,
     json: Json = False,
+    watch: Watch = None,
 ) -> None:
     """How far the broker's own check of sealed segments is, and what the last one came to. Exit
     code 1 after findings.
 
-    Example: `penstock topic scrub --now`
+    Example: `penstock topic scrub --now --watch`
     """
-    with errors_explained(), BrokerCaller(url, token=token) as caller:
-        answer = caller.call("POST" if now else "GET", "/api/v1/scrub")
-    report = msgspec.json.decode(answer)
-    if json:
-        sys.stdout.buffer.write(answer + b"\n")
-    else:
-        current, last, due = report["current"], report["last"], report["next"]
-        if current:
-            sys.stdout.write(
-                f"running since {_when(current['started'])}: {_passed(current)}, "
-                f"now at {report['topic']}\n"
-            )
-        if last:
-            sys.stdout.write(f"last pass ended {_when(last['finished'])}: {_passed(last)}\n")
-        if due is not None:
-            when = _when(due) if due > time.time() else "now, or soon after the start"
-            sys.stdout.write(f"next pass: {when}\n")
-        elif not current:
-            sys.stdout.write("no pass is planned (topics.scrub_interval is 0)\n")
-    if any(one and one["findings"] for one in (report["current"], report["last"])):
+    methods = iter(["POST"] if now else [])
+
+    def look() -> View:
+        return _scrubbed(ask(url, token, next(methods, "GET"), "/api/v1/scrub"))
+
+    shown = show(look, json, watch)
+    if shown and any(one and one["findings"] for one in map(shown.data.get, ("current", "last"))):
         raise typer.Exit(1)
+
+
+def _scrubbed(report: dict[str, Any]) -> View:
+    current, last, due = report["current"], report["last"], report["next"]
+    facts = []
+    if current:
+        began = _when(current["started"])
+        facts.append(("running", f"since {began}: {_passed(current)}, now at {report['topic']}"))
+    if last:
+        facts.append(("last pass", f"ended {_when(last['finished'])}: {_passed(last)}"))
+    if due is not None:
+        when = _when(due) if due > time.time() else "now, or soon after the start"
+        facts.append(("next pass", when))
+    elif not current:
+        facts.append(("next pass", "none is planned (topics.scrub_interval is 0)"))
+    return View(report, [Facts([fact(*one) for one in facts])])
 
 
 def _when(seconds: float) -> str:

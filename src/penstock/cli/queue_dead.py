@@ -1,0 +1,162 @@
+"""`penstock queue dlq`: look at dead letters, deliver them again, or delete them."""
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    Json,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    ask,
+    completer,
+    confirm,
+    resource,
+)
+from penstock.cli.queue import commands
+from penstock.cli.queue_groups import _shown
+from penstock.cli.tables import Column, Line, Table, View, count, print_json, show, when
+from penstock.cli.tables import table as table_of
+
+dead_letters = Commands(
+    "Look at dead letters, deliver them again, or delete them.", commands, name="dlq"
+)
+DEAD = "/api/v1/dlq"
+Queue = Annotated[
+    str | None,
+    typer.Argument(
+        help="Queue; default: all.", autocompletion=completer("/api/v1/queues", "queues")
+    ),
+]
+Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
+Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Only of this partition.")]
+Id = Annotated[
+    int | None, typer.Option("--id", help="Only the one with this id, as `dlq list` shows it.")
+]
+
+
+@dead_letters.command("list")
+def dlq_list(
+    queue: Queue = None,
+    group: Group = None,
+    partition: Partition = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most to show.")] = 100,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """List dead letters, the newest first.
+
+    Examples:
+
+    `penstock queue dlq list orders --group billing --json | jq '.[].data'`
+
+    `penstock queue dlq list orders | cut -f1 | tail -n +2 | xargs -n1 penstock queue dlq requeue
+    --yes --id`
+    """
+
+    def look() -> View:
+        chosen = _filter(queue, group, partition) | {"limit": limit, "offset": offset}
+        page = ask(url, token, "GET", resource(DEAD, **chosen))
+        rows, total = page["messages"], page["total"]
+        columns = (
+            Column("id", "dlqId", count),
+            Column("queue"),
+            Column("partition"),
+            Column("group", lambda row: _shown(row["consumerGroup"])),
+            Column("attempts", format=count),
+            Column("failed at", "failedAt", when),
+            Column("error", "errorMessage", prose=True),
+        )
+        more = [Line(f"{total:,} in all")] if total > len(rows) else []
+        return View(rows, [Table(columns, rows, "no dead letters"), *more])
+
+    show(look, as_json, watch)
+
+
+@dead_letters.command("errors")
+def dlq_errors(
+    queue: Queue = None,
+    group: Group = None,
+    filter: Annotated[str, typer.Option("--filter", help="Only errors with this text.")] = "",
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Count dead letters by error, the most frequent first.
+
+    Example: `penstock queue dlq errors orders --filter timeout`
+    """
+
+    def look() -> View:
+        query = {"queue": queue, "consumerGroup": group, "filter": filter or None}
+        return table_of(
+            ask(url, token, "GET", resource(DEAD, "errors", **query))["errors"],
+            Column("count", format=count),
+            Column("queue"),
+            Column("group", lambda row: _shown(row["group"])),
+            Column("first", format=when, optional=True),
+            Column("last", format=when),
+            Column("error", prose=True),
+            empty="no dead letters",
+        )
+
+    show(look, as_json, watch)
+
+
+@dead_letters.command("requeue")
+def dlq_requeue(
+    queue: Queue = None,
+    group: Group = None,
+    partition: Partition = None,
+    id: Id = None,
+    yes: Yes = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Deliver dead letters again to the groups they failed in.
+
+    Example: `penstock queue dlq requeue orders --group billing`
+    """
+    chosen = _filter(queue, group, partition, id)
+    confirm(f"Deliver {_matching(url, token, chosen)} again?", yes)
+    print_json(ask(url, token, "POST", resource(DEAD, "requeue", **chosen)))
+
+
+@dead_letters.command("purge")
+def dlq_purge(
+    queue: Queue = None,
+    group: Group = None,
+    partition: Partition = None,
+    id: Id = None,
+    yes: Yes = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Delete dead letters for good.
+
+    Example: `penstock queue dlq purge orders --group billing --yes`
+    """
+    chosen = _filter(queue, group, partition, id)
+    confirm(f"Delete {_matching(url, token, chosen)} for good?", yes)
+    print_json(ask(url, token, "DELETE", resource(DEAD, **chosen)))
+
+
+def _filter(
+    queue: str | None, group: str | None, partition: str | None, id: int | None = None
+) -> dict[str, Any]:
+    return {"queue": queue, "consumerGroup": group, "partition": partition, "id": id}
+
+
+def _matching(url: str, token: str, chosen: dict[str, Any]) -> str:
+    if chosen["id"] is not None:
+        return f"dead letter {chosen['id']}"
+    page = ask(url, token, "GET", resource(DEAD, **chosen, limit=1))
+    return f"{page['total']:,} dead letters of {chosen['queue'] or 'all queues'}"

@@ -1,0 +1,141 @@
+"""`penstock queue groups`, `seek` and `forget`: consumer groups of queues."""
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import (
+    LOCAL_URL,
+    Json,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    ask,
+    completer,
+    confirm,
+    resource,
+    usage,
+)
+from penstock.cli.queue import commands
+from penstock.cli.tables import Column, View, count, duration, print_json, show, table
+
+GROUPS = "/api/v1/consumer-groups"
+QUEUE_MODE = "__QUEUE_MODE__"
+Address = Annotated[str, typer.Argument(metavar="QUEUE@GROUP", help="The queue and its group.")]
+
+
+@commands.command()
+def groups(
+    group: Annotated[
+        str | None,
+        typer.Argument(
+            help="One group, with its partitions; default: all groups.",
+            autocompletion=completer(GROUPS, ""),
+        ),
+    ] = None,
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Show consumer groups and how far behind they are.
+
+    Examples:
+
+    `penstock queue groups --watch`
+
+    `penstock queue groups billing`
+    """
+
+    def look() -> View:
+        if group is None:
+            return table(
+                ask(url, token, "GET", GROUPS),
+                Column("group", lambda row: _shown(row["name"])),
+                Column("queue", "queueName"),
+                Column("lag", "totalLag", count),
+                Column("lag time", "maxTimeLag", duration),
+                Column("state"),
+                Column("dead", "deadLetters", count),
+                Column("partitions behind", "partitionsWithLag", count, optional=True),
+                empty="no groups; a pop makes one: penstock queue pop orders@billing",
+            )
+        found = ask(url, token, "GET", resource(GROUPS, group))
+        rows = [
+            {"queue": queue, **row} for queue, about in found.items() for row in about["partitions"]
+        ]
+        return table(
+            rows,
+            Column("queue"),
+            Column("partition"),
+            Column("lag", "offsetLag", count),
+            Column("lag time", "timeLagSeconds", duration),
+            Column("consumed", "totalConsumed", count),
+            Column("leased", "leaseActive"),
+        )
+
+    show(look, as_json, watch)
+
+
+@commands.command()
+def seek(
+    address: Address,
+    to: Annotated[
+        str, typer.Argument(help="beginning, end, or a time such as 2026-01-31T12:00:00Z.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be delivered again.")
+    ] = False,
+    yes: Yes = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Move a group to another place in its queue.
+
+    Shows first what that would deliver again or skip, and asks.
+
+    Example: `penstock queue seek orders@billing 2026-01-31T12:00:00Z --dry-run`
+    """
+    queue, group = _parsed(address)
+    target = resource(GROUPS, group, "queues", queue, "seek")
+    where: dict[str, Any] = (
+        {"toEnd": True}
+        if to == "end"
+        else {"toBeginning": True}
+        if to == "beginning"
+        else {"timestamp": to}
+    )
+    preview = ask(url, token, "POST", target, where | {"dryRun": True})
+    if dry_run:
+        print_json(preview)
+        return
+    again, skipped = preview.get("redelivered", 0), preview.get("skipped", 0)
+    confirm(
+        f"{again:,} messages of {queue} would be delivered again to {group}, "
+        f"{skipped:,} skipped. Go?",
+        yes,
+    )
+    print_json(ask(url, token, "POST", target, where))
+
+
+@commands.command()
+def forget(address: Address, yes: Yes = False, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Delete a group of a queue: its position, leases and retries. Messages stay.
+
+    Example: `penstock queue forget orders@billing`
+    """
+    queue, group = _parsed(address)
+    confirm(f"Delete group {group} of queue {queue}? A later pop begins as a new group does.", yes)
+    print_json(ask(url, token, "DELETE", resource(GROUPS, group, "queues", queue)))
+
+
+def _parsed(address: str) -> tuple[str, str]:
+    queue, _, group = address.partition("@")
+    if not queue or not group:
+        raise usage("name the queue and the group: queue@group")
+    return queue, group
+
+
+def _shown(group: str) -> str:
+    return "(queue mode)" if group in ("", QUEUE_MODE) else group

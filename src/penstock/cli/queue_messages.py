@@ -1,0 +1,93 @@
+"""`penstock queue messages` and `message`: stored messages, without taking them from anybody."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import LOCAL_URL, Json, Token, Url, Watch, Yes, ask, confirm, resource
+from penstock.cli.queue import Name, commands
+from penstock.cli.tables import Column, Line, Table, View, print_json, show, when
+
+MESSAGES = "/api/v1/messages"
+PartitionId = Annotated[str, typer.Argument(help="Its partitionId, as `messages` shows it.")]
+TransactionId = Annotated[str, typer.Argument(help="Its transactionId.")]
+
+
+@commands.command()
+def messages(
+    queue: Name,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Only of this partition.")
+    ] = None,
+    status: Annotated[
+        str | None, typer.Option(help="pending, processing, completed or dead_letter.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--from", help="Pushed since 2026-01-31T12:00Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Pushed before.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most.")] = 50,
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """List stored messages, the newest first. Nothing is taken: no lease, no attempt.
+
+    Example: `penstock queue messages orders --partition c-1 --status pending`
+    """
+
+    def look() -> View:
+        query = {"queue": queue, "partition": partition, "status": status, "limit": limit}
+        page = ask(url, token, "GET", resource(MESSAGES, **query, **{"from": since, "to": until}))
+        columns = (
+            Column("pushed", "createdAt", when),
+            Column("partition"),
+            Column("status"),
+            Column("transactionId"),
+            Column("producer", "producerSub", optional=True),
+            Column("partitionId", optional=True),
+        )
+        more = [Line("there are more: --limit, --from, --to")] if page["next"] else []
+        rows = page["messages"]
+        return View(rows, [Table(columns, rows, "no messages that match"), *more])
+
+    show(look, as_json, watch)
+
+
+@commands.command()
+def message(
+    partition: PartitionId, transaction: TransactionId, url: Url = LOCAL_URL, token: Token = ""
+) -> None:
+    """Print a stored message with its payload and where each group is with it, as JSON.
+
+    Example: `penstock queue message 20ff6f94-0000-8000-8008-000000000000 order-7 | jq .payload`
+    """
+    print_json(ask(url, token, "GET", resource(MESSAGES, partition, transaction)))
+
+
+@commands.command("delete-message")
+def delete_message(
+    partition: PartitionId,
+    transaction: TransactionId,
+    yes: Yes = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Delete one message for good, for all groups.
+
+    Example: `penstock queue delete-message 20ff6f94-0000-8000-8008-000000000000 order-7`
+    """
+    confirm(f"Delete message {transaction} for good?", yes)
+    print_json(ask(url, token, "DELETE", resource(MESSAGES, partition, transaction)))
+
+
+@commands.command("retry-message")
+def retry_message(
+    partition: PartitionId, transaction: TransactionId, url: Url = LOCAL_URL, token: Token = ""
+) -> None:
+    """Deliver a message again, after it was completed or became a dead letter.
+
+    Example: `penstock queue retry-message 20ff6f94-0000-8000-8008-000000000000 order-7`
+    """
+    print_json(ask(url, token, "POST", resource(MESSAGES, partition, transaction, "retry")))

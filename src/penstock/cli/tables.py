@@ -1,0 +1,344 @@
+"""How every command shows what it has: one look, three readers.
+
+A command makes a `View`: the data, and how a person should see it (tables, facts, lines). `show`
+decides who reads it:
+
+- `--json`: the data, indented on a terminal and on one line in a pipe.
+- a terminal: tables with numbers to the right and units that people read (`1.2 GiB`, `14 min`).
+  What does not fit is not broken: long prose is cut with an ellipsis, then columns marked
+  `optional` are left out (and named), and only then names are cut.
+- a pipe: tab-separated lines under a header, with plain numbers and the unit in the header.
+
+With `--watch` the view is drawn again every few seconds until Ctrl-C. A broker that goes away
+meanwhile is reported in place, and watching continues when it is back.
+
+Colour comes from the console of rich, which uses it only on a terminal and respects NO_COLOR. Text
+from elsewhere (names, errors) is never markup, and what is not printable in it is escaped.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich import table as rich_table
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from penstock.errors import PenstockError
+
+GAP = 2  # blanks between columns
+MIN_PROSE, MIN_NAME = 16, 8  # characters to which text may be cut
+UNKNOWN = "-"
+STYLES = {
+    **dict.fromkeys(("active", "direct", "running", "ready", "Stable", "up", "closed"), "green"),
+    **dict.fromkeys(
+        ("warning", "paused", "draining", "half_open", "failover", "maintenance", "stopping"),
+        "yellow",
+    ),
+    **dict.fromkeys(("blocked", "broken", "down", "error", "failed", "lost", "open"), "red"),
+    **dict.fromkeys(("Dead", "damaged"), "red"),
+}
+
+
+# Figures as people read them
+
+
+def count(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
+
+
+def size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.00095 or not seconds else "< 1 ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.0f} h" if minutes < 48 * 60 else f"{minutes / 1440:,.0f} d"
+
+
+def estimate(seconds: float) -> str:
+    """How long something will take; negative: it will not end at this rate."""
+    return "never" if seconds < 0 else duration(seconds)
+
+
+def moment(value: float | str) -> datetime:
+    """A time as the API writes it: milliseconds since 1970, or ISO 8601."""
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    return datetime.fromtimestamp(value / 1000, UTC)
+
+
+def when(value: float | str) -> str:
+    return moment(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else _escaped(char) for char in shown)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+NUMBERS: Mapping[Callable[[Any], str], str] = {  # shown to the right -> unit in a pipe
+    count: "",
+    rate: "/s",
+    size: "bytes",
+    duration: "s",
+    estimate: "s",
+}
+
+
+# What is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    value: str | Callable[[Any], Any] = ""  # a key of the row (a.b for nested ones), or a function
+    format: Callable[[Any], str] = text
+    prose: bool = False  # long text that may be cut
+    optional: bool = False  # left out where it does not fit
+
+    def of(self, row: Any) -> Any:
+        if callable(self.value):
+            return self.value(row)
+        for name in (self.value or self.title).split("."):
+            row = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+            if row is None:
+                return None
+        return row
+
+    def cell(self, row: Any) -> Text:
+        value = self.of(row)
+        shown = UNKNOWN if value is None else self.format(value)
+        return Text(shown, STYLES.get(shown, "") if self.format is text else "")
+
+    @property
+    def header(self) -> str:
+        """In a pipe: with the unit of its plain numbers."""
+        unit = NUMBERS.get(self.format, "")
+        return f"{self.title} ({unit})" if unit and unit != "/s" else self.title
+
+    def plain(self, row: Any) -> str:
+        value = self.of(row)
+        if value is None:
+            return ""
+        if self.format is when:
+            return moment(value).isoformat()
+        if self.format in NUMBERS:
+            return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return self.format(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    empty: str = ""  # what to do to have some, for people
+
+    def plain(self) -> Iterable[str]:
+        yield "\t".join(column.header for column in self.columns)
+        for row in self.rows:
+            yield "\t".join(column.plain(row) for column in self.columns)
+
+    def drawn(self, width: int) -> RenderableType:
+        if not self.rows:
+            return Text(self.empty or "none", "dim")
+        columns = [one for one in self.columns if not one.optional or any(map(one.of, self.rows))]
+        cells = [[column.cell(row) for row in self.rows] for column in columns]
+        widths = [
+            max(cell_len(column.title), *(cell.cell_len for cell in found))
+            for column, found in zip(columns, cells, strict=True)
+        ]
+        chosen, dropped = _fit(columns, widths, width)
+        drawn = rich_table.Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+        for at in chosen:
+            drawn.add_column(
+                Text(columns[at].title, "bold"),
+                justify="right" if columns[at].format in NUMBERS else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                width=widths[at],
+            )
+        for row in zip(*(cells[at] for at in chosen), strict=True):
+            drawn.add_row(*row)
+        if not dropped:
+            return drawn
+        note = f"not shown at this width: {', '.join(dropped)} (--json has everything)"
+        return Group(drawn, Text(note, "dim"))
+
+
+def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list[int], list[str]]:
+    """Which columns are shown, and the titles of those that are not; `widths` are cut to fit."""
+    chosen = list(range(len(columns)))
+
+    def excess() -> int:
+        return sum(widths[at] + GAP for at in chosen) - GAP - width
+
+    def cut(able: list[int], least: int) -> None:
+        """Take blanks from the widest of them, one by one."""
+        while excess() > 0:
+            able = [at for at in able if widths[at] > max(least, cell_len(columns[at].title))]
+            if not able:
+                return
+            widths[max(able, key=lambda at: widths[at])] -= 1
+
+    prose = [at for at in chosen if columns[at].prose]
+    natural = list(widths)
+    cut(prose, MIN_PROSE)
+    dropped: list[str] = []
+    for at in reversed(range(len(columns))):
+        if excess() > 0 and columns[at].optional:
+            chosen.remove(at)
+            dropped.insert(0, columns[at].title)
+    widths[:] = natural  # what was left out makes room
+    cut([at for at in prose if at in chosen], MIN_PROSE)
+    cut([at for at in chosen if columns[at].format not in NUMBERS], MIN_NAME)
+    return chosen, dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One row on its side: a name and a value a line."""
+
+    columns: Sequence[Column]
+    row: Any = None
+
+    def plain(self) -> Iterable[str]:
+        for column in self.columns:
+            yield f"{column.header}\t{column.plain(self.row)}"
+
+    def drawn(self, width: int) -> RenderableType:
+        del width
+        drawn = rich_table.Table.grid(padding=(0, GAP, 0, 0))
+        for column in self.columns:
+            drawn.add_row(Text(column.title, "bold"), column.cell(self.row))
+        return drawn
+
+
+def fact(title: str, value: Any, format: Callable[[Any], str] = text) -> Column:
+    """A column whose value is at hand."""
+    return Column(title, lambda _: value, format)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A sentence for people: in a pipe it goes to standard error."""
+
+    content: str
+    style: str = ""
+
+    def plain(self) -> Iterable[str]:
+        return ()
+
+    def drawn(self, width: int) -> RenderableType:
+        del width
+        return Text(text(self.content), self.style)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    data: Any  # what `--json` prints
+    parts: Sequence[Table | Facts | Line] = field(default=())
+
+    def drawn(self, console: Console) -> Group:
+        drawn: list[RenderableType] = []
+        for part in self.parts:
+            if drawn and not isinstance(part, Line):
+                drawn.append("")
+            drawn.append(part.drawn(console.width))
+        return Group(*drawn)
+
+    def print_plain(self) -> None:
+        blocks = ("\n".join(part.plain()) for part in self.parts)
+        if shown := "\n\n".join(block for block in blocks if block):
+            sys.stdout.write(shown + "\n")
+        for part in self.parts:
+            if isinstance(part, Line):
+                sys.stderr.write(text(part.content) + "\n")
+
+
+def table(rows: Sequence[Any], *columns: Column, empty: str = "") -> View:
+    """A view of one table, whose rows are the data."""
+    return View(rows, [Table(columns, rows, empty)])
+
+
+# Showing it
+
+
+def print_json(value: Any) -> None:
+    made = msgspec.json.encode(value)
+    if sys.stdout.isatty():
+        made = msgspec.json.format(made, indent=2)
+    sys.stdout.write(made.decode() + "\n")
+
+
+def _print(view: View, as_json: bool) -> None:
+    console = Console()
+    if as_json:
+        print_json(view.data)
+    elif console.is_terminal:
+        console.print(view.drawn(console))
+    else:
+        view.print_plain()
+
+
+def show(
+    look: Callable[[], View], as_json: bool = False, watch: float | None = None
+) -> View | None:
+    """Show the view once, or every `watch` seconds until Ctrl-C; what was shown last."""
+    if watch is None:
+        view = look()
+        _print(view, as_json)
+        return view
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(look, as_json, watch)
+    return None
+
+
+def _watch(look: Callable[[], View], as_json: bool, seconds: float) -> None:
+    from penstock.cli import explain
+
+    console = Console()
+    live = console.is_terminal and not as_json
+    view = look()  # the first one fails as it would without --watch
+    if not live:
+        while True:
+            _print(view, as_json)
+            sys.stdout.flush()
+            time.sleep(seconds)
+            view = look()
+    with Live(view.drawn(console), console=console, auto_refresh=False) as screen:
+        while True:
+            time.sleep(seconds)
+            try:
+                shown: RenderableType = (view := look()).drawn(console)
+            except PenstockError as error:
+                shown = Group(Text(explain(error), "red"), view.drawn(console))
+            screen.update(shown, refresh=True)

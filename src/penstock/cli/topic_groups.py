@@ -1,0 +1,181 @@
+"""`penstock topic status`, `groups`, `seek` and `forget`: topics as a broker sees them, and their
+consumer groups.
+"""
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import (
+    LOCAL_URL,
+    Json,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    ask,
+    completer,
+    confirm,
+    resource,
+    usage,
+)
+from penstock.cli.tables import Column, View, count, rate, show, size, table
+from penstock.cli.topic import commands
+
+TOPICS = "/api/v1/topics"
+PAGE_ROWS = 500  # topics asked for at a time
+Address = Annotated[str, typer.Argument(metavar="TOPIC@GROUP", help="The topic and its group.")]
+
+
+def topics(url: str, token: str, filter: str, sort: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    while True:
+        query = {"filter": filter, "sort": sort, "limit": PAGE_ROWS, "offset": len(rows)}
+        page = ask(url, token, "GET", resource(TOPICS, **query))
+        rows += page["topics"]
+        if not page["topics"] or len(rows) >= page["total"]:
+            return rows
+
+
+@commands.command()
+def status(
+    filter: Annotated[str, typer.Argument(help="Only topics with this in their names.")] = "",
+    sort: Annotated[
+        str, typer.Option(help="A figure of --json, such as bytes; -bytes: the largest first.")
+    ] = "name",
+    json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Show the topics with their sizes, offsets and damage.
+
+    Example: `penstock topic status --sort -bytes --watch`
+    """
+
+    def look() -> View:
+        return table(
+            topics(url, token, filter, sort),
+            Column("topic", "name"),
+            Column("records", format=count),
+            Column("size", "bytes", size),
+            Column("records/s", "rate", rate),
+            Column("groups", format=count, optional=True),
+            Column("worst lag", "worstLag", count, optional=True),
+            Column("damaged", format=count),
+            Column("segments", format=count, optional=True),
+            Column("policy", optional=True),
+            Column("first", "firstOffset", count, optional=True),
+            Column("next", "nextOffset", count, optional=True),
+            empty="no topics; one is made by: penstock topic create orders",
+        )
+
+    show(look, json, watch)
+
+
+@commands.command()
+def groups(
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TOPIC]",
+            help="Default: the groups of all topics.",
+            autocompletion=completer(TOPICS, "topics"),
+        ),
+    ] = None,
+    json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Show consumer groups on topics: where they are, how far behind, and who reads.
+
+    Example: `penstock topic groups orders --watch`
+    """
+
+    def look() -> View:
+        names = [topic] if topic else [row["name"] for row in topics(url, token, "", "name")]
+        rows = [row for name in names for row in ask(url, token, "GET", _groups(name))]
+        return table(
+            rows,
+            Column("topic"),
+            Column("group"),
+            Column("committed", format=count),
+            Column("lag", format=count),
+            Column("leases", lambda row: len(row["leases"]), count),
+            Column("members", _members, prose=True),
+            empty="no groups; reading as one makes it: penstock topic consume orders -g billing",
+        )
+
+    show(look, json, watch)
+
+
+def _groups(topic: str, *more: str) -> str:
+    return resource("/topics", topic, "groups", *more)
+
+
+def _members(row: dict[str, Any]) -> str:
+    return ", ".join(sorted({lease["member"] for lease in row["leases"]}))
+
+
+@commands.command()
+def seek(
+    address: Address,
+    to: Annotated[
+        str,
+        typer.Argument(help="earliest, latest, an offset, or a time such as @2026-01-31T12:00."),
+    ],
+    yes: Yes = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Set the offset at which a group goes on. Says first how many records come again or are
+    skipped, and asks. Leases that its members hold are void.
+
+    Example: `penstock topic seek orders@billing @2026-01-31T12:00`
+    """
+    topic, group = _parsed(address)
+    rows = ask(url, token, "GET", _groups(topic))
+    before = next((row["committed"] for row in rows if row["group"] == group), None)
+    offset = _offset(url, token, topic, to)
+    if before is None:
+        change = f"Make group {group} of topic {topic}, which begins at offset {offset:,}?"
+    elif offset <= before:
+        change = f"Deliver offsets {offset:,} to {before:,} of {topic} again to {group}?"
+    else:
+        change = f"Skip offsets {before:,} to {offset:,} of {topic} for {group}?"
+    confirm(change, yes)
+    done = ask(url, token, "POST", _groups(topic, group, "commit"), {"offset": offset})
+    typer.echo(f"{group} is at offset {offset:,} of {topic}, {done['lag']:,} behind", err=True)
+
+
+def _offset(url: str, token: str, topic: str, to: str) -> int:
+    if to.isdecimal():
+        return int(to)
+    about = ask(url, token, "GET", resource("/topics", topic))
+    if to in ("earliest", "beginning"):
+        return int(about["first_offset"])
+    if to in ("latest", "end"):
+        return int(about["next_offset"])
+    if to.startswith("@"):
+        at = ask(url, token, "GET", resource("/topics", topic, "offset", at=to[1:]))
+        return int(at["offset"])
+    raise usage(f"{to!r} is no place: earliest, latest, an offset, or @time")
+
+
+@commands.command()
+def forget(address: Address, yes: Yes = False, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Delete a group of a topic: its position and leases. Records stay.
+
+    Example: `penstock topic forget orders@billing`
+    """
+    topic, group = _parsed(address)
+    confirm(f"Delete group {group} of topic {topic}? It would begin as a new group does.", yes)
+    ask(url, token, "DELETE", _groups(topic, group))
+
+
+def _parsed(address: str) -> tuple[str, str]:
+    topic, _, group = address.rpartition("@")
+    if not topic or not group:
+        raise usage("name the topic and the group: topic@group")
+    return topic, group

@@ -1,0 +1,142 @@
+"""How results are shown: to a person, in a pipe, as JSON; and what every command offers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+from penstock.cli import GROUPS, app
+from penstock.cli.tables import (
+    Column,
+    Facts,
+    Line,
+    Table,
+    View,
+    count,
+    duration,
+    rate,
+    show,
+    size,
+    when,
+)
+
+ROWS = [
+    {
+        "name": "orders-of-the-northern-warehouse",
+        "waiting": 1_234_567,
+        "oldest": 850.0,
+        "size": 1_288_490_189,
+        "host": "broker-7.example.internal",
+        "error": "gateway timeout after 3 attempts: the payment provider did not answer in time",
+    },
+    {
+        "name": "x",
+        "waiting": None,
+        "oldest": 0.004,
+        "size": 12,
+        "host": None,
+        "error": "\x1b[2J[bold]\nboom",
+    },
+]
+COLUMNS = (
+    Column("queue", "name"),
+    Column("waiting", format=count),
+    Column("oldest", format=duration),
+    Column("size", format=size),
+    Column("host", optional=True),
+    Column("error", prose=True),
+)
+
+
+def drawn(view: View, width: int) -> list[str]:
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as taken:
+        console.print(view.drawn(console))
+    return taken.get().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_tables_fit_the_terminal_with_numbers_to_the_right_and_no_broken_word(width):
+    lines = drawn(View(ROWS, [Table(COLUMNS, ROWS)]), width)
+    header, first, second = lines[:3]
+    assert all(len(line) <= width for line in lines)
+    for title, shown in (("waiting", "1,234,567"), ("oldest", "14 min"), ("size", "1.2 GiB")):
+        assert header.index(title) + len(title) == first.index(shown) + len(shown)
+    assert second.split()[:2] == ["x", "-"], "what is unknown is not 0"
+    assert "\\x1b[2J[bold]\\n" in second, "text from elsewhere acts on no terminal"
+    words = " ".join(str(value) for value in ROWS[0].values()).split()
+    for word in first.replace("…", "… ").split():
+        assert (
+            word.endswith("…") or word in words or word in {"1,234,567", "14", "min", "1.2", "GiB"}
+        )
+    if width == 80:
+        assert lines[3] == "not shown at this width: host (--json has everything)"
+    else:
+        assert "orders-of-the-northern-warehouse" in first
+
+
+def test_a_pipe_gets_a_header_plain_numbers_and_no_sentences(capsys):
+    rows = [{"name": "a\tb", "rate": 12.5, "at": 1_700_000_000_000, "size": 2048, "no": None}]
+    columns = (
+        Column("name"),
+        Column("in/s", "rate", rate),
+        Column("at", format=when),
+        Column("size", format=size),
+        Column("no", format=count),
+    )
+    view = View(rows, [Table(columns, rows), Line("a sentence"), Facts(columns[:2], rows[0])])
+    show(lambda: view)
+    printed = capsys.readouterr()
+    assert printed.out == (
+        "name\tin/s\tat\tsize (bytes)\tno\n"
+        "a\\tb\t12.5\t2023-11-14T22:13:20+00:00\t2048\t\n\n"
+        "name\ta\\tb\nin/s\t12.5\n"
+    )
+    assert printed.err == "a sentence\n"
+    show(lambda: view, as_json=True)
+    assert json.loads(capsys.readouterr().out) == rows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        *((0, "0 ms"), (0.0001, "< 1 ms"), (0.25, "250 ms"), (4.4, "4 s"), (119, "119 s")),
+        *((840, "14 min"), (7200, "2 h"), (200_000, "2 d")),
+    ],
+)
+def test_durations_as_people_say_them(seconds, shown):
+    assert duration(seconds) == shown
+
+
+def every_command() -> Iterator[tuple[str, Any]]:
+    for name in GROUPS:
+        __import__(f"penstock.cli.{name}")
+
+    def below(group: Any, words: str) -> Iterator[tuple[str, Any]]:
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from below(command, f"{words} {name}")
+            else:
+                yield f"{words} {name}", command
+
+    yield from below(typer.main.get_command(app), "penstock")
+
+
+def test_every_command_explains_itself_with_an_example():
+    lacking = [words for words, command in every_command() if words not in (command.help or "")]
+    assert lacking == []
+
+
+def test_what_shows_a_state_can_be_watched_and_read_by_programs():
+    options = {
+        words: {name for param in command.params for name in param.opts}
+        for words, command in every_command()
+    }
+    for words, names in options.items():
+        if words.split()[-1] in ("list", "status", "groups", "messages", "errors", "describe"):
+            wanted = {"--json"} if words.startswith("penstock topic") else {"--json", "--watch"}
+            assert wanted <= names, words
+        assert "--watch" not in names or "--json" in names, words
