@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 
 import asyncpg
+import pytest
 
+from penstock.errors import InvalidRequest, NotFound
+from penstock.queues import Queues
 from penstock.queues.options import OPTIONS, QueueOptions, options_of
 from penstock.wire.http.api.resources import ResourcesApi
 from penstock.wire.http.openapi import document
 from penstock.wire.http.routes import routes_of
-from tests.queues.support import running
+from tests.queues.support import run, running
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,3 +54,24 @@ def test_the_openapi_document_names_every_option(database_url: str) -> None:
             }
 
     asyncio.run(body())
+
+
+def test_some_options_are_changed_and_the_others_stay(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", {"leaseTime": 60, "ordering": "none"}, "ns", "task")
+        changed = await queues.admin.change("q", {"retryLimit": 7, "ttl": None})
+        assert (changed.lease_time, changed.retry_limit, changed.ordering) == (60, 7, "none")
+        await queues.admin.change("q", {"ordering": "partition"})
+        info = await queues.admin.describe("q")
+        assert (info.options.ordering, info.options.retry_limit, info.namespace) == (
+            "partition",
+            7,
+            "ns",
+        )
+        for wrong in ({"leaseTime": -1}, {"nonsense": 1}, {"encryptionEnabled": True}):
+            with pytest.raises(InvalidRequest):
+                await queues.admin.change("q", wrong)
+        with pytest.raises(NotFound):
+            await queues.admin.change("nobody", {"ttl": 1})
+
+    run(database_url, body)

@@ -7,7 +7,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
-from penstock.queues.options import columns_of
+from penstock.queues.options import BY_NAME, QueueOptions, columns_of, options_of
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
@@ -48,13 +48,7 @@ class Admin:
                   DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)}
                   RETURNING id"""
         rows = await self._database.fetch(sql, queue, *values.values())
-        # Delays and ordering may have changed: let the next pops decide what is due. (now(),
-        # unlike clock_timestamp(), can be looked up in the index.)
-        await self._database.read(
-            """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
-                 FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > now()""",
-            rows[0]["id"],
-        )
+        await self._reconsider(rows[0]["id"])
         self._signals.changed()
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
         self._signals.available(queue, 1000)
@@ -73,6 +67,37 @@ class Admin:
             "task": info.task,
             "options": info.options,
         }
+
+    async def change(self, queue: str, options: dict[str, Any]) -> QueueOptions:
+        """Change these options of a queue that exists, and leave the others as they are."""
+        columns = columns_of(options)
+        names = [BY_NAME[name].column for name, value in options.items() if value is not None]
+        if columns["encryption_enabled"] and self._keys.current is None:
+            raise InvalidRequest(
+                "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
+            )
+        changes = ", ".join(f"{name} = ${place}" for place, name in enumerate(names, 2))
+        rows = await self._database.fetch(
+            f"""UPDATE queues SET {changes or "name = name"}
+                 WHERE name = $1 AND deleted_at IS NULL RETURNING *""",
+            queue,
+            *(columns[name] for name in names),
+        )
+        if not rows:
+            raise NotFound(f"queue '{queue}' does not exist")
+        await self._reconsider(rows[0]["id"])
+        self._signals.changed()
+        self._signals.available(queue, 1000)
+        return options_of(rows[0])
+
+    async def _reconsider(self, queue_id: int) -> None:
+        """Delays and ordering may have changed: let the next pops decide what is due. (now(),
+        unlike clock_timestamp(), can be looked up in the index.)"""
+        await self._database.read(
+            """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
+                 FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > now()""",
+            queue_id,
+        )
 
     async def describe(self, queue: str) -> QueueInfo:
         info = await self._catalog.queue(queue)

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, NotFound
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
-from penstock.queues.options import BY_NAME, QueueOptions
+from penstock.queues.options import BY_NAME, OPTIONS, QueueOptions
 from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
-from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
 SIX = ("total", "pending", "processing", "completed", "failed", "deadLetter")
@@ -35,6 +35,20 @@ class Configure(ConfigureBody):
     """The body as documented."""
 
     options: QueueOptions | None = None  # type: ignore[assignment]
+
+
+class AboutOption(msgspec.Struct):
+    """What an option means."""
+
+    name: str
+    default: int | bool | str
+    meaning: str
+
+
+class OptionsAnswer(msgspec.Struct):
+    queue: str
+    options: QueueOptions
+    about: list[AboutOption]
 
 
 class QueuesQuery(Paged, frozen=True):
@@ -88,6 +102,8 @@ class MessagesQuery(Paged, frozen=True):
     )
 
 
+ABOUT = [AboutOption(option.name, option.default, option.meaning) for option in OPTIONS]
+read_options = decoder(dict[str, msgspec.Raw], {})
 read_configure = decoder(
     ConfigureBody, {"queue": "queue is required", "options": "options must be an object"}
 )
@@ -130,6 +146,33 @@ class ResourcesApi:
             else {name: _option(name, raw) for name, raw in body.options.items()}
         )
         return answer(await self._admin.configure(body.queue, options, body.namespace, body.task))
+
+    @route(
+        "GET",
+        "/api/v1/queues/{queue}/options",
+        answer=OptionsAnswer,
+        summary="The options of a queue, and what they mean",
+    )
+    async def options(self, request: Request) -> Response:
+        info = await self._queues.catalog.queue(request.params["queue"])
+        if info is None:
+            raise NotFound(f"queue '{request.params['queue']}' does not exist")
+        return json_response(OptionsAnswer(info.name, info.options, ABOUT))
+
+    @route(
+        "PATCH",
+        "/api/v1/queues/{queue}/options",
+        body=QueueOptions,
+        decode=False,
+        answer=OptionsAnswer,
+        summary="Change some options of a queue; the others stay as they are",
+        audit=Audited("queue.configure", body=tuple(BY_NAME)),
+    )
+    async def change(self, request: Request) -> Response:
+        given = read_options(request.body)
+        queue = request.params["queue"]
+        options = {name: _option(name, raw) for name, raw in given.items()}
+        return json_response(OptionsAnswer(queue, await self._admin.change(queue, options), ABOUT))
 
     @route(
         "GET",
