@@ -69,7 +69,7 @@ bench: $(VENV)/.dev
 	@$(BIN)/python -m bench $(B) $(ARGS)
 
 lock: $(BIN)/uv
-	@for set in "run" "dev --extra connect --group dev"; do set -- $$set; name=$$1; shift; \
+	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --group dev"; do set -- $$set; name=$$1; shift; \
 	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    "$$@" pyproject.toml -o requirements/$$name.txt; done
 

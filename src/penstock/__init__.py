@@ -1,7 +1,8 @@
 """Penstock: queues on PostgreSQL, topics on disk, pipelines on Spark, in one broker.
 
-`from penstock import Client` gives the client of a broker. It is imported when first asked for, so
-that the server and the command line do not load it (type checkers see it in `__init__.pyi`).
+`from penstock import Client` gives the client of a broker, and everything beside it that a program
+may catch, annotate or construct. It is imported when first asked for, so that the server and the
+command line do not load it (type checkers see it in `__init__.pyi`).
 """
 
 import importlib
@@ -9,7 +10,83 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_FROM_CLIENT = ("Client", "SyncClient")
+# What `penstock.client` exports, beside what is here: a test compares them.
+_FROM_CLIENT = frozenset(
+    {
+        "AckRefused",
+        "AckStatus",
+        "Acked",
+        "Address",
+        "Batch",
+        "BrokerStatus",
+        "Busy",
+        "Client",
+        "Configured",
+        "Conflict",
+        "ConnectionLost",
+        "Consumer",
+        "Counts",
+        "Damaged",
+        "DeadLetter",
+        "DeadLetterMessage",
+        "DeadLetters",
+        "Delivery",
+        "Forbidden",
+        "Full",
+        "GroupPartition",
+        "GroupSummary",
+        "InvalidOffset",
+        "InvalidRequest",
+        "Locked",
+        "Message",
+        "MissingKey",
+        "NotFound",
+        "PartitionSummary",
+        "PenstockError",
+        "Producer",
+        "PushBuffer",
+        "Pushed",
+        "QueueDescription",
+        "QueueFull",
+        "QueueOptions",
+        "QueueSettings",
+        "QueueSummary",
+        "Reader",
+        "Received",
+        "Record",
+        "Retry",
+        "RoutePushed",
+        "RouteStatus",
+        "Routes",
+        "Schedule",
+        "ScheduleRun",
+        "ScheduledMessage",
+        "ScheduledMessages",
+        "Schedules",
+        "Seek",
+        "StorageFailed",
+        "StorageFull",
+        "SyncClient",
+        "SyncMessage",
+        "SyncProducer",
+        "SyncPushBuffer",
+        "SyncReader",
+        "SyncRoutes",
+        "SyncSchedules",
+        "SyncTopic",
+        "SyncTopicClient",
+        "SyncTopicGroup",
+        "SyncTransaction",
+        "TooLarge",
+        "Topic",
+        "TopicClient",
+        "TopicGroup",
+        "Transaction",
+        "TransactionStep",
+        "Unauthorized",
+        "Unavailable",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,24 +1,14 @@
 """The event loop behind the plain clients."""
 
 import asyncio
-import inspect
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from penstock.client import (
-    Client,
-    Producer,
-    PushBuffer,
-    Reader,
-    SyncClient,
-    SyncTopicClient,
-    TopicClient,
-)
-from penstock.client.sync import Portal, SyncProducer, SyncReader
-from penstock.client.sync_queues import SyncPushBuffer
+from penstock import InvalidRequest
+from penstock.client.portal import Portal
 
 
 @pytest.fixture
@@ -79,23 +69,13 @@ def test_an_iterator_left_behind_is_harmless_once_the_portal_is_closed(
     assert not recwarn.list
 
 
-@pytest.mark.parametrize(
-    ("plain", "asynchronous"),
-    [
-        (SyncClient, Client),
-        (SyncTopicClient, TopicClient),
-        (SyncPushBuffer, PushBuffer),
-        (SyncProducer, Producer),
-        (SyncReader, Reader),
-    ],
-)
-def test_a_facade_has_what_its_async_class_has_and_says_what_it_does(
-    plain: type, asynchronous: type
+def test_a_call_from_inside_the_loop_is_refused_instead_of_waiting_for_itself(
+    portal: Portal,
 ) -> None:
-    def public(kind: type) -> set[str]:
-        return {name for name in vars(kind) if not name.startswith("_")}
+    async def inner() -> None: ...
 
-    renamed = {"records", "first_offset", "last_offset", "group", "incarnation", "topic"}
-    methods = {name for name in public(asynchronous) if callable(getattr(asynchronous, name))}
-    assert methods - public(plain) - renamed == set()
-    assert [name for name in public(plain) if not inspect.getdoc(getattr(plain, name))] == []
+    async def outer() -> None:
+        portal.call(inner)
+
+    with pytest.raises(InvalidRequest, match="inside its own event loop"):
+        portal.call(outer)

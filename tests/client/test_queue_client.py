@@ -53,14 +53,14 @@ def test_push_take_ack_as_the_seeds_write_it(broker, queue):
             assert (pushed.status, pushed.index) == ("queued", 0)
             await client.push(f"{queue}/c-1", {"id": 8})
             seen = []
-            async for message in client.take(f"{queue}@billing", batch=10, wait=False):
+            async for message in client.take(f"{queue}@billing", batch=10, idle=0):
                 seen.append(
                     (message.data["id"], message.partition, message.consumer_group, message.queue)
                 )
                 await client.ack(message)
             assert seen == [(7, "c-1", "billing", queue), (8, "c-1", "billing", queue)]
             assert [
-                m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, wait=False)
+                m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, idle=0)
             ] == [7, 8]
             assert await client.pop(queue) == []
 
@@ -105,7 +105,7 @@ def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
             assert client._leases.extended >= 2
             await client.ack(message)
             assert client._leases._kept == {}
-            assert (await client.dead_letters(queue))["total"] == 0
+            assert (await client.dead_letters(queue)).total == 0
 
     run(body)
 
@@ -151,19 +151,15 @@ def test_a_consumer_answers_for_what_its_function_did(broker, queue):
             running = asyncio.create_task(client.run())
 
             async def settled() -> bool:
-                return (await client.dead_letters(queue))["total"] == 2 and calls.count(
-                    "later"
-                ) == 3
+                return (await client.dead_letters(queue)).total == 2 and calls.count("later") == 3
 
             await eventually(settled)
             client.stop()
             await running
             assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
-            dead = {
-                m["data"]: m["errorMessage"] for m in (await client.dead_letters(queue))["messages"]
-            }
+            dead = {m.data: m.error_message for m in (await client.dead_letters(queue)).messages}
             assert dead == {"bad": "ValueError: no good", "poison": "never"}
-            assert (await client.requeue(queue, consumer_group="g"))["requeued"] == 2
+            assert await client.requeue(queue, group="g") == 2
 
     run(body)
 
@@ -208,7 +204,7 @@ def test_a_transaction_moves_a_message_on(broker, queue):
             (message,) = await client.pop(f"{queue}@g")
             async with client.transaction() as tx:
                 tx.ack(message).push(f"{queue}-next", 2, partition="p")
-            assert [result["type"] for result in tx.results] == ["ack", "push"]
+            assert [step.type for step in tx.results] == ["ack", "push"]
             assert await client.pop(f"{queue}@g") == []
             assert [m.data for m in await client.pop(f"{queue}-next/p")] == [2]
             with pytest.raises(Conflict):
@@ -263,7 +259,7 @@ def test_plain_code_uses_the_same_client(broker, queue):
         with client.buffer() as buffer:
             buffer.push(queue, 5)
         taken = []
-        for message in client.take(f"{queue}@g", batch=2, wait=False):
+        for message in client.take(f"{queue}@g", batch=2, idle=0):
             taken.append(message.data)
             client.ack(message)
         assert taken == [1, 2, 3, 4, 5]
@@ -271,7 +267,7 @@ def test_plain_code_uses_the_same_client(broker, queue):
         assert client.extend(message) is True
         with client.transaction() as tx:
             tx.ack(message, "dlq", error="no").push(f"{queue}-b", "moved")
-        assert client.dead_letters(queue)["messages"][0]["errorMessage"] == "no"
-        assert queue in [row["name"] for row in client.queues()]
+        assert client.dead_letters(queue).messages[0].error_message == "no"
+        assert queue in [row.name for row in client.queues()]
         assert client.delete_queue(queue) is True
         assert client.close() == []

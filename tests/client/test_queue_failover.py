@@ -161,7 +161,7 @@ def test_an_empty_pop_is_an_empty_list():
         route = Route("GET", "/api/v1/pop/queue/{queue}", lambda _: EMPTY)
         async with serving(route) as server, Client(server.url) as client:
             assert await client.pop("nothing") == []
-            assert [message async for message in client.take("nothing", wait=False)] == []
+            assert [message async for message in client.take("nothing", idle=0)] == []
 
     run(body)
 

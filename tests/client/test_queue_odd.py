@@ -298,7 +298,7 @@ def test_a_reason_that_is_no_text_is_sent_as_far_as_it_is_one() -> None:
     async def body() -> None:
         broker = Stocked(1)
         async with serving(*broker.routes) as server, Client(server.url) as client:
-            await client.ack(await client.pop("q"), False, error="half a pair: \ud800")
+            await client.ack(await client.pop("q"), "failed", error="half a pair: \ud800")
         assert broker.acks[0]["error"] == "half a pair: ?"
 
     run(body)

@@ -84,7 +84,7 @@ def test_taking_pushing_and_acknowledging_go_on_through_restarts(brokers):
 
 
 async def lag_is(client: Client, queue: str, lag: int) -> bool:
-    return {row["totalLag"] for row in await client.groups() if row["queueName"] == queue} == {lag}
+    return {row.total_lag for row in await client.groups() if row.queue_name == queue} == {lag}
 
 
 def test_transactions_move_each_message_once_though_brokers_die_one_after_the_other(brokers):
@@ -123,8 +123,8 @@ def test_transactions_move_each_message_once_though_brokers_die_one_after_the_ot
             await eventually(lambda: len(attempts) == 60, 60)
 
             async def all_moved() -> bool:
-                rows = [row for row in await client.queues() if row["name"] == "out"]
-                return bool(rows) and rows[0]["messages"]["total"] >= 60
+                rows = [row for row in await client.queues() if row.name == "out"]
+                return bool(rows) and rows[0].messages.total >= 60
 
             await eventually(all_moved, 60)
             assert not any(task.done() for task in moving)
@@ -132,9 +132,7 @@ def test_transactions_move_each_message_once_though_brokers_die_one_after_the_ot
                 task.cancel()
             await asyncio.gather(*moving, return_exceptions=True)
             await eventually(lambda: lag_is(client, "in", 0), 30)
-            out = [
-                message.data async for message in client.take("out@check", batch=100, wait=False)
-            ]
+            out = [message.data async for message in client.take("out@check", batch=100, idle=0)]
             assert Counter(out) == Counter(range(60))
             await asyncio.to_thread(two.start)
 

@@ -156,7 +156,7 @@ def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_e
                 for task in working:
                     task.cancel()
                 await asyncio.gather(*working, return_exceptions=True)
-                taking = two.take("moved@check", batch=500, wait=False, auto_ack=True)
+                taking = two.take("moved@check", batch=500, idle=0, auto_ack=True)
                 assert Counter([message.data async for message in taking]) == everything
             assert taken == dict.fromkeys(taken, everything)
             assert min(balancer.accepted.values()) > 0

@@ -8,8 +8,9 @@ import asyncpg
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues.options import OPTIONS, QueueOptions, options_of
+from penstock.queues.options import OPTIONS, options_of
 from penstock.wire.http.api.resources import ResourcesApi
 from penstock.wire.http.openapi import document
 from penstock.wire.http.routes import routes_of

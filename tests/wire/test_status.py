@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from penstock import errors
 from penstock.client.brokers import Brokers
-from penstock.client.connection import Link
+from penstock.client.connection import Endpoint, Link
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
@@ -159,7 +159,7 @@ def test_an_error_over_tcp_is_the_same_in_our_clients(
     assert same(caught.value, error)
 
     async def ask(frame: bytes) -> None:
-        link = Link([("127.0.0.1", failing.tcp.port)])
+        link = Link(Endpoint([("127.0.0.1", failing.tcp.port)]))
         try:
             await (await link.connection(asyncio.get_running_loop().time() + 30)).request(frame)
         finally:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
 from penstock.cli.topic import commands
 from penstock.client import TopicClient
-from penstock.client.connection import Link
+from penstock.client.connection import Endpoint, Link
 from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.export.destinations import Batch, Retry
@@ -143,7 +143,7 @@ def test_clients_must_show_a_certificate_when_they_are_asked_for_one(
                 client_context(made.ca, *stranger.issue(made.directory, "x", "x")),
             ]
             for other in others:
-                link = Link([("localhost", served.tcp.port)], tls=other)
+                link = Link(Endpoint([("localhost", served.tcp.port)], other))
                 with pytest.raises(Unavailable, match="client certificate"):
                     connection = await link.connection(0.0)  # one attempt
                     await connection.request(frame(0x06, b""))

@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 import typer
@@ -44,7 +44,8 @@ from penstock.cli.tables import (
 from penstock.cli.tables import table as table_of
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.cli.api_client import ApiClient
+    from penstock.client import AckStatus
 
 T = TypeVar("T")
 Name = Annotated[
@@ -95,7 +96,7 @@ def push(
     if transaction_id and len(payloads or []) != 1:
         raise usage("--transaction-id goes with exactly one payload")
 
-    async def work(client: "Client") -> None:
+    async def work(client: "ApiClient") -> None:
         for lines in _batches(payloads if payloads else _input(), batch):
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
@@ -148,7 +149,7 @@ def pop(
         penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work
     """
 
-    async def work(client: "Client") -> None:
+    async def work(client: "ApiClient") -> None:
         while True:
             messages = await client.pop(
                 address, batch=batch, wait=max(wait, 30.0 if follow else 0.0), renew=False
@@ -181,7 +182,7 @@ def ack_command(
     from penstock.client import Message
     from penstock.client.messages import AckRefused
 
-    async def work(client: "Client") -> None:
+    async def work(client: "ApiClient") -> None:
         messages = []
         for number, line in enumerate(_input(), 1):
             try:
@@ -191,7 +192,8 @@ def ack_command(
                     f"line {number} is no message as `penstock queue pop` prints it: {problem}"
                 ) from None
         try:
-            results = await client.ack(messages, status, error=error) if messages else []
+            word = cast("AckStatus", status)  # the broker refuses any other
+            results = await client.ack(messages, word, error=error) if messages else []
         except AckRefused as refused:
             for result in refused.results:
                 print_json(result)
@@ -378,11 +380,11 @@ def delete(
 # What they share
 
 
-def _run(url: str, token: str, work: "Callable[[Client], Awaitable[T]]") -> T:
-    from penstock.client import Client
+def _run(url: str, token: str, work: "Callable[[ApiClient], Awaitable[T]]") -> T:
+    from penstock.cli.api_client import ApiClient
 
     async def with_client() -> T:
-        async with Client(url, token=token, patience=5.0) as client:
+        async with ApiClient(url, token=token, patience=5.0) as client:
             return await work(client)
 
     return asyncio.run(with_client())

@@ -42,7 +42,7 @@ from penstock.cli import (
 from penstock.cli.tables import Column, Facts, View, count, print_json, show
 from penstock.client import Batch, SyncTopicClient
 from penstock.client.reader import Start
-from penstock.client.sync import SyncProducer
+from penstock.client.sync_topics import SyncProducer
 from penstock.protocol.records import message
 
 commands = Commands("Create, read, write and check topics.", app, name="topic")

@@ -1,5 +1,5 @@
-"""The Python client: async first, with a sync facade. Queues over HTTP, topics over the binary
-protocol.
+"""The Python client: async first, with a facade for plain code. `from penstock import Client` is
+the way in; what is exported here is exported there.
 """
 
 from penstock.client.buffer import PushBuffer
@@ -8,40 +8,151 @@ from penstock.client.consumer import Consumer
 from penstock.client.messages import (
     Acked,
     AckRefused,
+    AckStatus,
     Address,
     DeadLetter,
     Message,
     Pushed,
     QueueFull,
+    Received,
     Retry,
 )
 from penstock.client.producer import Delivery, Producer
-from penstock.client.queues import Transaction
 from penstock.client.reader import Reader
-from penstock.client.sync import SyncTopicClient
-from penstock.client.sync_queues import SyncClient
+from penstock.client.results import (
+    BrokerStatus,
+    Configured,
+    Counts,
+    DeadLetterMessage,
+    DeadLetters,
+    GroupPartition,
+    GroupSummary,
+    PartitionSummary,
+    QueueDescription,
+    QueueSettings,
+    QueueSummary,
+    RoutePushed,
+    RouteStatus,
+    Schedule,
+    ScheduledMessage,
+    ScheduledMessages,
+    ScheduleRun,
+    Seek,
+    TransactionStep,
+)
+from penstock.client.routes import Routes
+from penstock.client.schedules import Schedules
+from penstock.client.sync_client import (
+    SyncClient,
+    SyncMessage,
+    SyncPushBuffer,
+    SyncRoutes,
+    SyncSchedules,
+    SyncTransaction,
+)
+from penstock.client.sync_topics import (
+    SyncProducer,
+    SyncReader,
+    SyncTopic,
+    SyncTopicClient,
+    SyncTopicGroup,
+)
+from penstock.client.topic import Topic, TopicGroup
 from penstock.client.topics import TopicClient
+from penstock.client.transactions import Transaction
+from penstock.errors import (
+    Busy,
+    Conflict,
+    ConnectionLost,
+    Damaged,
+    Forbidden,
+    Full,
+    InvalidOffset,
+    InvalidRequest,
+    Locked,
+    MissingKey,
+    NotFound,
+    PenstockError,
+    StorageFailed,
+    StorageFull,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.record_batch import Batch, Record
 
 __all__ = [
     "AckRefused",
+    "AckStatus",
     "Acked",
     "Address",
     "Batch",
+    "BrokerStatus",
+    "Busy",
     "Client",
+    "Configured",
+    "Conflict",
+    "ConnectionLost",
     "Consumer",
+    "Counts",
+    "Damaged",
     "DeadLetter",
+    "DeadLetterMessage",
+    "DeadLetters",
     "Delivery",
+    "Forbidden",
+    "Full",
+    "GroupPartition",
+    "GroupSummary",
+    "InvalidOffset",
+    "InvalidRequest",
+    "Locked",
     "Message",
+    "MissingKey",
+    "NotFound",
+    "PartitionSummary",
+    "PenstockError",
     "Producer",
     "PushBuffer",
     "Pushed",
+    "QueueDescription",
     "QueueFull",
+    "QueueOptions",
+    "QueueSettings",
+    "QueueSummary",
     "Reader",
+    "Received",
     "Record",
     "Retry",
+    "RoutePushed",
+    "RouteStatus",
+    "Routes",
+    "Schedule",
+    "ScheduleRun",
+    "ScheduledMessage",
+    "ScheduledMessages",
+    "Schedules",
+    "Seek",
+    "StorageFailed",
+    "StorageFull",
     "SyncClient",
+    "SyncMessage",
+    "SyncProducer",
+    "SyncPushBuffer",
+    "SyncReader",
+    "SyncRoutes",
+    "SyncSchedules",
+    "SyncTopic",
     "SyncTopicClient",
+    "SyncTopicGroup",
+    "SyncTransaction",
+    "TooLarge",
+    "Topic",
     "TopicClient",
+    "TopicGroup",
     "Transaction",
+    "TransactionStep",
+    "Unauthorized",
+    "Unavailable",
 ]

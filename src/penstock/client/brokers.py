@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.client.results import BrokerStatus
 from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavailable
 from penstock.net.addresses import Token
 from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
@@ -28,6 +29,7 @@ from penstock.protocol.status import error_from_http
 
 _JSON = (("Content-Type", "application/json"),)
 T = TypeVar("T")
+_status = msgspec.json.Decoder(BrokerStatus)
 
 
 class Brokers:
@@ -120,6 +122,24 @@ class Brokers:
                 raise failure
             await asyncio.sleep(wait)
 
+    async def statuses(self) -> list[tuple[str, BrokerStatus | PenstockError]]:
+        """How each broker is, by its own account; one without its database answers, too."""
+
+        async def one(url: str, client: HttpClient) -> tuple[str, BrokerStatus | PenstockError]:
+            try:
+                answer = await client.request(
+                    "GET", "/health", b"", self._headers(b""), self.timeout, idempotent=True
+                )
+                if answer.status not in (200, 503):
+                    check(answer)
+                return url, understood(_status.decode, answer.body)
+            except TimeoutError as error:
+                return url, Unavailable(str(error))
+            except PenstockError as error:
+                return url, error
+
+        return await asyncio.gather(*map(one, self.urls, self._clients))
+
     def _leave(self, place: int) -> None:
         """The next request goes to the next broker."""
         if place == self._current:  # otherwise someone else has moved on already
@@ -129,14 +149,24 @@ class Brokers:
         headers = _JSON if body else ()
         return (*headers, ("Authorization", f"Bearer {self._token()}")) if self._token else headers
 
-    async def json(
-        self, method: str, target: str, value: Any = None, *, again: bool = True, **limits: Any
-    ) -> Any:
+    async def json(self, method: str, target: str, value: Any = None, *, again: bool = True) -> Any:
         """Ask with a JSON body, answer with decoded JSON (None when there is no body)."""
+        return await self.decoded(Any, method, target, value, again=again)
+
+    async def decoded(
+        self,
+        kind: type[T],
+        method: str,
+        target: str,
+        value: Any = None,
+        *,
+        again: bool = False,
+    ) -> T:
+        """Ask with a JSON body, answer with what the JSON of the answer says, as a `kind`."""
         body = b"" if value is None else msgspec.json.encode(value)
-        answer = await self.ask(method, target, body, again=again, **limits)
+        answer = await self.ask(method, target, body, again=again)
         check(answer)
-        return understood(msgspec.json.decode, answer.body) if answer.body else None
+        return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
 
     async def close(self) -> None:
         self.closed = True

@@ -16,20 +16,33 @@ in silence.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import msgspec
 
+from penstock.client.items import Envelope, Item, new_item
 from penstock.client.messages import Address, QueueFull
 from penstock.client.payload import check_payload
-from penstock.client.queues import QueueClient, new_item
+from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 
-Item = dict[str, Any]
+
+Refusal = tuple[Item, PenstockError]  # an item of the HTTP API, and why it was refused
+
+
+class BufferOptions(TypedDict, total=False):
+    """The options of a buffer, as `PushBuffer` takes them."""
+
+    max_messages: int
+    batch: int
+    linger: float
+    close_timeout: float
 
 
 class PushBuffer:
@@ -46,7 +59,7 @@ class PushBuffer:
     ) -> None:
         if max_messages < 1 or batch < 1:
             raise InvalidRequest("a buffer holds at least one message")
-        self.refused: list[tuple[Item, PenstockError]] = []
+        self.refused: list[Refusal] = []
         self.sent = 0
         self._client = client
         self._max, self._batch = max_messages, min(batch, max_messages)
@@ -70,13 +83,26 @@ class PushBuffer:
         payload: Any,
         *,
         partition: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: datetime | None = None,
         transaction_id: str | None = None,
         trace_id: str | None = None,
     ) -> str:
-        """Add a message; waits while the buffer is full. The message's transaction id."""
+        """Add a message; waits while the buffer is full. The message's transaction id. A `delay`
+        counts from the moment it is stored.
+        """
         check_payload(payload)
         encoded = msgspec.Raw(msgspec.json.encode(payload))
-        item = new_item(address, encoded, partition, transaction_id, trace_id)
+        about = Envelope(
+            partition=partition,
+            headers=headers,
+            delay=delay,
+            deliver_at=deliver_at,
+            transaction_id=transaction_id,
+            trace_id=trace_id,
+        )
+        item = new_item(address, encoded, about)
         while len(self) >= self._max and not self.closed:
             self._progress.clear()
             await self._progress.wait()

@@ -1,11 +1,12 @@
-"""`penstock.Client`: queues, their consumers and buffers, and what an operator asks, from one
-object.
+"""`penstock.Client`: queues, topics, schedules, routes, dead letters and the broker's status, from
+one object with one address, one token and one set of time-outs.
 
-async with Client("http://localhost:6632") as client:
-    await client.push("orders", {"id": 7}, partition="c-1")
+async with Client("http://127.0.0.1:6632") as client:
+    await client.push("orders", {"id": 7}, partition="c-1", headers={"tenant": "a"})
     async for message in client.take("orders@billing", batch=10):
         ...
-        await client.ack(message)
+        await message.ack()
+    offset = await client.topic("orders-log").produce(b"...")
 """
 
 import asyncio
@@ -15,20 +16,55 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 from urllib.parse import quote, urlencode
 
 from penstock.client.brokers import Brokers
-from penstock.client.buffer import Item, PushBuffer
-from penstock.client.consumer import Consumer, Handler
-from penstock.client.messages import Address
+from penstock.client.buffer import BufferOptions, PushBuffer
+from penstock.client.connection import Endpoint
+from penstock.client.consumer import Consumer, ConsumerOptions, Handler
+from penstock.client.items import Item
+from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
-from penstock.errors import InvalidRequest, Unavailable
-from penstock.net.addresses import Token
+from penstock.client.results import (
+    BrokerStatus,
+    Configured,
+    DeadLetters,
+    GroupPartition,
+    GroupSummary,
+    QueueDescription,
+    QueueSettings,
+    QueueSummary,
+    Result,
+    ScheduledMessages,
+    Seek,
+)
+from penstock.client.routes import Routes
+from penstock.client.schedules import Schedules
+from penstock.client.topic import Topic, TopicFinder
+from penstock.client.topics import Topics
+from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.net.addresses import Token, parse_addresses, wants_tls
 from penstock.net.tls import client_context
+from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULT_URL = "http://127.0.0.1:6632"
 GIVE_BACK_SECONDS = 1.0  # always remain for it
+
+
+class _Queues(Result):
+    queues: list[QueueSummary]
+
+
+class _Partitions(Result):
+    partitions: list[GroupPartition]
+
+
+class _Deleted(Result):
+    existed: bool = True
+    deleted: int = 0
+    deleted_partitions: int = 0
+    requeued: int = 0
 
 
 class Client(QueueClient):
@@ -38,8 +74,9 @@ class Client(QueueClient):
     `token` (default: PENSTOCK_TOKEN) is sent to brokers that ask for one; a function is asked
     before each request. With https://, `ca` is the CA to believe (a PEM file or its text, default:
     PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours. `timeout` limits one request,
-    `patience` how long a request is tried again while no broker answers. A client belongs to the
-    event loop of its first request.
+    `patience` how long a request is tried again while no broker answers. Topics are found by the
+    broker's own account, or at `topics` (`tcp://host:port`, default: PENSTOCK_BROKER). A client
+    belongs to the event loop of its first request.
     """
 
     def __init__(
@@ -52,26 +89,72 @@ class Client(QueueClient):
         pool_size: int = 64,
         ca: str | Path | None = None,
         tls: ssl.SSLContext | None = None,
+        topics: str | None = None,
     ) -> None:
         if urls is None:
             urls = os.environ.get("PENSTOCK_URL") or DEFAULT_URL
         if token is None:
             token = os.environ.get("PENSTOCK_TOKEN")
+        if topics is None:
+            topics = os.environ.get("PENSTOCK_BROKER")
         if isinstance(urls, str):
             urls = [url.strip() for url in urls.split(",") if url.strip()]
-        if tls is None and any(url.startswith("https:") for url in urls):
-            tls = client_context(ca)
+
+        def context() -> ssl.SSLContext:
+            return tls or client_context(ca)
+
+        secure = any(url.startswith("https:") for url in urls)
         super().__init__(
             Brokers(
-                urls, token=token, timeout=timeout, patience=patience, pool_size=pool_size, tls=tls
+                urls,
+                token=token,
+                timeout=timeout,
+                patience=patience,
+                pool_size=pool_size,
+                tls=context() if secure else tls,
             )
+        )
+        self._topics = Topics(
+            Endpoint(parse_addresses(topics), context() if wants_tls(topics) else None)
+            if topics
+            else TopicFinder(self._brokers, context),
+            timeout=timeout,
+            token=token,
         )
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer] = []
+        self.schedules = Schedules(self._brokers)
+        self.routes = Routes(self._brokers)
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """A client by the environment alone: PENSTOCK_URL, PENSTOCK_TOKEN, PENSTOCK_CA_FILE,
+        PENSTOCK_BROKER (for topics), PENSTOCK_TIMEOUT and PENSTOCK_PATIENCE in seconds.
+        """
+        return cls(**limits_from_env())
+
+    def topic(self, name: str) -> Topic:
+        """A topic of the broker; it need not exist before the first record."""
+        return Topic(self._topics, name)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return await self._topics.names()
+
+    async def status(self) -> BrokerStatus:
+        """How the broker is, as it says itself; of several, the first that answers."""
+        statuses = await self._brokers.statuses()
+        for _, status in statuses:
+            if isinstance(status, BrokerStatus):
+                return status
+        failures = [f"{url}: {status}" for url, status in statuses]
+        raise Unavailable(f"no broker answers ({'; '.join(failures)})")
 
     # Consumers and buffers
 
-    def consumer(self, address: str | Address, **options: Any) -> Callable[[Handler], Consumer]:
+    def consumer(
+        self, address: str | Address, **options: Unpack[ConsumerOptions]
+    ) -> Callable[[Handler], Consumer]:
         """Make the function below a consumer of `address`; `run` starts it. The options are those
         of `Consumer`.
         """
@@ -92,7 +175,7 @@ class Client(QueueClient):
         for consumer in self._consumers:
             consumer.stop()
 
-    def buffer(self, **options: Any) -> PushBuffer:
+    def buffer(self, **options: Unpack[BufferOptions]) -> PushBuffer:
         """A buffer that gathers pushes into batches; the options are those of `PushBuffer`."""
         if self._brokers.closed:
             raise InvalidRequest("the client is closed")
@@ -125,15 +208,21 @@ class Client(QueueClient):
             *(buffer.close(rest) for buffer in self._buffers if not buffer.closed)
         )
         unsent = [item for items in lefts for item in items]
-        fetched = [message for messages in self._fetched.values() for message in messages]
+        fetched: list[Received] = [one for messages in self._fetched.values() for one in messages]
         for messages in self._fetched.values():
             messages.clear()  # or their loops would give them back again
+        parked = dict(self._parked)
+        for task, held in parked.items():
+            task.cancel()
+            fetched += held
         if fetched:
             await asyncio.wait(
                 [asyncio.ensure_future(self.give_back(fetched))],
                 timeout=max(GIVE_BACK_SECONDS, ends - clock()),
             )
+        await asyncio.gather(*parked, return_exceptions=True)
         await self._leases.close()
+        await self._topics.close()
         await self._brokers.close()
         return unsent
 
@@ -155,56 +244,62 @@ class Client(QueueClient):
     # What an operator asks
 
     async def configure(
-        self, /, queue: str, *, namespace: str = "", task: str = "", **options: Any
-    ) -> dict[str, Any]:
-        """Create a queue or replace its options, by their API names (`leaseTime=30`) or as
-        `lease_time=30`.
-        """
+        self,
+        queue: str,
+        *,
+        namespace: str = "",
+        task: str = "",
+        **options: Unpack[QueueSettings],
+    ) -> Configured:
+        """Create a queue or replace its options: those not named get their defaults."""
         body = {
             "queue": queue,
             "namespace": namespace,
             "task": task,
             "options": {_camel(name): value for name, value in options.items()},
         }
-        return await self._object("POST", "/api/v1/configure", body)
+        return await self._brokers.decoded(
+            Configured, "POST", "/api/v1/configure", body, again=True
+        )
 
-    async def queues(self) -> list[dict[str, Any]]:
+    async def queues(self) -> list[QueueSummary]:
         """All queues with their counts."""
-        return list((await self._object("GET", "/api/v1/resources/queues"))["queues"])
+        target = "/api/v1/resources/queues"
+        return (await self._brokers.decoded(_Queues, "GET", target, again=True)).queues
 
-    async def describe(self, queue: str) -> dict[str, Any]:
+    async def describe(self, queue: str) -> QueueDescription:
         """Configuration, partitions and counts of a queue."""
-        return await self._object("GET", f"/api/v1/status/queues/{_quoted(queue)}")
+        target = f"/api/v1/status/queues/{_quoted(queue)}"
+        return await self._brokers.decoded(QueueDescription, "GET", target, again=True)
 
     async def delete_queue(self, queue: str) -> bool:
         """Delete a queue with everything in it; False when there was none."""
-        return bool(
-            (await self._object("DELETE", f"/api/v1/resources/queues/{_quoted(queue)}"))["existed"]
-        )
+        target = f"/api/v1/resources/queues/{_quoted(queue)}"
+        answer = await self._brokers.decoded(dict[str, Any], "DELETE", target, again=True)
+        return bool(answer["existed"])
 
-    async def clear(self, queue: str, partition: str | None = None) -> dict[str, Any]:
-        """Delete the messages of a queue, or of one partition, and keep the queue."""
-        query = f"?{urlencode({'partition': partition})}" if partition else ""
-        return await self._object("DELETE", f"/api/v1/queues/{_quoted(queue)}/clear{query}")
+    async def clear(self, queue: str, partition: str | None = None) -> int:
+        """Delete the messages of a queue, or of one partition, and keep the queue; how many."""
+        target = f"/api/v1/queues/{_quoted(queue)}/clear{_query(partition=partition)}"
+        return (await self._brokers.decoded(_Deleted, "DELETE", target, again=True)).deleted
 
-    async def groups(self) -> list[dict[str, Any]]:
+    async def groups(self) -> list[GroupSummary]:
         """Every group of every queue with its lag."""
-        return list(await self._brokers.json("GET", "/api/v1/consumer-groups") or [])
+        target = "/api/v1/consumer-groups"
+        return await self._brokers.decoded(list[GroupSummary], "GET", target, again=True)
 
-    async def group(self, group: str) -> dict[str, Any]:
-        """A group's queues with the lag of each partition."""
-        return dict(
-            await self._brokers.json("GET", f"/api/v1/consumer-groups/{_quoted(group)}") or {}
-        )
+    async def group(self, group: str) -> list[GroupPartition]:
+        """The lag of a group in each partition of its queues."""
+        target = f"/api/v1/consumer-groups/{_quoted(group)}"
+        answer = await self._brokers.decoded(dict[str, _Partitions], "GET", target, again=True)
+        for queue, about in answer.items():
+            for partition in about.partitions:
+                partition.queue = queue
+        return [partition for about in answer.values() for partition in about.partitions]
 
     async def seek(
-        self,
-        queue: str,
-        group: str,
-        to: "datetime | str",
-        *,
-        dry_run: bool = False,
-    ) -> dict[str, Any]:
+        self, queue: str, group: str, to: datetime | str, *, dry_run: bool = False
+    ) -> Seek:
         """Move a group to a time, to "end" or to "beginning". A dry run only says what would be
         delivered again.
         """
@@ -217,52 +312,139 @@ class Client(QueueClient):
             body["toBeginning"] = True
         else:
             body["timestamp"] = to
-        return await self._object(
-            "POST", f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}/seek", body
-        )
+        target = f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}/seek"
+        return await self._brokers.decoded(Seek, "POST", target, body, again=True)
 
-    async def delete_group(self, group: str, queue: str | None = None) -> dict[str, Any]:
-        """Delete the group and its cursors, on one queue or on all of them."""
+    async def delete_group(self, group: str, queue: str | None = None) -> int:
+        """Delete the group and its cursors, on one queue or on all of them; of how many
+        partitions.
+        """
         path = f"/api/v1/consumer-groups/{_quoted(group)}"
-        return await self._object("DELETE", f"{path}/queues/{_quoted(queue)}" if queue else path)
+        target = f"{path}/queues/{_quoted(queue)}" if queue else path
+        answer = await self._brokers.decoded(_Deleted, "DELETE", target, again=True)
+        return answer.deleted_partitions
 
-    async def dead_letters(self, /, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        """A page of the dead-letter queue: `consumerGroup`, `partition`, `from`, `to`, `limit`,
-        `offset`.
-        """
-        return await self._object("GET", f"/api/v1/dlq{_query(queue, filters)}")
+    async def dead_letters(
+        self,
+        queue: str | None = None,
+        *,
+        group: str | None = None,
+        partition: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        before: int | None = None,
+    ) -> DeadLetters:
+        """Dead letters, the newest first; the next page is `before` the `dlq_id` of the last."""
+        query = _query(**_filter(queue, group, partition, since, until), limit=limit, before=before)
+        return await self._brokers.decoded(DeadLetters, "GET", f"/api/v1/dlq{query}", again=True)
 
-    async def requeue(self, /, queue: str | None = None, **filters: Any) -> dict[str, Any]:
+    async def requeue(
+        self,
+        queue: str | None = None,
+        *,
+        group: str | None = None,
+        partition: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        id: int | None = None,
+    ) -> int:
         """Deliver dead letters again to the groups they failed in: those that match, or the one
-        with `id`.
+        with this `dlq_id`; how many.
         """
-        return await self._object(
-            "POST", f"/api/v1/dlq/requeue{_query(queue, filters)}", again=False
-        )
+        query = _query(**_filter(queue, group, partition, since, until), id=id)
+        answer = await self._brokers.decoded(_Deleted, "POST", f"/api/v1/dlq/requeue{query}")
+        return answer.requeued
 
-    async def purge(self, /, queue: str | None = None, **filters: Any) -> dict[str, Any]:
-        """Delete the dead letters that match."""
-        return await self._object("DELETE", f"/api/v1/dlq{_query(queue, filters)}")
+    async def purge(
+        self,
+        queue: str | None = None,
+        *,
+        group: str | None = None,
+        partition: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        id: int | None = None,
+    ) -> int:
+        """Delete the dead letters that match; how many."""
+        query = _query(**_filter(queue, group, partition, since, until), id=id)
+        target = f"/api/v1/dlq{query}"
+        return (await self._brokers.decoded(_Deleted, "DELETE", target, again=True)).deleted
 
-    async def _object(
-        self, method: str, target: str, body: Any = None, *, again: bool = True
-    ) -> dict[str, Any]:
-        answer = await self._brokers.json(method, target, body, again=again) or {}
-        if not isinstance(answer, dict):
-            raise Unavailable("the answer is not a broker's: no object")
-        return answer
+    async def scheduled(
+        self,
+        queue: str | None = None,
+        *,
+        partition: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> ScheduledMessages:
+        """Messages that are not due yet, the next one first."""
+        query = _query(queue=queue, partition=partition, limit=limit, cursor=cursor)
+        target = f"/api/v1/scheduled{query}"
+        return await self._brokers.decoded(ScheduledMessages, "GET", target, again=True)
+
+    async def cancel(
+        self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
+    ) -> bool:
+        """Take back a message that is not due yet; False when none of this id waits."""
+        names = "/".join(map(_quoted, (queue, partition, transaction_id)))
+        try:
+            await self._brokers.json("DELETE", f"/api/v1/scheduled/{names}")
+        except NotFound:
+            return False
+        return True
 
 
 def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def _query(queue: str | None, filters: dict[str, Any]) -> str:
-    given = {"queue": queue, **{_camel(name): value for name, value in filters.items()}}
-    given = {name: value for name, value in given.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
+def _filter(
+    queue: str | None,
+    group: str | None,
+    partition: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> dict[str, str | None]:
+    return {
+        "queue": queue,
+        "consumerGroup": group,
+        "partition": partition,
+        "from": since.isoformat() if since else None,
+        "to": until.isoformat() if until else None,
+    }
+
+
+def _query(**given: str | int | None) -> str:
+    named = {name: value for name, value in given.items() if value is not None}
+    return f"?{urlencode(named)}" if named else ""
 
 
 def _camel(name: str) -> str:
-    first, *rest = name.rstrip("_").split("_")
+    first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
+
+
+class Limits(TypedDict, total=False):
+    """The time-outs of a client."""
+
+    timeout: float
+    patience: float
+
+
+def limits_from_env() -> Limits:
+    """The time-outs that the environment names."""
+    limits: Limits = {}
+    if text := os.environ.get("PENSTOCK_TIMEOUT"):
+        limits["timeout"] = _seconds("PENSTOCK_TIMEOUT", text)
+    if text := os.environ.get("PENSTOCK_PATIENCE"):
+        limits["patience"] = _seconds("PENSTOCK_PATIENCE", text)
+    return limits
+
+
+def _seconds(variable: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"{variable} is a number of seconds, not {text!r}") from None

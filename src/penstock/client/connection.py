@@ -14,7 +14,8 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from penstock.errors import ConnectionLost, PenstockError, Unauthorized, Unavailable
 from penstock.net.addresses import Address, Token, token_text
@@ -219,24 +220,31 @@ class Waiting:
             log.warning("%s resumes", self._who)
 
 
+class Endpoint(NamedTuple):
+    """Where brokers serve the binary protocol, and the TLS context to use there, if any."""
+
+    addresses: Sequence[Address]
+    tls: ssl.SSLContext | None = None
+
+
 class Link:
     """Keeps one connection to the first of several addresses that answers, made when needed and
     made again when lost.
 
-    With a token (or a function that gives one, asked at each connection) every connection begins
-    with AUTH.
+    The endpoint may be a function that finds it: it is asked before each connection. With a token
+    (or a function that gives one, asked at each connection) every connection begins with AUTH.
     """
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        endpoint: Endpoint | Callable[[], Awaitable[Endpoint]],
         connect_timeout: float = 5.0,
         token: Token | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._token = token
-        self._tls = tls
-        self._addresses = list(addresses)
+        self._find = None if isinstance(endpoint, Endpoint) else endpoint
+        self._tls = endpoint.tls if isinstance(endpoint, Endpoint) else None
+        self._addresses = list(endpoint.addresses) if isinstance(endpoint, Endpoint) else []
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
@@ -256,7 +264,7 @@ class Link:
         loop = asyncio.get_running_loop()
         backoff = Backoff()
         while True:
-            failures = []
+            failures = await self._find_addresses()
             for position, (host, port) in enumerate(self._addresses):
                 if self._closed:
                     raise Unavailable("the client is closed")
@@ -283,6 +291,20 @@ class Link:
             if loop.time() + delay > deadline:
                 raise Unavailable(f"no broker answers ({'; '.join(failures)})")
             await asyncio.sleep(delay)
+
+    async def _find_addresses(self) -> list[str]:
+        """Ask where to connect, if that is not known for good; why it could not be asked."""
+        if self._find is None:
+            return []
+        if self._closed:
+            raise Unavailable("the client is closed")
+        try:
+            addresses, self._tls = await self._find()
+        except Unavailable as error:
+            return [str(error)]
+        if set(addresses) != set(self._addresses):
+            self._addresses = list(addresses)
+        return []
 
     async def _authenticate(self, connection: Connection) -> None:
         token = token_text(self._token)

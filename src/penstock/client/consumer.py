@@ -21,9 +21,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
-from penstock.client.messages import AckRefused, Address, DeadLetter, Message, Retry
+from penstock.client.messages import AckRefused, AckStatus, Address, DeadLetter, Message, Retry
 from penstock.client.queues import LONG_POLL, QueueClient
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.net.retry import Backoff
@@ -31,6 +31,18 @@ from penstock.net.retry import Backoff
 log = logging.getLogger("penstock.client")
 
 Handler = Callable[[Any], Any]
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The options of a consumer, as `Consumer` takes them."""
+
+    concurrency: int
+    batch: int
+    each: bool
+    auto_ack: bool
+    partitions: int
+    subscription_mode: str | None
+    subscription_from: datetime | str | None
 
 
 class Consumer:
@@ -154,7 +166,9 @@ class Consumer:
             pass
 
     async def _handle(self, argument: Message | list[Message], messages: Sequence[Message]) -> None:
-        status, error = "completed", None
+        status: AckStatus = "completed"
+        error: str | None = None
+        delay = 0.0
         try:
             if self._threads:
                 context = contextvars.copy_context()
@@ -166,8 +180,8 @@ class Consumer:
                     await result
             else:
                 await self._handler(argument)
-        except Retry:
-            status = "retry"
+        except Retry as again:
+            status, delay = "retry", again.delay
         except DeadLetter as failure:
             status, error = "dlq", str(failure) or "put aside by the consumer"
         except (
@@ -185,7 +199,7 @@ class Consumer:
         if self._auto_ack:
             return
         try:
-            await self._client.ack(messages, status, error=error)
+            await self._client.ack(messages, status, error=error, delay=delay)
         except AckRefused as refused:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:

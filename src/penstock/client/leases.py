@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.client.brokers import Brokers, check, understood
-from penstock.client.messages import Message
+from penstock.client.messages import Received
 from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock.client")
@@ -51,7 +51,7 @@ class LeaseKeeper:
         self.extended = 0
         self.lost = 0
 
-    def keep(self, messages: Iterable[Message], lease_time: float) -> None:
+    def keep(self, messages: Iterable[Received], lease_time: float) -> None:
         """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was
         called for each.
         """
@@ -67,7 +67,7 @@ class LeaseKeeper:
         if self._kept and self._task is None:
             self._task = asyncio.create_task(self._run(), name="penstock leases")
 
-    def drop(self, messages: Iterable[Message]) -> None:
+    def drop(self, messages: Iterable[Received]) -> None:
         for message in messages:
             kept = self._kept.get(message.lease_id)
             if kept is not None:

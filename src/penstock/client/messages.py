@@ -3,16 +3,19 @@ ack.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
 
 from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
+
+AckStatus = Literal["completed", "failed", "retry", "dlq"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Address:
         return f"{path}/partition/{quote(self.partition, safe='')}" if self.partition else path
 
 
-class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
+class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
     """A message as a consumer sees it. `data` is the payload, decoded when first asked for; `raw`
     its JSON text.
     """
@@ -59,6 +62,7 @@ class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True)
     transaction_id: str
     trace_id: str | None = None
     raw: msgspec.Raw = msgspec.field(name="data", default=msgspec.Raw(b"null"))
+    headers: dict[str, str] = {}
     producer_sub: str | None = None
     created_at: datetime
     partition: str
@@ -77,7 +81,41 @@ class Message(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True)
             return json.loads(bytes(self.raw))
 
     def __repr__(self) -> str:
-        return f"<Message {self.queue}/{self.partition} {self.transaction_id}>"
+        return f"<{type(self).__name__} {self.queue}/{self.partition} {self.transaction_id}>"
+
+
+class Message(Received):
+    """A message taken by `Client`, to be answered by one of its methods."""
+
+    async def ack(self) -> None:
+        """The work is done; `AckRefused` when the lease was lost and the message comes again."""
+        await client_of(self).ack(self)
+
+    async def retry(self, *, delay: float = 0.0) -> None:
+        """Deliver it again after `delay` seconds; no attempt is counted."""
+        await client_of(self).ack(self, "retry", delay=delay)
+
+    async def dead_letter(self, reason: str) -> None:
+        """Put it aside for a person to look at: it cannot succeed."""
+        await client_of(self).ack(self, "dlq", error=reason)
+
+    async def extend(self, seconds: int = 60) -> bool:
+        """Lease it for `seconds` from now; False when the lease is lost."""
+        return bool(await client_of(self).extend(self, seconds))
+
+
+def bind(messages: Iterable[Received], client: object) -> None:
+    """Have the messages answered through `client`."""
+    for message in messages:
+        message.__dict__["client"] = client
+
+
+def client_of(message: Received) -> Any:
+    """The client a message was taken by: a `Client`, or for plain code a `SyncClient`."""
+    try:
+        return message.__dict__["client"]
+    except KeyError:
+        raise InvalidRequest("this message was not taken by a client: nobody to answer") from None
 
 
 class Popped(msgspec.Struct, rename="camel"):
@@ -135,7 +173,13 @@ class AckRefused(Conflict):
 
 
 class Retry(Exception):
-    """Raised by a consumer's handler: give the message back without counting an attempt."""
+    """Raised by a consumer's handler: deliver the message again, after `delay` seconds, without
+    counting an attempt.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float = 0.0) -> None:
+        super().__init__(reason)
+        self.delay = delay
 
 
 class DeadLetter(Exception):

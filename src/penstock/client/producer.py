@@ -24,7 +24,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict
 
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, TooLarge, Unavailable
@@ -66,8 +66,20 @@ class Delivery:
         return self._batch.first_offset.done()
 
 
+class ProducerOptions(TypedDict, total=False):
+    """The options of a producer, as `Producer` takes them."""
+
+    linger: float
+    max_batch_bytes: int
+    max_batch_records: int
+    buffer_bytes: int
+    in_flight: int
+    timeout: float
+    idempotent: bool
+
+
 class Producer:
-    """Made by `TopicClient.producer`. Use it as `async with`, or call `close`, so that the last
+    """Made by `Topic.producer`. Use it as `async with`, or call `close`, so that the last
     batch is sent.
     """
 

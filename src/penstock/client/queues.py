@@ -8,24 +8,33 @@ answers.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
 from penstock.client.brokers import Brokers, check, understood
-from penstock.client.leases import LeaseKeeper
-from penstock.client.messages import Acked, AckRefused, Address, Message, Popped, Pushed, QueueFull
+from penstock.client.items import Envelope, Item, ack_item, new_item, storable
+from penstock.client.leases import KEEP_FOR, LeaseKeeper
+from penstock.client.messages import (
+    Acked,
+    AckRefused,
+    AckStatus,
+    Address,
+    Message,
+    Popped,
+    Pushed,
+    QueueFull,
+    Received,
+    bind,
+)
 from penstock.client.payload import check_payload
+from penstock.client.transactions import Transaction
 from penstock.errors import Conflict, InvalidRequest, Unavailable
-from penstock.protocol.ids import uuid7
-from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 
 _pushed = msgspec.json.Decoder(list[Pushed])
-_popped = msgspec.json.Decoder(Popped)
 _acked = msgspec.json.Decoder(list[Acked])
 
 log = logging.getLogger("penstock.client")
@@ -54,10 +63,14 @@ class QueueClient:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
+        # the plain client has another kind of messages
+        self._decode_popped: Callable[[bytes], Popped] = msgspec.json.Decoder(Popped).decode
+        self._answers_to: object = self  # who the messages' own methods call
         self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
-        self._fetched: dict[
-            int, list[Message]
-        ] = {}  # by the takes under way, and not yet given to their loops
+        # fetched by the takes under way, and not yet given to their loops
+        self._fetched: dict[int, list[Message]] = {}
+        # retries that are not due, each with the messages it holds the lease of
+        self._parked: dict[asyncio.Task[None], Sequence[Received]] = {}
 
     # Push
 
@@ -67,6 +80,9 @@ class QueueClient:
         payload: Any,
         *,
         partition: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: datetime | None = None,
         transaction_id: str | None = None,
         trace_id: str | None = None,
         buffer_ms: int | None = None,
@@ -75,10 +91,21 @@ class QueueClient:
         """Store one message; returns when it is durable.
 
         The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. NaN and
-        bytes are refused: JSON would make something else of them. With `buffer_ms` or `buffer_max`
-        the broker answers from its buffer and stores in larger batches a little later (QoS 0).
+        bytes are refused: JSON would make something else of them. `headers` go with it to the
+        consumer. It is delivered after `delay` seconds, or not before `deliver_at` (with a time
+        zone). A `transaction_id` that its partition has seen makes the push a `duplicate`. With
+        `buffer_ms` or `buffer_max` the broker answers from its buffer and stores in larger batches
+        a little later (QoS 0).
         """
-        item = new_item(address, payload, partition, transaction_id, trace_id)
+        about = Envelope(
+            partition=partition,
+            headers=headers,
+            delay=delay,
+            deliver_at=deliver_at,
+            transaction_id=transaction_id,
+            trace_id=trace_id,
+        )
+        item = new_item(address, payload, about)
         (result,) = await self.push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
         return result if transaction_id else _own(result)
 
@@ -88,13 +115,17 @@ class QueueClient:
         payloads: Iterable[Any],
         *,
         partition: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: datetime | None = None,
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
     ) -> list[Pushed]:
         """Store many messages, in order; in one request, or in several when there are more than a
-        broker takes.
+        broker takes. Headers and times are those of each of them.
         """
-        items = [new_item(address, payload, partition) for payload in payloads]
+        about = Envelope(partition=partition, headers=headers, delay=delay, deliver_at=deliver_at)
+        items = [new_item(address, payload, about) for payload in payloads]
         results: list[Pushed] = []
         for begin in range(0, len(items), MOST_ITEMS):
             part = items[begin : begin + MOST_ITEMS]
@@ -108,7 +139,7 @@ class QueueClient:
 
     async def push_items(
         self,
-        items: Sequence[dict[str, Any]],
+        items: Sequence[Item],
         *,
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
@@ -217,9 +248,10 @@ class QueueClient:
                 str(address or namespace or task), answer.headers.get("empty-reason")
             )
             return []
-        popped = understood(_popped.decode, answer.body)
+        popped = understood(self._decode_popped, answer.body)
         for message in popped.messages:
             message.queue = message.queue or popped.queue
+        bind(popped.messages, self._answers_to)
         if renew and not auto_ack:
             lease_time = answer.headers.get("lease-time", "")
             self._leases.keep(popped.messages, float(lease_time) if lease_time.isdecimal() else 0.0)
@@ -231,16 +263,15 @@ class QueueClient:
         *,
         batch: int = 1,
         auto_ack: bool = False,
-        wait: bool = True,
         limit: int | None = None,
         idle: float | None = None,
         partitions: int = 1,
         subscription_mode: str | None = None,
         subscription_from: datetime | str | None = None,
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Messages one by one, for ever; `async for message in client.take("orders@billing")`.
 
-        It ends when nothing is there (`wait=False`), when nothing came for `idle` seconds, or after
+        It ends when nothing came for `idle` seconds (0: as soon as nothing is there), or after
         `limit` messages. Acknowledge each message, unless `auto_ack` has the broker count it as
         done the moment it is handed out: then a message that was fetched and not processed is lost,
         also when the broker died with it in its hands. Messages fetched and not yet given to the
@@ -258,7 +289,6 @@ class QueueClient:
                     address,
                     None if idle is None else clock() + idle,
                     batch=min(batch, limit - given) if limit is not None else batch,
-                    wait=LONG_POLL if wait else 0.0,
                     auto_ack=auto_ack,
                     partitions=partitions,
                     subscription_mode=subscription_mode,
@@ -279,12 +309,12 @@ class QueueClient:
                 await asyncio.shield(self.give_back(remaining))
 
     async def _next_batch(
-        self, address: str | Address, stop_at: float | None, *, wait: float, **options: Any
+        self, address: str | Address, stop_at: float | None, **options: Any
     ) -> list[Message]:
         clock = asyncio.get_running_loop().time
         failing_since: float | None = None
         while True:
-            longest = wait if stop_at is None else max(0.0, min(wait, stop_at - clock()))
+            longest = LONG_POLL if stop_at is None else max(0.0, min(LONG_POLL, stop_at - clock()))
             try:
                 messages = await self.pop(address, wait=longest, **options)
             except Unavailable as error:
@@ -299,45 +329,49 @@ class QueueClient:
                 await asyncio.sleep(min(0.1, self._brokers.patience))
                 continue
             failing_since = None
-            if messages or not wait or (stop_at is not None and clock() >= stop_at):
+            if messages or (stop_at is not None and clock() >= stop_at):
                 return messages
 
     async def ack(
         self,
-        message: Message | Sequence[Message],
-        status: bool | str = True,
+        message: Received | Sequence[Received],
+        status: AckStatus = "completed",
         *,
         error: str | None = None,
+        delay: float = 0.0,
         group: str | None = None,
     ) -> list[Acked]:
-        """Answer one or several messages: True or "completed", False or "failed", "retry", "dlq".
+        """Answer one or several messages: "completed", "failed", "retry" or "dlq".
 
         Raises `AckRefused` when the broker did not take some of them, because the lease was lost:
-        those messages are or will be delivered again.
+        those messages are or will be delivered again. With "retry" they are delivered again after
+        `delay` seconds: until then this client holds their lease, and there are no results yet.
         """
-        messages = [message] if isinstance(message, Message) else list(message)
-        word = status if isinstance(status, str) else ("completed" if status else "failed")
-        answers = [
-            {"status": word} if error is None else {"status": word, "error": _text(error)}
-        ] * len(messages)
-        return await self.ack_each(list(zip(messages, answers, strict=True)), group=group)
+        messages = [message] if isinstance(message, Received) else list(message)
+        if delay:
+            self._park(messages, status, delay)
+            return []
+        answer: dict[str, str] = {"status": status}
+        if error is not None:
+            answer["error"] = error
+        return await self.ack_each([(one, answer) for one in messages], group=group)
 
     async def ack_each(
-        self, answers: Sequence[tuple[Message, dict[str, Any]]], *, group: str | None = None
+        self, answers: Sequence[tuple[Received, dict[str, str]]], *, group: str | None = None
     ) -> list[Acked]:
         """Answer each message in its own way: `{"status": ..., "error": ...}`."""
-        by_group: dict[str, list[tuple[Message, dict[str, Any]]]] = {}
+        by_group: dict[str, list[tuple[Received, Item]]] = {}
         for message, answer in answers:
-            by_group.setdefault(group or message.consumer_group, []).append((message, answer))
+            item = ack_item(message) | answer
+            if "error" in item:
+                item["error"] = storable(item["error"])
+            by_group.setdefault(group or message.consumer_group, []).append((message, item))
         results: list[Acked] = []
         for name, part in by_group.items():
-            items = [ack_item(message) | answer for message, answer in part]
+            body = {"acknowledgments": [item for _, item in part], "consumerGroup": name}
             try:
                 reply = await self._brokers.ask(
-                    "POST",
-                    "/api/v1/ack/batch",
-                    msgspec.json.encode({"acknowledgments": items, "consumerGroup": name}),
-                    again=True,
+                    "POST", "/api/v1/ack/batch", msgspec.json.encode(body), again=True
                 )
                 check(reply)
             finally:  # nobody works on these any more: leased they would not come again
@@ -353,7 +387,25 @@ class QueueClient:
             )
         return results
 
-    async def give_back(self, messages: Sequence[Message]) -> None:
+    def _park(self, messages: Sequence[Received], status: AckStatus, delay: float) -> None:
+        """Hold the messages' lease for `delay` seconds, then give them back."""
+        if status != "retry":
+            raise InvalidRequest(f"a delay goes with the status retry, not with {status}")
+        if not 0 <= delay <= KEEP_FOR:
+            raise InvalidRequest(
+                f"a retry is delayed by 0 to {KEEP_FOR:g} s, not {delay:g}: "
+                "push the message again with delay= for longer"
+            )
+
+        async def later() -> None:
+            await asyncio.sleep(delay)
+            await self.give_back(messages)
+
+        task = asyncio.create_task(later(), name="penstock delayed retry")
+        self._parked[task] = messages
+        task.add_done_callback(lambda task: self._parked.pop(task, None))
+
+    async def give_back(self, messages: Sequence[Received]) -> None:
         """Return messages that were not worked on; no attempt is counted. Failing that, their lease
         ends.
         """
@@ -362,11 +414,11 @@ class QueueClient:
         except (Conflict, Unavailable):
             self._leases.drop(messages)
 
-    async def extend(self, message: Message, seconds: int = 60) -> bool:
+    async def extend(self, message: Received, seconds: int = 60) -> bool:
         """Extend the message's lease by hand; False when it is lost."""
         return await self._leases.extend(message.lease_id, seconds)
 
-    def transaction(self) -> "Transaction":
+    def transaction(self) -> Transaction:
         """`async with client.transaction() as tx`: pushes and acks that happen together or not at
         all.
         """
@@ -374,7 +426,7 @@ class QueueClient:
 
     async def trace(
         self,
-        message: Message,
+        message: Received,
         data: Any,
         *,
         event_type: str = "info",
@@ -395,98 +447,6 @@ class QueueClient:
         )
 
 
-class Transaction:
-    """Collects pushes and acks; leaving the `async with` block commits them, an exception in it
-    discards them.
-
-    When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it
-    was not done, the acknowledged messages are delivered again when their lease ends. So they are
-    after a `Conflict`, unless they are answered before.
-    """
-
-    def __init__(self, brokers: Brokers, leases: LeaseKeeper) -> None:
-        self._brokers, self._leases = brokers, leases
-        self._operations: list[dict[str, Any]] = []
-        self._acked: list[Message] = []
-        self.results: list[dict[str, Any]] = []
-
-    def push(
-        self,
-        address: str | Address,
-        payload: Any,
-        *,
-        partition: str | None = None,
-        transaction_id: str | None = None,
-        trace_id: str | None = None,
-    ) -> Self:
-        """Push a message when the transaction is committed; `InvalidRequest` for a payload that
-        JSON cannot say.
-        """
-        check_payload(payload)
-        item = new_item(address, payload, partition, transaction_id, trace_id)
-        self._operations.append({"type": "push", "items": [item]})
-        return self
-
-    def ack(
-        self,
-        message: Message | Sequence[Message],
-        status: bool | str = True,
-        *,
-        error: str | None = None,
-    ) -> Self:
-        """Acknowledge messages when the transaction is committed, as `Client.ack` does."""
-        word = status if isinstance(status, str) else ("completed" if status else "failed")
-        for one in [message] if isinstance(message, Message) else message:
-            operation = {
-                "type": "ack",
-                "status": word,
-                "consumerGroup": one.consumer_group,
-                **ack_item(one),
-            }
-            if error is not None:
-                operation["error"] = _text(error)
-            self._operations.append(operation)
-            self._acked.append(one)
-        return self
-
-    async def commit(self) -> list[dict[str, Any]]:
-        """Send the transaction; `Conflict` when it could not be applied, and then nothing of it
-        was.
-        """
-        if not self._operations:
-            return []
-        leases = list(
-            dict.fromkeys(message.lease_id for message in self._acked if message.lease_id)
-        )
-        body = {"operations": self._operations, "requiredLeases": leases}
-        try:
-            answer = await self._brokers.json("POST", "/api/v1/transaction", body, again=False)
-        finally:  # as with an ack
-            self._leases.drop(self._acked)
-        if not answer["success"]:
-            raise Conflict(answer.get("error") or "the transaction was not applied")
-        self._operations, self._acked = [], []
-        self.results = answer["results"]
-        return self.results
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            await self.commit()
-
-
-def _text(error: str) -> str:
-    """What a broker can store of an exception's text, which may hold anything."""
-    return error.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-
-
 def _own(result: Pushed) -> Pushed:
     """The id was made for this push, so a duplicate of it is our own first attempt, whose answer
     was lost.
@@ -494,40 +454,3 @@ def _own(result: Pushed) -> Pushed:
     if result.status == "duplicate":
         result.status = "queued"
     return result
-
-
-def new_item(
-    address: str | Address,
-    payload: Any,
-    partition: str | None = None,
-    transaction_id: str | None = None,
-    trace_id: str | None = None,
-) -> dict[str, Any]:
-    where = Address.parse(address)
-    if where.group is not None:
-        raise InvalidRequest(
-            f"a push has no group, and {str(where)!r} names {where.group!r}: "
-            f"every group gets what is pushed to {where.queue!r}. "
-            "For a queue with an @ in its name use Address(queue=...)"
-        )
-    if partition and where.partition and partition != where.partition:
-        raise InvalidRequest(
-            f"the address names the partition {where.partition!r} and the argument {partition!r}"
-        )
-    item: dict[str, Any] = {
-        "queue": where.queue,
-        "partition": partition or where.partition or DEFAULT_PARTITION,
-        "payload": payload,
-        "transactionId": transaction_id or str(uuid7()),
-    }
-    if trace_id is not None:
-        item["traceId"] = trace_id
-    return item
-
-
-def ack_item(message: Message) -> dict[str, Any]:
-    item = {"transactionId": message.transaction_id, "partitionId": message.partition_id}
-    return item | {"leaseId": message.lease_id} if message.lease_id else item
-
-
-__all__ = ["QUEUE_MODE", "QueueClient", "Transaction", "ack_item", "new_item"]

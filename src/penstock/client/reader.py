@@ -18,10 +18,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.errors import (
@@ -54,8 +54,21 @@ AHEAD = 2  # FETCHes under way beyond the batch the caller has
 Start = int | datetime | Literal["earliest", "latest"]
 
 
+class ReaderOptions(TypedDict, total=False):
+    """The options of a reader, as `Reader` takes them."""
+
+    group: str | None
+    member: str | None
+    max_bytes: int
+    max_records: int
+    wait: float
+    follow: bool
+    on_lost: Literal["fail", "earliest"]
+    timeout: float
+
+
 class Reader:
-    """Made by `TopicClient.reader`; iterate over it for records, over `batches()` for batches."""
+    """Made by `Topic.reader`; iterate over it for records, over `batches()` for batches."""
 
     def __init__(
         self,
@@ -117,7 +130,7 @@ class Reader:
             for record in batch:
                 yield record
 
-    async def batches(self) -> AsyncIterator[Batch]:
+    async def batches(self) -> AsyncGenerator[Batch, None]:
         """Batches in order; ends at the end of the log unless the reader follows it."""
         source = self._owned() if self.group is None else self._leased()
         async for batch in source:

@@ -1,4 +1,5 @@
-"""The client of topics, over the binary protocol.
+"""All topics of a broker, over the binary protocol. `Client.topic` gives one of them and is what
+to use: `TopicClient` stays for one release, for programs that were written before.
 
     async with TopicClient("127.0.0.1:12345") as client:
         async with client.producer("orders") as producer:
@@ -14,15 +15,15 @@ carries a producer id, so that includes it.
 import asyncio
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
-from penstock.client.connection import Link
-from penstock.client.producer import Producer
-from penstock.client.reader import Reader, Start, ask
+from penstock.client.connection import Endpoint, Link
+from penstock.client.producer import Producer, ProducerOptions
+from penstock.client.reader import Reader, ReaderOptions, Start, ask
 from penstock.errors import InvalidRequest
 from penstock.net.addresses import Address, Token, parse_addresses, wants_tls
 from penstock.net.tls import client_context
@@ -40,25 +41,18 @@ from penstock.protocol.frames import (
 from penstock.protocol.record_batch import Record
 
 
-class TopicClient:
-    """One broker's topics. Connects when first used; close it, or use it as `async with`."""
+class Topics:
+    """The topics at an endpoint: `penstock.Client` has one. Connects when first used."""
 
     def __init__(
         self,
-        addresses: str | Sequence[str | Address] = "127.0.0.1:12345",
+        endpoint: Endpoint | Callable[[], Awaitable[Endpoint]],
         *,
         timeout: float = 30.0,
         connect_timeout: float = 5.0,
         token: Token | None = None,
-        ca: str | Path | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one. With
-        `tls://host:port`, `ca` is the CA to believe (a PEM file or its text, default:
-        PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours."""
-        self._token = token if token is not None else os.environ.get("PENSTOCK_TOKEN")
-        self._addresses = parse_addresses(addresses)
-        self._tls = (tls or client_context(ca)) if wants_tls(addresses) else None
+        self._endpoint, self._token = endpoint, token
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._link = self._new_link()
         self._producer_id = os.urandom(16)
@@ -66,7 +60,7 @@ class TopicClient:
         self._order: dict[str, asyncio.Lock] = {}
 
     def _new_link(self) -> Link:
-        return Link(self._addresses, self._connect_timeout, self._token, self._tls)
+        return Link(self._endpoint, self._connect_timeout, self._token)
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,11 +131,13 @@ class TopicClient:
         body = await ask(self._link, frames.consume(topic, start, max_records), self._timeout)
         return [Record(*record) for record in frames.read_consumed(body)]
 
-    def producer(self, topic: str, **options: Any) -> Producer:
+    def producer(self, topic: str, **options: Unpack[ProducerOptions]) -> Producer:
         """A batching producer with a connection of its own; the options are those of `Producer`."""
         return Producer(self._new_link(), topic, **options)
 
-    def reader(self, topic: str, start: Start = "earliest", **options: Any) -> Reader:
+    def reader(
+        self, topic: str, start: Start = "earliest", **options: Unpack[ReaderOptions]
+    ) -> Reader:
         """A reader with a connection of its own, from an offset, a time, "earliest" or "latest", or
         of a `group`.
         """
@@ -163,3 +159,30 @@ class TopicClient:
 
     async def _ask(self, command: Command, *parts: bytes) -> memoryview:
         return await ask(self._link, frames.request(command, *parts), self._timeout)
+
+
+class TopicClient(Topics):
+    """One broker's topics by their address. `penstock.Client(...).topic(name)` is the way now; this
+    stays for one release.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str | Address] = "127.0.0.1:12345",
+        *,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        token: Token | None = None,
+        ca: str | Path | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one. With
+        `tls://host:port`, `ca` is the CA to believe (a PEM file or its text, default:
+        PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours."""
+        context = (tls or client_context(ca)) if wants_tls(addresses) else None
+        super().__init__(
+            Endpoint(parse_addresses(addresses), context),
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            token=token if token is not None else os.environ.get("PENSTOCK_TOKEN"),
+        )

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
-from penstock.queues.options import QueueOptions
+from penstock.protocol.queue_options import QueueOptions
 
 
 class Item(msgspec.Struct, gc=False):

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
-from penstock.queues.options import BY_NAME, OPTIONS, QueueOptions
+from penstock.queues.options import BY_NAME, OPTIONS
 from penstock.queues.presence import Presence
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment

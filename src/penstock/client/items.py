@@ -1,0 +1,89 @@
+"""Messages and acks as the HTTP API writes them: what push, the buffer and transactions share."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from penstock.client.messages import Address, Received
+from penstock.errors import InvalidRequest
+from penstock.protocol.ids import uuid7
+from penstock.protocol.names import DEFAULT_PARTITION
+
+Item = dict[str, Any]
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a push says about a message besides its payload."""
+
+    partition: str | None = None
+    headers: Mapping[str, str] | None = None
+    delay: float | timedelta | None = None
+    deliver_at: datetime | None = None
+    transaction_id: str | None = None
+    trace_id: str | None = None
+
+
+PLAIN = Envelope()
+
+
+def new_item(address: str | Address, payload: Any, about: Envelope = PLAIN) -> Item:
+    where = Address.parse(address)
+    partition = about.partition
+    if where.group is not None:
+        raise InvalidRequest(
+            f"a push has no group, and {str(where)!r} names {where.group!r}: "
+            f"every group gets what is pushed to {where.queue!r}. "
+            "For a queue with an @ in its name use Address(queue=...)"
+        )
+    if partition and where.partition and partition != where.partition:
+        raise InvalidRequest(
+            f"the address names the partition {where.partition!r} and the argument {partition!r}"
+        )
+    item: Item = {
+        "queue": where.queue,
+        "partition": partition or where.partition or DEFAULT_PARTITION,
+        "payload": payload,
+        "transactionId": about.transaction_id or str(uuid7()),
+    }
+    if about.trace_id is not None:
+        item["traceId"] = about.trace_id
+    if about.headers:
+        item["headers"] = dict(about.headers)
+    if about.delay is not None or about.deliver_at is not None:
+        _add_time(item, about)
+    return item
+
+
+def _add_time(item: Item, about: Envelope) -> None:
+    """When the message is due. A delay stays one: it counts from the moment the broker takes the
+    message, by the database's clock.
+    """
+    if about.delay is not None and about.deliver_at is not None:
+        raise InvalidRequest("give delay or deliver_at, not both")
+    if about.deliver_at is not None:
+        if about.deliver_at.tzinfo is None:
+            raise InvalidRequest(
+                "deliver_at has no time zone: datetime.now(UTC) + ..., or .astimezone()"
+            )
+        item["deliverAt"] = about.deliver_at.isoformat()
+        return
+    delay = about.delay
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if seconds is None or not 0 <= seconds < float("inf"):
+        raise InvalidRequest(f"a delay is 0 or more seconds, not {seconds}")
+    if seconds:
+        item["delay"] = seconds
+
+
+def ack_item(message: Received) -> Item:
+    item: Item = {"transactionId": message.transaction_id, "partitionId": message.partition_id}
+    if message.lease_id:
+        item["leaseId"] = message.lease_id
+    return item
+
+
+def storable(error: str) -> str:
+    """What a broker can store of an exception's text, which may hold anything."""
+    return error.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

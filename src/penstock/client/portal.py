@@ -1,0 +1,215 @@
+"""What the clients for plain code are made of: the same calls, run on an event loop in a thread of
+its own.
+
+`Portal` is the machinery: one daemon thread with one loop, `call` runs a coroutine there and gives
+its result back, `iterate` turns an async iterator into a plain one. A facade holds a portal and the
+async object; `blocking`, `iterating` and `wrapping` make its methods of the async
+object's, with their signatures.
+"""
+
+import asyncio
+import functools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from penstock.errors import InvalidRequest, Unavailable
+
+try:  # faster where it is installed
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+S = TypeVar("S")
+T = TypeVar("T")
+F = TypeVar("F")
+A = TypeVar("A")
+P = ParamSpec("P")
+CANCEL_SECONDS = 5.0  # an interrupted call may take so long to end
+CLOSED = "the client is closed (or was made before a fork: make one in each process)"
+# A signal that arrives just before the main thread begins to wait does not wake it: it has to look.
+SIGNAL_POLL_SECONDS = 0.25
+
+
+class Portal:
+    """An event loop in a background thread."""
+
+    def __init__(self, name: str = "penstock-client") -> None:
+        self._loop: asyncio.AbstractEventLoop = new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` to its end in the portal's thread. Ctrl-C here cancels it there, and waits
+        until it has ended: what the caller does next (closing an iterator, say) must not meet it
+        still running."""
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        async def run() -> T:
+            return await function(*args, **kwargs)
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(run()))
+            tasks[0].add_done_callback(finish)
+
+        def finish(task: asyncio.Task[T]) -> None:
+            error = CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                outcome.set_result(task.result())
+            else:
+                outcome.set_exception(error)
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
+        if not self._thread.is_alive():
+            raise Unavailable(CLOSED)
+        if threading.current_thread() is self._thread:
+            raise InvalidRequest(
+                "a plain client cannot be used inside its own event loop, where an async handler"
+                " runs: make the handler a plain function, or use penstock.Client"
+            )
+        try:
+            try:
+                self._loop.call_soon_threadsafe(begin)
+            except RuntimeError:  # closed by another thread in this very moment
+                raise Unavailable(CLOSED) from None
+            while True:
+                try:
+                    return outcome.result(SIGNAL_POLL_SECONDS)
+                except TimeoutError:
+                    if outcome.done():  # the call's own
+                        return outcome.result()
+                    if not self._thread.is_alive():  # closed, or lost in a fork
+                        raise Unavailable(CLOSED) from None
+        except BaseException:
+            if not outcome.done() and self._thread.is_alive():
+                self._loop.call_soon_threadsafe(cancel)
+                wait([outcome], CANCEL_SECONDS)
+            raise
+
+    def make(self, build: Callable[[], T]) -> T:
+        """Build an object that belongs to the loop."""
+
+        async def in_loop() -> T:
+            return build()
+
+        return self.call(in_loop)
+
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """The async iterator's items; closed when this generator is."""
+        try:
+            while True:
+                try:
+                    yield self.call(source.__anext__)
+                except StopAsyncIteration:
+                    return
+        finally:
+            close = getattr(source, "aclose", None)
+            # this generator may be collected after the portal was closed
+            if close is not None and self._thread.is_alive():
+                self.call(close)
+
+    def close(self) -> None:
+        """End the loop. Calls of other threads that are under way are cut off."""
+        if not self._thread.is_alive():
+            return
+        self.call(_cancel_rest)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+def blocking(
+    method: Callable[Concatenate[S, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A facade's method: the async object's, run to its end."""
+
+    @functools.wraps(method)
+    def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._portal.call(method, self._async, *args, **kwargs)
+
+    return call
+
+
+def blocking_as(
+    method: Callable[Concatenate[S, P], Awaitable[Any]], result: type[T]
+) -> Callable[Concatenate[Any, P], T]:
+    """As `blocking`, where the result is another type for plain code."""
+    del result  # for type checkers only
+    return blocking(method)
+
+
+def passing(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A facade's method: the async object's, which needs no loop."""
+
+    @functools.wraps(method)
+    def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._async, *args, **kwargs)
+
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[S, P], AsyncIterator[Any]], item: type[T]
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """A facade's method: the async object's iterator, of `item`s, as a plain one."""
+    del item  # for type checkers only
+
+    @functools.wraps(method)
+    def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self._portal.iterate(method(self._async, *args, **kwargs))
+
+    return call
+
+
+def wrapping(
+    facade: Callable[[Portal, A], F], method: Callable[Concatenate[S, P], A]
+) -> Callable[Concatenate[Any, P], F]:
+    """A facade's method: what the async object's makes, in a facade of its own."""
+
+    @functools.wraps(method)
+    def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> F:
+        made = self._portal.make(lambda: method(self._async, *args, **kwargs))
+        return facade(self._portal, made)
+
+    return call
+
+
+class Facade(Generic[S]):
+    """Holds a portal and the async object that lives on its loop."""
+
+    def __init__(self, portal: Portal, behind: S) -> None:
+        self._portal = portal
+        self._async = behind
+
+
+class ClosingFacade(ABC, Facade[S]):
+    """A facade that is a context manager, and closes when that ends."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> Any:
+        """End what the async object does."""

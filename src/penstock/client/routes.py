@@ -1,0 +1,83 @@
+"""`Client.routes`: the broker's export routes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from penstock.client.brokers import Brokers
+from penstock.client.payload import check_payload
+from penstock.client.results import Result, RoutePushed, RouteStatus
+
+BASE = "/api/v1/routes"
+
+
+class _All(Result):
+    routes: list[RouteStatus]
+
+
+class _Count(Result):
+    records: int
+
+
+class Routes:
+    """The broker's export routes, by their names."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def list(self) -> list[RouteStatus]:
+        """All routes with their status."""
+        return (await self._brokers.decoded(_All, "GET", BASE, again=True)).routes
+
+    async def get(self, name: str) -> RouteStatus:
+        """How a route is; `NotFound`."""
+        return await self._brokers.decoded(RouteStatus, "GET", _path(name), again=True)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        destination: Mapping[str, Any],
+        source: Mapping[str, Any] | str | None = None,
+        batch: Mapping[str, Any] | None = None,
+        queue: Mapping[str, Any] | None = None,
+    ) -> RouteStatus:
+        """Make a route; its parts as in the configuration file (docs/export.md)."""
+        given = {"destination": destination, "source": source, "batch": batch, "queue": queue}
+        body = {"name": name} | {part: value for part, value in given.items() if value is not None}
+        return await self._brokers.decoded(RouteStatus, "POST", BASE, body)
+
+    async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
+        """Queue records, anything JSON can say, for the route's destination."""
+        check_payload(records)
+        body = {"records": list(records)}
+        return await self._brokers.decoded(RoutePushed, "POST", f"{_path(name)}/push", body)
+
+    async def pause(self, name: str) -> RouteStatus:
+        """Stop sending."""
+        return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/pause", again=True)
+
+    async def resume(self, name: str) -> RouteStatus:
+        """Send again."""
+        return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/resume", again=True)
+
+    async def drain(self, name: str) -> RouteStatus:
+        """Take nothing new and deliver what there is."""
+        return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/drain", again=True)
+
+    async def purge(self, name: str) -> int:
+        """Drop what is queued; how many records that were."""
+        return (await self._brokers.decoded(_Count, "POST", f"{_path(name)}/purge")).records
+
+    async def replay(self, name: str) -> int:
+        """Queue the route's dead letters again; how many."""
+        return (await self._brokers.decoded(_Count, "POST", f"{_path(name)}/replay")).records
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        """Stop and remove the route; with `force` also what it has not delivered."""
+        query = "?force=true" if force else ""
+        await self._brokers.json("DELETE", f"{_path(name)}{query}", again=False)
+
+
+def _path(name: str) -> str:
+    return f"{BASE}/{quote(name, safe='')}"

@@ -1,0 +1,85 @@
+"""`Client.schedules`: messages that are pushed again and again, by cron's calendar."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import quote
+
+from penstock.client.brokers import Brokers
+from penstock.client.messages import Address
+from penstock.client.payload import check_payload
+from penstock.client.results import Result, Schedule, ScheduleRun
+from penstock.errors import InvalidRequest
+from penstock.protocol.names import DEFAULT_PARTITION
+
+BASE = "/api/v1/schedules"
+
+
+class _All(Result):
+    schedules: list[Schedule]
+
+
+class Schedules:
+    """The broker's schedules, by their names."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def list(self) -> list[Schedule]:
+        """All schedules, by name."""
+        return (await self._brokers.decoded(_All, "GET", BASE, again=True)).schedules
+
+    async def get(self, name: str) -> Schedule:
+        """One schedule with its next and last runs; `NotFound`."""
+        return await self._brokers.decoded(Schedule, "GET", _path(name), again=True)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        cron: str,
+        queue: str | Address,
+        payload: Any = None,
+        timezone: str = "UTC",
+        headers: Mapping[str, str] | None = None,
+        catch_up: Literal["none", "one", "all"] = "one",
+        paused: bool = False,
+    ) -> Schedule:
+        """Make a schedule, or replace the one of this name: at each time of `cron` in `timezone`
+        the payload is pushed to `queue`. `catch_up` says what is pushed for times that passed while
+        no broker ran.
+        """
+        where = Address.parse(queue)
+        if where.group is not None:
+            raise InvalidRequest(f"a schedule pushes to a queue, and {queue!s} names a group")
+        check_payload(payload)
+        body = {
+            "cron": cron,
+            "timezone": timezone,
+            "queue": where.queue,
+            "partition": where.partition or DEFAULT_PARTITION,
+            "payload": payload,
+            "headers": dict(headers) if headers else None,
+            "catchUp": catch_up,
+            "paused": paused,
+        }
+        return await self._brokers.decoded(Schedule, "PUT", _path(name), body, again=True)
+
+    async def pause(self, name: str) -> Schedule:
+        """Push nothing until `resume`."""
+        return await self._brokers.decoded(Schedule, "POST", f"{_path(name)}/pause", again=True)
+
+    async def resume(self, name: str) -> Schedule:
+        """Go on from now; what was due while it was paused is not made up for."""
+        return await self._brokers.decoded(Schedule, "POST", f"{_path(name)}/resume", again=True)
+
+    async def run(self, name: str) -> ScheduleRun:
+        """Push its message now; the next runs do not change."""
+        return await self._brokers.decoded(ScheduleRun, "POST", f"{_path(name)}/run")
+
+    async def delete(self, name: str) -> None:
+        """Delete the schedule; what it pushed stays."""
+        await self._brokers.json("DELETE", _path(name))
+
+
+def _path(name: str) -> str:
+    return f"{BASE}/{quote(name, safe='')}"

@@ -1,0 +1,231 @@
+"""`penstock.SyncClient`: the client for code that is not async, on the portal's loop."""
+
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import msgspec
+
+from penstock.client.buffer import PushBuffer, Refusal
+from penstock.client.client import Client, limits_from_env
+from penstock.client.items import Item
+from penstock.client.messages import Popped, Received, client_of
+from penstock.client.portal import (
+    ClosingFacade,
+    Facade,
+    Portal,
+    blocking,
+    blocking_as,
+    iterating,
+    passing,
+    wrapping,
+)
+from penstock.client.results import TransactionStep
+from penstock.client.routes import Routes
+from penstock.client.schedules import Schedules
+from penstock.client.sync_topics import SyncTopic
+from penstock.client.transactions import Transaction
+from penstock.errors import Unavailable
+from penstock.net.addresses import Token
+
+
+class SyncMessage(Received):
+    """A message taken by `SyncClient`, to be answered by one of its methods."""
+
+    def ack(self) -> None:
+        """The work is done; `AckRefused` when the lease was lost and the message comes again."""
+        client_of(self).ack(self)
+
+    def retry(self, *, delay: float = 0.0) -> None:
+        """Deliver it again after `delay` seconds; no attempt is counted."""
+        client_of(self).ack(self, "retry", delay=delay)
+
+    def dead_letter(self, reason: str) -> None:
+        """Put it aside for a person to look at: it cannot succeed."""
+        client_of(self).ack(self, "dlq", error=reason)
+
+    def extend(self, seconds: int = 60) -> bool:
+        """Lease it for `seconds` from now; False when the lease is lost."""
+        return bool(client_of(self).extend(self, seconds))
+
+
+class _Popped(msgspec.Struct, rename="camel"):
+    messages: list[SyncMessage] = []
+    queue: str = ""
+
+
+class SyncPushBuffer(ClosingFacade[PushBuffer]):
+    """A `PushBuffer` for plain code; `push` waits only while the buffer is full. Leaving a `with`
+    block sends the rest, and raises when it cannot be sent.
+    """
+
+    push = blocking(PushBuffer.push)
+    flush = blocking(PushBuffer.flush)
+    close = blocking(PushBuffer.close)
+    __exit__ = blocking(PushBuffer.__aexit__)
+
+    def __len__(self) -> int:
+        return len(self._async)
+
+    @property
+    def refused(self) -> list[Refusal]:
+        """As `PushBuffer.refused`."""
+        return self._async.refused
+
+
+class SyncTransaction(Facade[Transaction]):
+    """A `Transaction` for plain code: leaving the `with` block commits, an exception in it
+    discards.
+    """
+
+    commit = blocking(Transaction.commit)
+    __exit__ = blocking(Transaction.__aexit__)
+
+    def __enter__(self) -> Transaction:
+        return self._async
+
+    @property
+    def results(self) -> list[TransactionStep]:
+        """What became of each step, after the commit."""
+        return self._async.results
+
+
+class SyncSchedules(Facade[Schedules]):
+    """`Schedules` for plain code."""
+
+    list = blocking(Schedules.list)
+    get = blocking(Schedules.get)
+    create = blocking(Schedules.create)
+    pause = blocking(Schedules.pause)
+    resume = blocking(Schedules.resume)
+    run = blocking(Schedules.run)
+    delete = blocking(Schedules.delete)
+
+
+class SyncRoutes(Facade[Routes]):
+    """`Routes` for plain code."""
+
+    list = blocking(Routes.list)
+    get = blocking(Routes.get)
+    create = blocking(Routes.create)
+    push = blocking(Routes.push)
+    pause = blocking(Routes.pause)
+    resume = blocking(Routes.resume)
+    drain = blocking(Routes.drain)
+    purge = blocking(Routes.purge)
+    replay = blocking(Routes.replay)
+    delete = blocking(Routes.delete)
+
+
+class SyncClient(ClosingFacade[Client]):
+    """`penstock.Client` for plain code: the same methods, without await.
+
+    with SyncClient("http://broker:6632") as client:
+        client.push("orders", {"id": 1})
+        for message in client.take("orders"):
+            message.ack()
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] | None = None,
+        *,
+        token: Token | None = None,
+        timeout: float = 30.0,
+        patience: float = 30.0,
+        pool_size: int = 64,
+        ca: str | Path | None = None,
+        tls: ssl.SSLContext | None = None,
+        topics: str | None = None,
+    ) -> None:
+        """As `penstock.Client`."""
+
+        def make() -> Client:
+            client = Client(
+                urls,
+                token=token,
+                timeout=timeout,
+                patience=patience,
+                pool_size=pool_size,
+                ca=ca,
+                tls=tls,
+                topics=topics,
+            )
+            decode = msgspec.json.Decoder(_Popped).decode
+            client._decode_popped = cast(Callable[[bytes], Popped], decode)
+            client._answers_to = self
+            return client
+
+        portal = Portal()
+        self._closed = False
+        try:
+            super().__init__(portal, portal.make(make))
+        except BaseException:
+            portal.close()
+            raise
+        self.schedules = SyncSchedules(portal, self._async.schedules)
+        self.routes = SyncRoutes(portal, self._async.routes)
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """As `Client.from_env`."""
+        return cls(**limits_from_env())
+
+    push = blocking(Client.push)
+    push_many = blocking(Client.push_many)
+    push_items = blocking(Client.push_items)
+    pop = blocking_as(Client.pop, list[SyncMessage])
+    take = iterating(Client.take, SyncMessage)
+    ack = blocking(Client.ack)
+    ack_each = blocking(Client.ack_each)
+    give_back = blocking(Client.give_back)
+    extend = blocking(Client.extend)
+    trace = blocking(Client.trace)
+    transaction = wrapping(SyncTransaction, Client.transaction)
+    buffer = wrapping(SyncPushBuffer, Client.buffer)
+    consumer = passing(Client.consumer)
+    run = blocking(Client.run)
+    topic = wrapping(SyncTopic, Client.topic)
+    topics = blocking(Client.topics)
+    status = blocking(Client.status)
+    configure = blocking(Client.configure)
+    queues = blocking(Client.queues)
+    describe = blocking(Client.describe)
+    delete_queue = blocking(Client.delete_queue)
+    clear = blocking(Client.clear)
+    group = blocking(Client.group)
+    groups = blocking(Client.groups)
+    delete_group = blocking(Client.delete_group)
+    seek = blocking(Client.seek)
+    dead_letters = blocking(Client.dead_letters)
+    requeue = blocking(Client.requeue)
+    purge = blocking(Client.purge)
+    scheduled = blocking(Client.scheduled)
+    cancel = blocking(Client.cancel)
+
+    def stop(self) -> None:
+        """End `run`; from another thread or from a handler."""
+        self._portal.make(self._async.stop)
+
+    def close(self, timeout: float = 10.0) -> list[Item]:
+        """As `Client.close`: what the buffers could not send within `timeout` seconds."""
+        if self._closed:
+            return []
+        self._closed = True
+        unsent = self._portal.call(self._async.close, timeout)
+        self._portal.close()
+        return unsent
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        unsent = self.close()
+        if unsent and kind is None:
+            raise Unavailable(
+                f"{len(unsent)} messages could not be sent before the client was closed"
+            )

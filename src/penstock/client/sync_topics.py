@@ -1,0 +1,146 @@
+"""Topics for plain code: the async objects of `penstock.client.topic`, behind a portal."""
+
+import ssl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from penstock.client.portal import ClosingFacade, Facade, Portal, blocking, iterating, wrapping
+from penstock.client.producer import Delivery, Producer
+from penstock.client.reader import Reader
+from penstock.client.topic import Topic, TopicGroup
+from penstock.client.topics import TopicClient
+from penstock.errors import PenstockError
+from penstock.net.addresses import Address, Token
+from penstock.protocol.record_batch import Batch, Record
+
+
+class SyncProducer(ClosingFacade[Producer]):
+    """A `Producer` for plain code; `send` waits only while the buffer is full.
+
+    with client.producer("orders") as producer:
+        producer.send_many(lines)
+    """
+
+    send = blocking(Producer.send)
+    send_many = blocking(Producer.send_many)  # one crossing between the threads for all of them
+    flush = blocking(Producer.flush)
+    close = blocking(Producer.close)
+
+    def offset(self, delivery: Delivery) -> int:
+        """Wait until the record is stored; its offset, or the error that it failed with."""
+        return self._portal.call(_result, delivery)
+
+    @property
+    def failure(self) -> PenstockError | None:
+        """The first error that a record failed with; `flush` and `close` raise it."""
+        return self._async.failure
+
+    @property
+    def stored(self) -> tuple[int, int | None, int | None]:
+        """How many records are stored, and the offsets of the first and the last one."""
+        return self._async.records, self._async.first_offset, self._async.last_offset
+
+    def abort(self) -> None:
+        """Stop at once; what has no answer yet fails."""
+        self._portal.make(self._async.abort)
+
+
+class SyncReader(ClosingFacade[Reader]):
+    """A `Reader` for plain code: iterate over it for records, or over `batches()`."""
+
+    complete = blocking(Reader.complete)
+    close = blocking(Reader.close)
+
+    @property
+    def position(self) -> int | None:
+        """The offset after the last record that was given out; None before the first one."""
+        return self._async.position
+
+    def __iter__(self) -> Iterator[Record]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[Batch]:
+        """As `Reader.batches`."""
+        return self._portal.iterate(self._async.batches())
+
+
+class SyncTopicGroup(Facade[TopicGroup]):
+    """A `TopicGroup` for plain code."""
+
+    take = iterating(TopicGroup.take, Batch)
+    commit = blocking(TopicGroup.commit)
+    committed = blocking(TopicGroup.committed)
+
+
+class SyncTopic(Facade[Topic]):
+    """A `Topic` for plain code: the same methods, without await."""
+
+    create = blocking(Topic.create)
+    delete = blocking(Topic.delete)
+    info = blocking(Topic.info)
+    next_offset = blocking(Topic.next_offset)
+    offset_at = blocking(Topic.offset_at)
+    produce = blocking(Topic.produce)
+    consume = blocking(Topic.consume)
+    tail = iterating(Topic.tail, Record)
+    read = iterating(Topic.read, Record)
+    group = wrapping(SyncTopicGroup, Topic.group)
+    producer = wrapping(SyncProducer, Topic.producer)
+    reader = wrapping(SyncReader, Topic.reader)
+
+
+class SyncTopicClient(ClosingFacade[TopicClient]):
+    """`TopicClient` for plain code. `penstock.SyncClient(...).topic(name)` is the way now; this
+    stays for one release.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str | Address] = "127.0.0.1:12345",
+        *,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        token: Token | None = None,
+        ca: str | Path | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """As `TopicClient`."""
+        portal = Portal()
+        try:
+            client = portal.make(
+                lambda: TopicClient(
+                    addresses,
+                    timeout=timeout,
+                    connect_timeout=connect_timeout,
+                    token=token,
+                    ca=ca,
+                    tls=tls,
+                )
+            )
+        except BaseException:
+            portal.close()
+            raise
+        super().__init__(portal, client)
+
+    create = blocking(TopicClient.create)
+    delete = blocking(TopicClient.delete)
+    names = blocking(TopicClient.names)
+    info = blocking(TopicClient.info)
+    next_offset = blocking(TopicClient.next_offset)
+    offset_at = blocking(TopicClient.offset_at)
+    produce = blocking(TopicClient.produce)
+    consume = blocking(TopicClient.consume)
+    commit = blocking(TopicClient.commit)
+    committed = blocking(TopicClient.committed)
+    producer = wrapping(SyncProducer, TopicClient.producer)
+    reader = wrapping(SyncReader, TopicClient.reader)
+
+    def close(self) -> None:
+        """As `TopicClient.close`; ends the thread too."""
+        self._portal.call(self._async.close)
+        self._portal.close()
+
+
+async def _result(delivery: Delivery) -> int:
+    return await delivery

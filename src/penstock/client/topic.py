@@ -1,0 +1,152 @@
+"""One topic, and one group on it: what `Client.topic` gives.
+
+The binary port is found by itself: brokers name their listeners in `/health`, and we connect to
+that port on the host whose URL we were given. Where the port is another one on the way (a mapped
+port of a container), the client is told with `topics="tcp://host:port"`.
+"""
+
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from datetime import datetime
+from typing import Unpack
+from urllib.parse import urlsplit
+
+from penstock.client.brokers import Brokers
+from penstock.client.connection import Endpoint
+from penstock.client.producer import Producer, ProducerOptions
+from penstock.client.reader import Reader, ReaderOptions, Start
+from penstock.client.topics import Topics
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.net.addresses import Address, parse_addresses
+from penstock.protocol.frames import Bytes, Info
+from penstock.protocol.record_batch import Batch, Record
+
+
+class Topic:
+    """A topic of the broker: append records, read them from any offset on, or as a group."""
+
+    def __init__(self, topics: Topics, name: str) -> None:
+        self._topics = topics
+        self.name = name
+
+    async def create(self) -> None:
+        """Make the topic; fine if it exists."""
+        await self._topics.create(self.name)
+
+    async def delete(self) -> None:
+        """Delete the topic and its records for good; `NotFound` if it does not exist."""
+        await self._topics.delete(self.name)
+
+    async def info(self) -> Info:
+        """Offsets, records, bytes, segments; `NotFound` if it does not exist."""
+        return await self._topics.info(self.name)
+
+    async def next_offset(self) -> int:
+        """The offset the next record will get; 0 for a topic that does not exist."""
+        return await self._topics.next_offset(self.name)
+
+    async def offset_at(self, at: datetime) -> int:
+        """The first record appended at or after `at`; the next offset if there is none."""
+        return await self._topics.offset_at(self.name, at)
+
+    async def produce(self, *payloads: Bytes) -> int:
+        """Append the payloads as one batch, all or none, stored once; the first one's offset."""
+        return await self._topics.produce(self.name, *payloads)
+
+    async def consume(self, start: int = 0, max_records: int = 100) -> list[Record]:
+        """Up to `max_records` records from `start` on; empty at the end."""
+        return await self._topics.consume(self.name, start, max_records)
+
+    async def tail(self, from_: Start = "latest") -> AsyncGenerator[Record, None]:
+        """Records as they are appended, for ever, beginning at an offset, a time, "earliest" or
+        "latest".
+        """
+        async with self.reader(from_) as reader, aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                for record in batch:
+                    yield record
+
+    async def read(self, from_: Start = "earliest") -> AsyncGenerator[Record, None]:
+        """Records that are there now, from `from_` to the end."""
+        async with self.reader(from_, follow=False) as reader, aclosing(reader.batches()) as found:
+            async for batch in found:
+                for record in batch:
+                    yield record
+
+    def group(self, name: str) -> "TopicGroup":
+        """The group `name` on this topic: its members share the records among them."""
+        return TopicGroup(self._topics, self.name, name)
+
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+        """A batching producer with a connection of its own; the options are those of `Producer`."""
+        return self._topics.producer(self.name, **options)
+
+    def reader(self, from_: Start = "earliest", **options: Unpack[ReaderOptions]) -> Reader:
+        """A reader with a connection of its own, for batches and positions; the options are those
+        of `Reader`.
+        """
+        return self._topics.reader(self.name, from_, **options)
+
+
+class TopicGroup:
+    """A group on a topic."""
+
+    def __init__(self, topics: Topics, topic: str, name: str) -> None:
+        self._topics = topics
+        self.topic, self.name = topic, name
+
+    async def take(
+        self,
+        *,
+        max_records: int = 10_000,
+        follow: bool = True,
+        member: str | None = None,
+    ) -> AsyncGenerator[Batch, None]:
+        """Batches that no other member gets, for ever, or with `follow=False` to the end of the
+        topic. A batch counts as done when the next one is asked for.
+        """
+        reader = self._topics.reader(
+            self.topic, group=self.name, max_records=max_records, follow=follow, member=member
+        )
+        async with reader, aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def commit(self, offset: int) -> None:
+        """Set the group's position: everything before `offset` counts as read."""
+        await self._topics.commit(self.topic, self.name, offset)
+
+    async def committed(self) -> tuple[int, int]:
+        """The group's committed offset and its lag in records."""
+        return await self._topics.committed(self.topic, self.name)
+
+
+class TopicFinder:
+    """Asks the brokers where they serve topics; called before each connection."""
+
+    def __init__(self, brokers: Brokers, context: Callable[[], ssl.SSLContext]) -> None:
+        self._brokers, self._context = brokers, context
+
+    async def __call__(self) -> Endpoint:
+        addresses: list[Address] = []
+        secure: set[bool] = set()
+        failures: list[str] = []
+        for url, status in await self._brokers.statuses():
+            if isinstance(status, Exception):
+                failures.append(f"{url}: {status}")
+            elif listener := status.listeners.get("TCP"):
+                ((host, port),) = parse_addresses(listener)
+                addresses.append((urlsplit(url).hostname or host, port))
+                secure.add(listener.startswith("tls://"))
+        if not addresses and failures:
+            raise Unavailable(f"no broker says where its topics are ({'; '.join(failures)})")
+        if not addresses:
+            raise InvalidRequest(
+                f"{', '.join(self._brokers.urls)}: no broker there serves topics over TCP "
+                "(topics.enabled and tcp_server.enabled). If another one does, name it: "
+                'Client(..., topics="tcp://host:12345") or PENSTOCK_BROKER'
+            )
+        if len(secure) > 1:
+            raise InvalidRequest("some of the brokers' TCP ports speak TLS and some do not")
+        return Endpoint(addresses, self._context() if secure == {True} else None)

@@ -1,0 +1,117 @@
+"""Pushes and acks that happen together or not at all."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.client.brokers import Brokers
+from penstock.client.items import Envelope, Item, ack_item, new_item, storable
+from penstock.client.leases import LeaseKeeper
+from penstock.client.messages import AckStatus, Address, Received
+from penstock.client.payload import check_payload
+from penstock.client.results import Result, TransactionStep
+from penstock.errors import Conflict
+
+
+class _Committed(Result, kw_only=True):
+    success: bool
+    results: list[TransactionStep]
+    error: str | None = None
+
+
+class Transaction:
+    """Collects pushes and acks; leaving the `async with` block commits them, an exception in it
+    discards them.
+
+    When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it
+    was not done, the acknowledged messages are delivered again when their lease ends. So they are
+    after a `Conflict`, unless they are answered before.
+    """
+
+    def __init__(self, brokers: Brokers, leases: LeaseKeeper) -> None:
+        self._brokers, self._leases = brokers, leases
+        self._operations: list[Item] = []
+        self._acked: list[Received] = []
+        self.results: list[TransactionStep]
+
+    def push(
+        self,
+        address: str | Address,
+        payload: Any,
+        *,
+        partition: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: datetime | None = None,
+        transaction_id: str | None = None,
+        trace_id: str | None = None,
+    ) -> Self:
+        """Push a message when the transaction is committed, as `Client.push` does;
+        `InvalidRequest` for a payload that JSON cannot say.
+        """
+        check_payload(payload)
+        about = Envelope(
+            partition=partition,
+            headers=headers,
+            delay=delay,
+            deliver_at=deliver_at,
+            transaction_id=transaction_id,
+            trace_id=trace_id,
+        )
+        item = new_item(address, payload, about)
+        self._operations.append({"type": "push", "items": [item]})
+        return self
+
+    def ack(
+        self,
+        message: Received | Sequence[Received],
+        status: AckStatus = "completed",
+        *,
+        error: str | None = None,
+    ) -> Self:
+        """Acknowledge messages when the transaction is committed, as `Client.ack` does."""
+        for one in [message] if isinstance(message, Received) else message:
+            operation = {
+                "type": "ack",
+                "status": status,
+                "consumerGroup": one.consumer_group,
+                **ack_item(one),
+            }
+            if error is not None:
+                operation["error"] = storable(error)
+            self._operations.append(operation)
+            self._acked.append(one)
+        return self
+
+    async def commit(self) -> list[TransactionStep]:
+        """Send the transaction; `Conflict` when it could not be applied, and then nothing of it
+        was.
+        """
+        if not self._operations:
+            return []
+        leases = list(
+            dict.fromkeys(message.lease_id for message in self._acked if message.lease_id)
+        )
+        body = {"operations": self._operations, "requiredLeases": leases}
+        try:
+            answer = await self._brokers.decoded(_Committed, "POST", "/api/v1/transaction", body)
+        finally:  # as with an ack
+            self._leases.drop(self._acked)
+        if not answer.success:
+            raise Conflict(answer.error or "the transaction was not applied")
+        self._operations, self._acked = [], []
+        self.results = answer.results
+        return self.results
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.commit()

@@ -1,0 +1,176 @@
+"""What a user sees of the client: names at the root, signatures, docstrings, types."""
+
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import msgspec
+import playwright
+import pyright
+import pytest
+
+import penstock
+import penstock.client
+from penstock import (
+    Client,
+    Message,
+    Producer,
+    PushBuffer,
+    Reader,
+    Routes,
+    Schedules,
+    SyncClient,
+    SyncMessage,
+    SyncProducer,
+    SyncPushBuffer,
+    SyncReader,
+    SyncRoutes,
+    SyncSchedules,
+    SyncTopic,
+    SyncTopicClient,
+    SyncTopicGroup,
+    SyncTransaction,
+    Topic,
+    TopicClient,
+    TopicGroup,
+    Transaction,
+)
+from penstock.client.buffer import BufferOptions
+from penstock.client.consumer import Consumer, ConsumerOptions
+from penstock.client.producer import ProducerOptions
+from penstock.client.reader import ReaderOptions
+from penstock.client.results import QueueSettings
+from penstock.protocol.queue_options import QueueOptions
+
+PAIRS = [
+    (SyncClient, Client),
+    (SyncMessage, Message),
+    (SyncTopic, Topic),
+    (SyncTopicGroup, TopicGroup),
+    (SyncSchedules, Schedules),
+    (SyncRoutes, Routes),
+    (SyncTopicClient, TopicClient),
+    (SyncPushBuffer, PushBuffer),
+    (SyncProducer, Producer),
+    (SyncReader, Reader),
+]
+SAMPLE = Path(__file__).parent / "sample_program.py"
+
+
+def public(kind: type) -> dict[str, typing.Any]:
+    return {
+        name: member
+        for name, member in inspect.getmembers(kind)
+        if not name.startswith("_") and (inspect.isfunction(member) or inspect.ismethod(member))
+    }
+
+
+def parameters(function: typing.Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+@pytest.mark.parametrize(("plain", "asynchronous"), PAIRS)
+def test_a_plain_class_has_every_method_of_its_async_class_with_the_same_parameters(
+    plain: type, asynchronous: type
+) -> None:
+    if plain in (SyncClient, SyncTopicClient):  # the others are made by these
+        assert parameters(plain) == parameters(asynchronous)
+    ours, theirs = public(plain), public(asynchronous)
+    assert theirs.keys() - ours.keys() == set()
+    assert {
+        name: [inspect.signature(ours[name]), inspect.signature(method)]
+        for name, method in theirs.items()
+        if parameters(ours[name]) != parameters(method)
+    } == {}
+
+
+def test_a_plain_transaction_collects_with_the_async_ones_methods() -> None:
+    assert public(Transaction).keys() - public(SyncTransaction).keys() == {"push", "ack"}
+    assert typing.get_type_hints(SyncTransaction.__enter__)["return"] is Transaction
+
+
+def test_nothing_public_takes_any_option_or_answers_with_a_dictionary() -> None:
+    loose = []
+    for name in penstock.client.__all__:
+        exported = getattr(penstock, name)
+        if not inspect.isclass(exported) or issubclass(exported, Exception | msgspec.Struct):
+            continue
+        for method, function in public(exported).items():
+            text = str(inspect.signature(function))
+            if re.search(r"\*\*\w+: Any|-> .*dict\[str, Any\]", text):
+                loose.append(f"{name}.{method}{text}")
+    # what could not be sent is handed back in the form of the HTTP API
+    assert [one for one in loose if not one.split("(")[0].endswith(".close")] == []
+
+
+def test_every_public_class_and_method_says_what_it_does() -> None:
+    silent = []
+    for name in penstock.client.__all__:
+        exported = getattr(penstock, name)
+        if inspect.isclass(exported) and exported.__module__.startswith("penstock"):
+            own = [
+                f"{name}.{method}"
+                for method, function in vars(exported).items()
+                if inspect.isfunction(function)
+                and not method.startswith("_")
+                and not inspect.getdoc(function)
+            ]
+            silent += own if inspect.getdoc(exported) else [name, *own]
+    assert silent == []
+
+
+def test_the_root_exports_what_the_client_exports() -> None:
+    assert sorted(penstock._FROM_CLIENT) == sorted(penstock.client.__all__)
+    stub = (Path(penstock.__file__).parent / "__init__.pyi").read_text()
+    assert sorted(re.findall(r"import (\w+) as \1", stub)) == sorted(penstock.client.__all__)
+    assert set(dir(penstock)) >= {"Client", "Message", "Retry", "DeadLetter", "QueueFull"}
+    with pytest.raises(AttributeError):
+        penstock.Nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        (BufferOptions, PushBuffer),
+        (ConsumerOptions, Consumer),
+        (ProducerOptions, Producer),
+        (ReaderOptions, Reader),
+    ],
+)
+def test_named_options_are_those_of_the_class_they_are_for(options: type, kind: type) -> None:
+    taken = {p.name: p.annotation for p in parameters(kind) if p.kind is p.KEYWORD_ONLY}
+    assert {name: str(hint) for name, hint in typing.get_type_hints(options).items()} == {
+        name: str(hint)
+        for name, hint in typing.get_type_hints(kind.__init__).items()
+        if name in taken
+    }
+
+
+def test_the_settings_of_a_queue_are_its_options() -> None:
+    fields = {field.name for field in msgspec.structs.fields(QueueOptions)}
+    assert set(QueueSettings.__annotations__) == fields
+
+
+def test_mypy_and_pyright_find_every_typo_in_the_sample_program_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    # node comes with playwright, the checker itself with its package: nothing is downloaded
+    node = Path(playwright.__file__).parent / "driver" / "node"
+    checker = Path(pyright.__file__).parent / "dist" / "index.js"
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}"]
+    commands = {
+        r"sample_program\.py:(\d+): error": [*mypy, "--follow-imports=silent"],
+        r"sample_program\.py:(\d+):\d+ - error": [node, checker, "--pythonpath", sys.executable],
+    }
+    runs = {
+        pattern: subprocess.Popen([*command, SAMPLE], stdout=subprocess.PIPE, text=True)
+        for pattern, command in commands.items()
+    }
+    lines = SAMPLE.read_text().splitlines()
+    wrong = {number for number, line in enumerate(lines, 1) if "# wrong" in line}
+    for pattern, run in runs.items():
+        output = run.communicate()[0]
+        assert {int(number) for number in re.findall(pattern, output)} == wrong, output
