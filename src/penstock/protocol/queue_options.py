@@ -56,7 +56,8 @@ class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
         int, _whole("older messages that some group has not answered are deleted; 0: never")
     ] = 0
     encryption_enabled: Annotated[
-        bool, Meta(description="payloads are sealed with AES-256-GCM before they are stored")
+        bool,
+        Meta(description="payloads and headers are sealed with AES-256-GCM before they are stored"),
     ] = False
     ordering: Annotated[
         Literal["partition", "none"],
