@@ -5,9 +5,10 @@ from typing import Any
 from penstock.database import Database
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
-from penstock.queues.options import BY_NAME, QueueOptions, columns_of, options_of
+from penstock.queues.options import BY_NAME, columns_of, options_of
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
