@@ -1,0 +1,82 @@
+"""Refuses payloads that JSON would change without a word.
+
+JSON has no NaN, no infinity and no bytes. The encoder writes `null` and base64 text instead, and a
+consumer cannot see that it was something else. So we look at what is pushed: quickly at first, and
+where that sees more than plain JSON, once more to name the place.
+"""
+
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from math import isfinite as _isfinite
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from penstock.errors import InvalidRequest
+
+_AS_THEY_ARE = frozenset({str, int, bool, type(None), msgspec.Raw})
+_AS_TEXT = (datetime, date, time, timedelta, UUID)  # and nothing of them is lost
+_BINARY = (bytes, bytearray, memoryview)
+
+
+def check_payload(value: Any) -> None:
+    """Raise `InvalidRequest`, naming the place, when the value cannot be said in JSON."""
+    if type(value) not in _AS_THEY_ARE and not _is_plain(value):
+        _check(value, "")
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        if any(type(key) is not str for key in value):
+            return False
+        inside = value.values()
+    elif kind is list:
+        inside = value
+    else:
+        return kind is float and _isfinite(value)
+    for inner in inside:  # noqa: SIM110  # a generator takes twice the time
+        if type(inner) not in _AS_THEY_ARE and not _is_plain(inner):
+            return False
+    return True
+
+
+def _check(value: Any, path: str) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if type(key) is not str:
+                _check(key, f"{path}.{key}")
+            if type(inner) not in _AS_THEY_ARE:
+                _check(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, inner in enumerate(value):
+            if type(inner) not in _AS_THEY_ARE:
+                _check(inner, f"{path}[{index}]")
+    elif isinstance(value, float):
+        if not _isfinite(value):
+            raise InvalidRequest(
+                f"{_place(path)} is {value}, which JSON cannot say (it would become null): "
+                "send None, a number or text"
+            )
+    elif isinstance(value, Decimal):
+        if not value.is_finite():
+            raise InvalidRequest(f"{_place(path)} is {value}: send None, a number or text")
+    elif isinstance(value, _BINARY):
+        whole = "" if path else ", or msgspec.Raw(...) when it holds JSON already"
+        raise InvalidRequest(
+            f"{_place(path)} is {type(value).__name__}, which JSON cannot say: "
+            "send text (.decode()), or base64.b64encode(...).decode() and decode it "
+            f"in the consumer{whole}"
+        )
+    elif type(value) not in _AS_THEY_ARE and not isinstance(value, _AS_TEXT):
+        plain = msgspec.to_builtins(value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal))
+        if type(plain) is not type(
+            value
+        ):  # a struct or dataclass is a dictionary now, an enum its value
+            _check(plain, path)
+
+
+def _place(path: str) -> str:
+    return f"the payload's {path.removeprefix('.')}" if path else "the payload"

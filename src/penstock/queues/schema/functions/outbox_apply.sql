@@ -1,0 +1,91 @@
+-- outbox_apply: push and acknowledge what this transaction asked for; called by its commit (the trigger outbox_commit).
+-- So the locks of partitions and cursors are held no longer than by a push of a broker, however long the transaction was.
+-- They are taken in the order that all follow: partitions by id, then cursors. Wakes waiting pops by NOTIFY, which
+-- PostgreSQL sends when the commit is done.
+CREATE FUNCTION outbox_apply() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  operations outbox[];
+  queue_names text[]; partition_names text[];  -- of the distinct partitions pushed to
+  wanted bigint; pushed record; acked record; bad text;
+  stored bigint[]; heads bigint[]; affected text[]; payload text;
+BEGIN
+  WITH taken AS (DELETE FROM outbox o WHERE o.xid = pg_current_xact_id() RETURNING o)
+  SELECT array_agg(t.o ORDER BY (t.o).id) INTO operations FROM taken t;
+
+  SELECT array_agg(d.queue), array_agg(d.partition) INTO queue_names, partition_names
+    FROM (SELECT DISTINCT o.queue, o.partition FROM unnest(operations) o WHERE o.queue IS NOT NULL) d;
+  IF EXISTS (
+    SELECT 1 FROM unnest(queue_names, partition_names) u (queue, partition)
+     WHERE NOT EXISTS (SELECT 1 FROM queues q JOIN partitions p ON p.queue_id = q.id
+                        WHERE q.name = u.queue AND q.deleted_at IS NULL AND p.name = u.partition)) THEN
+    PERFORM queue_ensure(queue_names, partition_names);
+  END IF;
+
+  -- the first of those with the same transaction id, by partition and in the order of the calls
+  WITH item AS MATERIALIZED (
+    SELECT i.*, row_number() OVER (ORDER BY i.target, i.id) AS ord
+      FROM (SELECT DISTINCT ON (p.id, o.transaction_id) p.id AS target, o.*
+              FROM unnest(operations) o JOIN queues q ON q.name = o.queue AND q.deleted_at IS NULL
+              JOIN partitions p ON p.queue_id = q.id AND p.name = o.partition
+             ORDER BY p.id, o.transaction_id, o.id) i)
+  SELECT l.ids, l.starts, array_agg(i.transaction_id ORDER BY i.ord) AS transactions, array_agg(i.checked ORDER BY i.ord) AS checks,
+         CASE WHEN count(i.trace_id) > 0 THEN array_agg(i.trace_id ORDER BY i.ord) END AS traces,
+         CASE WHEN count(i.headers) > 0 THEN array_agg(i.headers ORDER BY i.ord) END AS headers,
+         array_agg(i.payload ORDER BY i.ord) AS payloads, array_agg(i.queue ORDER BY i.ord) AS queues
+    INTO pushed
+    FROM item i
+   CROSS JOIN (SELECT array_agg(x.target ORDER BY x.target) AS ids, array_agg(x.start ORDER BY x.target) AS starts
+                 FROM (SELECT i.target, (min(i.ord) - 1)::int AS start FROM item i GROUP BY 1) x) l
+   GROUP BY l.ids, l.starts;
+  SELECT array_agg(o.partition_id ORDER BY o.id) AS partitions, array_agg(o.group_name ORDER BY o.id) AS groups,
+         array_agg(o.lease_id ORDER BY o.id) AS leases, array_agg(o.status ORDER BY o.id) AS statuses,
+         array_agg(o.error ORDER BY o.id) AS errors, array_agg(o.transaction_id ORDER BY o.id) AS transactions,
+         array_agg((o.nth - 1)::int ORDER BY o.id) AS starts
+    INTO acked
+    FROM (SELECT o.*, row_number() OVER (ORDER BY o.id) AS nth FROM unnest(operations) o WHERE o.queue IS NULL) o;
+
+  IF pushed.ids IS NOT NULL AND acked.partitions IS NOT NULL THEN
+    PERFORM queue_lock(pushed.ids, acked.partitions, acked.groups);
+  END IF;
+  IF queue_names IS NOT NULL THEN
+    SELECT r.heads, r.answers INTO heads, stored
+      FROM queue_push(p_ids => pushed.ids, p_starts => pushed.starts, p_transactions => pushed.transactions,
+                      p_checks => pushed.checks, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
+                      p_payloads => pushed.payloads, p_headers => pushed.headers) r;
+    IF heads IS NULL THEN
+      SELECT u.queue INTO bad FROM unnest(pushed.queues, stored) u (queue, answer) WHERE u.answer = 0 LIMIT 1;
+      IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'PQ002', MESSAGE = format('queue "%s" is full', bad),
+          HINT = 'Its maxSize is reached. Nothing of this transaction is committed.';
+      END IF;
+      SELECT u.queue INTO bad FROM unnest(pushed.queues, stored) u (queue, answer) WHERE u.answer IS NULL LIMIT 1;
+    ELSE
+      bad := NULL;
+    END IF;
+    IF bad IS NOT NULL OR pushed.ids IS NULL OR cardinality(pushed.ids) < cardinality(queue_names) THEN
+      RAISE serialization_failure USING
+        MESSAGE = format('queue "%s" was deleted or encrypted during this transaction', coalesce(bad, queue_names[1])),
+        HINT = 'Run the transaction again.';
+    END IF;
+  END IF;
+  affected := coalesce(queue_names, '{}');
+
+  IF acked.partitions IS NOT NULL THEN
+    FOR pushed IN
+      SELECT * FROM queue_ack(acked.starts, acked.partitions, acked.groups, acked.leases, acked.statuses, acked.errors,
+                              acked.transactions)
+    LOOP
+      SELECT acked.transactions[u.item] INTO bad
+        FROM unnest(pushed.items, pushed.outcomes) u (item, outcome) WHERE u.outcome <> 'ok' LIMIT 1;
+      IF FOUND THEN
+        PERFORM outbox_lease_lost(bad);
+      END IF;
+      affected := affected || pushed.queue;
+    END LOOP;
+  END IF;
+
+  SELECT json_build_array('outbox', false, json_agg(json_build_array(a, 16)))::text INTO payload
+    FROM (SELECT DISTINCT a FROM unnest(affected) a) d;
+  PERFORM pg_notify('penstock_queues',
+                    CASE WHEN octet_length(payload) > 7000 THEN '["outbox", false, null]' ELSE payload END);
+END $$;
