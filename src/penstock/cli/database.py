@@ -64,7 +64,7 @@ def revoke_command(
 ) -> None:
     """Take back what `penstock database grant` gave.
 
-        penstock database revoke shop
+    penstock database revoke shop
     """
     asyncio.run(_change("revoke", role, *_place(config, data_dir, settings)))
     typer.echo(f"{role} may not use the outbox any more.")
