@@ -88,7 +88,12 @@ class Broker:
         )
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(
-            self.database, self.queues.signals, self.metrics, config.server_name, worker
+            self.database,
+            self.queues.signals,
+            self.queues.consumers,
+            self.metrics,
+            config.server_name,
+            worker,
         )
         self.buffer = Buffer(
             self.queues,

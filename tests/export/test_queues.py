@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.export.queuesadapter import QueuesAdapter
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.types import Item, PopRequest
 from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination, record
@@ -157,7 +158,7 @@ def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(
     async def body() -> None:
         async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
             queues: Any = buffer._queues
-            await queues.admin.configure("orders", {"leaseTime": 30})
+            await queues.admin.configure("orders", QueueOptions(lease_time=30))
             await queues.push([Item("orders", record(number, 900)) for number in range(10)])
             spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
             out = spec | {"source": {"queue": "orders"}}

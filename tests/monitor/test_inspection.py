@@ -5,6 +5,7 @@ import pytest
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import inspection as module
 from penstock.monitor.inspection import Inspection, matcher, push_to_ack
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues.dead import Which
 from tests.queues.support import answer, complete, pop, push, run
@@ -71,7 +72,7 @@ def test_partitions_come_by_lag_and_messages_by_content(database_url, monkeypatc
 def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
     async def body(queues: Queues) -> None:
         look = Inspection(queues)
-        await queues.admin.configure("q", {"retryLimit": 0})
+        await queues.admin.configure("q", QueueOptions(retry_limit=0))
         await push(queues, "q", 1, 2)
         taken = (await pop(queues, "q", 1, group="g")).messages[0]
         ids = taken.partition_id, taken.transaction_id

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import NotFound, Unavailable
 from penstock.monitor.tasks import Task, Tasks
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues import dead as dead_letters
 from penstock.queues.dead import Which
@@ -15,7 +16,7 @@ from tests.support.wait import eventually
 
 async def make_letters(queues: Queues) -> None:
     """Six that died of one thing and one of another, in the group `g`."""
-    await queues.admin.configure("q", {"retryLimit": 0})
+    await queues.admin.configure("q", QueueOptions(retry_limit=0))
     await push(queues, "q", *range(7))
     messages = (await pop(queues, "q", group="g")).messages
     await answer(queues, messages[:6], "failed", "Gateway timeout")
@@ -38,8 +39,8 @@ def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monke
         await eventually(lambda: bool(ended))
         assert (tasks.get(task.id).done, task.state, task.who) == (6, "finished", "ana")
         assert values(await pop(queues, "q", group="g")) == list(range(6))
-        (rest,) = (await queues.dead.listing(Which()))["messages"]
-        assert rest["errorMessage"] == "bad address"
+        (rest,) = (await queues.dead.listing(Which())).letters
+        assert rest.error == "bad address"
         purge = await tasks.start("purge", Which(queue="q"), "q", "ana")
         await eventually(lambda: len(ended) == 2)
         assert (purge.done, purge.state) == (1, "finished")

@@ -105,10 +105,10 @@ def test_a_queue_that_was_deleted_takes_its_claims_along(database_url: str) -> N
     async def body() -> None:
         async with running(database_url) as queues:
             assert (await queues.sinks.claim(claim(0, 0, "a", "r"))).verdict == "write"
-            await queues.admin.configure("out", {})
+            await queues.admin.configure("out")
             assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "other"
             await queues.admin.delete("out")
-            await queues.admin.configure("out", {})
+            await queues.admin.configure("out")
             assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "write"
             await queues.database.fetch(
                 "UPDATE sink_tasks SET claimed_at = now() - interval '31 days'"

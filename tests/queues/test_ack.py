@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Queues
 from penstock.queues import ack as acknowledging
 from penstock.queues.dead import Which
@@ -25,7 +26,7 @@ from tests.queues.support import (
 
 def test_a_failed_message_beside_completed_ones_comes_back_alone(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retryDelay": 0})
+        await queues.admin.configure("q", QueueOptions(retry_delay=0))
         await push(queues, "q", *range(5))
         messages = (await pop(queues, "q")).messages
         acked = await queues.ack(
@@ -112,7 +113,9 @@ def test_attempts_belong_to_the_message_and_end_in_the_dead_letters(
     database_url: str, ordering: str
 ) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retryLimit": 2, "retryDelay": 0, "ordering": ordering})
+        await queues.admin.configure(
+            "q", QueueOptions(retry_limit=2, retry_delay=0, ordering=ordering)
+        )
         await push(queues, "q", *range(10))
         for attempt in range(3):
             popped = await pop(queues, "q", group="g")
@@ -121,9 +124,9 @@ def test_attempts_belong_to_the_message_and_end_in_the_dead_letters(
             assert [a.dlq for a in acked] == [attempt == 2] * 10
         assert (await pop(queues, "q", group="g")).messages == []
         dead = await queues.dead.listing(Which(queue="q", group="g"))
-        assert dead["total"] == 10
-        assert {(d["errorMessage"], d["attempts"]) for d in dead["messages"]} == {("boom 2", 3)}
-        assert sorted(json.loads(d["data"]) for d in dead["messages"]) == list(range(10))
+        assert dead.total == 10
+        assert {(letter.error, letter.attempts) for letter in dead.letters} == {("boom 2", 3)}
+        assert sorted(int(letter.payload or b"") for letter in dead.letters) == list(range(10))
         assert await queues.groups.lag("q", "g") == 0
 
     run(database_url, body)
@@ -134,7 +137,9 @@ def test_an_expired_lease_counts_an_attempt_and_retry_does_not(
     database_url: str, ordering: str
 ) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retryLimit": 1, "retryDelay": 0, "ordering": ordering})
+        await queues.admin.configure(
+            "q", QueueOptions(retry_limit=1, retry_delay=0, ordering=ordering)
+        )
         await push(queues, "q", "poison")
         for _ in range(5):
             await answer(queues, (await pop(queues, "q")).messages, "retry")
@@ -143,9 +148,9 @@ def test_an_expired_lease_counts_an_attempt_and_retry_does_not(
         assert values(await pop(queues, "q")) == ["poison"]
         await expire_leases(queues)
         assert (await pop(queues, "q")).messages == []
-        (dead,) = (await queues.dead.listing(Which(queue="q")))["messages"]
-        assert "lease expired" in dead["errorMessage"]
-        assert dead["attempts"] == 2
+        (dead,) = (await queues.dead.listing(Which(queue="q"))).letters
+        assert "lease expired" in dead.error
+        assert dead.attempts == 2
 
     run(database_url, body)
 
@@ -156,8 +161,8 @@ def test_a_message_can_be_sent_straight_to_the_dead_letters(database_url: str) -
         messages = (await pop(queues, "q")).messages
         (acked,) = await answer(queues, messages[:1], "dlq", "no good")
         assert acked.dlq
-        (dead,) = (await queues.dead.listing(Which()))["messages"]
-        assert (dead["errorMessage"], dead["consumerGroup"]) == ("no good", "__QUEUE_MODE__")
+        (dead,) = (await queues.dead.listing(Which())).letters
+        assert (dead.error, dead.group) == ("no good", "__QUEUE_MODE__")
 
     run(database_url, body)
 
@@ -166,14 +171,17 @@ def test_without_a_dead_letter_queue_exhausted_messages_are_dropped_and_counted(
     database_url: str,
 ) -> None:
     async def body(queues: Queues) -> None:
-        for option in ("deadLetterQueue", "dlqAfterMaxRetries"):
-            await queues.admin.configure(option, {"retryLimit": 0, option: False})
+        for option, options in (
+            ("deadLetterQueue", QueueOptions(retry_limit=0, dead_letter_queue=False)),
+            ("dlqAfterMaxRetries", QueueOptions(retry_limit=0, dlq_after_max_retries=False)),
+        ):
+            await queues.admin.configure(option, options)
             await push(queues, option, 1)
             (acked,) = await answer(queues, (await pop(queues, option)).messages, "failed")
             assert not acked.dlq
             assert (await pop(queues, option)).messages == []
-            assert (await queues.dead.listing(Which(queue=option)))["total"] == 0
-            assert (await queues.status.queues(queue=option))[0]["messages"]["dropped"] == 1
+            assert (await queues.dead.listing(Which(queue=option))).total == 0
+            assert (await queues.status.queue(option)).counts.dropped == 1
 
     run(database_url, body)
 
@@ -181,7 +189,9 @@ def test_without_a_dead_letter_queue_exhausted_messages_are_dropped_and_counted(
 def test_the_retry_delay_is_waited_for_and_strict_order_waits_with_it(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         for ordering, meanwhile in (("partition", []), ("none", [2])):
-            await queues.admin.configure(ordering, {"retryDelay": 60_000, "ordering": ordering})
+            await queues.admin.configure(
+                ordering, QueueOptions(retry_delay=60_000, ordering=ordering)
+            )
             await push(queues, ordering, 1)
             await answer(queues, (await pop(queues, ordering)).messages, "failed")
             await push(queues, ordering, 2)
@@ -198,7 +208,7 @@ def test_the_retry_delay_is_waited_for_and_strict_order_waits_with_it(database_u
 def test_one_lease_per_partition_under_partition_order_many_under_none(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure("strict")
-        await queues.admin.configure("shared", {"ordering": "none"})
+        await queues.admin.configure("shared", QueueOptions(ordering="none"))
         for queue in ("strict", "shared"):
             await push(queues, queue, *range(10))
         assert values(await pop(queues, "strict", 3)) == [0, 1, 2]
@@ -234,7 +244,7 @@ def test_extending_never_shortens_and_an_ended_lease_is_refused(database_url: st
 
 def test_an_extended_lease_is_not_taken_over(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"leaseTime": 1})
+        await queues.admin.configure("q", QueueOptions(lease_time=1))
         await push(queues, "q", 1)
         popped = await pop(queues, "q")
         assert (await queues.extend(popped.lease_id, 600)).success
@@ -246,7 +256,7 @@ def test_an_extended_lease_is_not_taken_over(database_url: str) -> None:
 
 def test_failing_a_batch_of_100_counts_one_attempt_for_each_of_the_100(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retryLimit": 3, "retryDelay": 0})
+        await queues.admin.configure("q", QueueOptions(retry_limit=3, retry_delay=0))
         await push(queues, "q", *range(100))
         await answer(queues, (await pop(queues, "q", 100)).messages, "failed", "no")
         rows = await queues.database.fetch(
@@ -262,7 +272,7 @@ def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_the_pa
     database_url: str,
 ) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"ordering": "none"})
+        await queues.admin.configure("q", QueueOptions(ordering="none"))
 
         async def blocks() -> int:
             """Pages that acknowledging one message of two looks at."""

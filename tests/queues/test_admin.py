@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, Queues
 from penstock.queues.dead import Which
+from penstock.queues.messages import MessageFilter
+from penstock.queues.options import parse
 from tests.queues.support import (
     answer,
     complete,
@@ -34,12 +37,15 @@ def test_unknown_options_and_wrong_types_are_named(database_url: str) -> None:
             ({"retentionEnabled": 1}, "retentionEnabled"),
         ):
             with pytest.raises(InvalidRequest, match=word):
-                await queues.admin.configure("q", options)
+                parse(options)
+        with pytest.raises(InvalidRequest, match="leaseTime"):
+            await queues.admin.configure("q", QueueOptions(lease_time=-1))
         with pytest.raises(InvalidRequest, match="queue"):
             await queues.admin.configure("")
-        configured = await queues.admin.configure("q", {"leaseTime": 7})
-        assert configured["options"].lease_time == 7
-        assert (await queues.admin.configure("q", {"retryLimit": 1}))["options"].lease_time == 300
+        configured = await queues.admin.configure("q", QueueOptions(lease_time=7))
+        assert configured.queue.options.lease_time == 7
+        configured = await queues.admin.configure("q", QueueOptions(retry_limit=1))
+        assert configured.queue.options.lease_time == 300
 
     run(database_url, body)
 
@@ -69,17 +75,18 @@ def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_buried(
         popped = await pop(queues, "q", 3)
         await answer(queues, popped.messages[:1])
         await answer(queues, popped.messages[1:2], "dlq")
-        found = await queues.messages.listing(queue="q")
-        assert [m["status"] for m in found["messages"]] == [
+        page = await queues.messages.listing(MessageFilter(queue="q"))
+        assert [message.status for message in page.messages] == [
             "pending",
             "processing",
             "dead_letter",
             "completed",
         ]
-        assert len((await queues.messages.listing(queue="q", status="pending"))["messages"]) == 1
+        page = await queues.messages.listing(MessageFilter(queue="q", status="pending"))
+        assert len(page.messages) == 1
         first = popped.messages[0]
         detail = await queues.messages.detail(first.partition_id, first.transaction_id)
-        assert (detail["payload"], detail["status"]) == (b"0", "completed")
+        assert (detail.payload, detail.status) == (b"0", "completed")
         assert await queues.messages.retry(first.partition_id, first.transaction_id) == 1
         third = popped.messages[2]
         assert await queues.messages.delete(third.partition_id, third.transaction_id)
@@ -87,7 +94,7 @@ def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_buried(
         again = await pop(queues, "q")  # the deleted one was the last open message of the lease
         assert values(again) == [0, 3]
         assert await queues.messages.bury(first.partition_id, first.transaction_id, error="enough")
-        assert (await queues.dead.listing(Which()))["messages"][0]["errorMessage"] == "enough"
+        assert (await queues.dead.listing(Which())).letters[0].error == "enough"
         with pytest.raises(NotFound):
             await queues.messages.detail(first.partition_id, "nope")
 
@@ -105,10 +112,12 @@ def test_traces_are_found_by_message_and_by_name(database_url: str) -> None:
             message.partition_id, message.transaction_id, b'{"step":2}', event_type="done"
         )
         traces = await queues.traces.of_message(message.partition_id, message.transaction_id)
-        assert [trace["data"] for trace in traces] == [b'{"step":1}', b'{"step":2}']
+        assert [trace.data for trace in traces] == [b'{"step":1}', b'{"step":2}']
         named = await queues.traces.by_name("order-1")
-        assert (named["total"], named["traces"][0]["message_payload"]) == (1, b"1")
-        assert (await queues.traces.names())["trace_names"][0]["trace_count"] == 1
+        assert named.total == 1
+        assert named.traces[0].message is not None
+        assert named.traces[0].message.payload == b"1"
+        assert (await queues.traces.names()).names[0].trace_count == 1
         with pytest.raises(NotFound):
             await queues.traces.add(message.partition_id, "nope", b"{}")
 
@@ -117,7 +126,7 @@ def test_traces_are_found_by_message_and_by_name(database_url: str) -> None:
 
 def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(database_url: str) -> None:
     async def first(queues: Queues) -> None:
-        await queues.admin.configure("q", {"encryptionEnabled": True, "retryLimit": 0})
+        await queues.admin.configure("q", QueueOptions(encryption_enabled=True, retry_limit=0))
         await push(queues, "q", "secret one")
         (row,) = await queues.database.fetch("SELECT payload, key_id FROM messages")
         assert b"secret" not in row["payload"]
@@ -136,7 +145,7 @@ def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(database_
         ]
         await answer(queues, popped.messages, "failed")
         dead = await queues.dead.listing(Which())
-        assert {d["data"] for d in dead["messages"]} == {b'"secret one"', b'"secret two"'}
+        assert {letter.payload for letter in dead.letters} == {b'"secret one"', b'"secret two"'}
         await queues.dead.requeue(Which())
 
     async def without(queues: Queues) -> None:
@@ -145,7 +154,7 @@ def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(database_
         with pytest.raises(Unavailable, match="default"):
             await pop(queues, "q")
         with pytest.raises(InvalidRequest, match="encryption"):
-            await queues.admin.configure("other", {"encryptionEnabled": True})
+            await queues.admin.configure("other", QueueOptions(encryption_enabled=True))
         assert (await queues.database.fetch("SELECT count(*) FROM messages"))[0][0] == 2
 
     run(database_url, first, encryption_key=KEY)
@@ -166,7 +175,7 @@ def test_clearing_a_queue_empties_it_for_every_group_and_frees_its_leases(
         await push(queues, "q", "next")
         assert values(await pop(queues, "q")) == ["next"]
         assert values(await pop(queues, "q", group="g")) == ["next"]
-        assert {p["messages"] for p in await queues.admin.partitions("q")} == {0, 1}
+        assert {partition.messages for partition in await queues.admin.partitions("q")} == {0, 1}
 
     run(database_url, body)
 
@@ -225,12 +234,12 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
         def group() -> str:
             return chance.choice("ab")
 
-        def options() -> dict[str, Any]:
-            return {
-                "ordering": chance.choice(["partition", "none"]),
-                "retryLimit": 1,
-                "maxSize": chance.choice([0, 500]),
-            }
+        def options() -> QueueOptions:
+            return QueueOptions(
+                ordering="none" if chance.random() < 0.5 else "partition",
+                retry_limit=1,
+                max_size=chance.choice([0, 500]),
+            )
 
         await asyncio.gather(
             *(produce() for _ in range(2)),
@@ -247,7 +256,7 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
         )
         assert loop.time() < end + 10  # not a statement's timeout, nor a row of lost deadlocks
         await queues.upkeep.purge()
-        await queues.admin.configure("q", {"leaseTime": 1, "retryDelay": 0})
+        await queues.admin.configure("q", QueueOptions(lease_time=1, retry_delay=0))
         await push(queues, "q", "last", partition="last")
         for name in "ab":
             await queues.groups.seek(name, "q", to="beginning") if await queues.groups.listing(

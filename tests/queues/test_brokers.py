@@ -13,6 +13,7 @@ import pytest
 
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Unavailable
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
 from tests.conftest import fresh_database
 from tests.queues.support import (
@@ -109,7 +110,7 @@ def test_every_queued_message_of_one_busy_partition_is_delivered_once(
 ) -> None:
     async def body() -> None:
         async with running(database_url) as queues:
-            await queues.admin.configure("q", {"ordering": ordering})
+            await queues.admin.configure("q", QueueOptions(ordering=ordering))
             ledger = Ledger()
             await work(ledger, [queues], 10 if soak else 2, 8, 4, 1)
             ledger.check()
@@ -154,7 +155,7 @@ def test_several_brokers_share_one_database(database_url: str, soak: bool) -> No
             await brokers[0].admin.delete("q")
             await push(brokers[1], "q", "anew", partition="p0")
             assert values(await pop(brokers[2], "q")) == ["anew"]
-            await brokers[0].admin.configure("q", {"leaseTime": 77})
+            await brokers[0].admin.configure("q", QueueOptions(lease_time=77))
             await eventually(lambda: _lease_time(brokers[1]), 10)
 
     async def _lease_time(broker: Queues) -> bool:
@@ -170,7 +171,7 @@ def test_brokers_encrypt_as_soon_as_any_of_them_was_told_to(database_url: str) -
             running(database_url, encryption_key="33" * 32) as two,
         ):
             await push(two, "q", "clear")
-            await one.admin.configure("q", {"encryptionEnabled": True})
+            await one.admin.configure("q", QueueOptions(encryption_enabled=True))
             await push(two, "q", "secret")
             rows = await one.database.fetch("SELECT payload FROM messages ORDER BY seq")
             assert rows[0]["payload"] == b'"clear"'
@@ -185,7 +186,7 @@ def test_killing_our_connections_again_and_again_loses_nothing(
 ) -> None:
     async def body() -> None:
         async with running(database_url) as queues:
-            await queues.admin.configure("q", {"leaseTime": 600})
+            await queues.admin.configure("q", QueueOptions(lease_time=600))
             ledger = Ledger()
             killer = await asyncpg.connect(database_url)
             stop = asyncio.Event()
@@ -235,7 +236,7 @@ def test_a_restart_of_postgres_in_the_middle_loses_nothing(
 
     async def body() -> None:
         async with running(url) as queues:
-            await queues.admin.configure("q", {"leaseTime": 5, "retryLimit": 100})
+            await queues.admin.configure("q", QueueOptions(lease_time=5, retry_limit=100))
             ledger = Ledger()
             for mode in ("fast", "immediate") * (5 if soak else 1):
                 working = asyncio.create_task(work(ledger, [queues], 2, 4, 3, 3))

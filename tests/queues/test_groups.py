@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
 from penstock.queues.dead import Which
 from penstock.queues.schema import SCHEMA
@@ -110,18 +111,13 @@ def test_groups_are_listed_with_exact_lag_and_deleted(database_url: str) -> None
         await push(queues, "q", *range(7))
         await complete(queues, await pop(queues, "q", 3, group="g"))
         (entry,) = await queues.groups.listing(group="g")
-        assert (entry["totalLag"], entry["partitionsWithLag"], entry["subscriptionMode"]) == (
-            4,
-            1,
-            "all",
-        )
-        described = await queues.groups.describe("g")
-        assert described["q"]["partitions"][0]["offsetLag"] == 4
+        assert (entry.figures.waiting, entry.backlog.partitions, entry.mode) == (4, 1, "all")
+        assert [(row.queue, row.lag) for row in await queues.groups.describe("g")] == [("q", 4)]
         await queues.upkeep.roll_up()
         assert await queues.groups.lag("q", "g") == 4
-        assert [row["offset_lag"] for row in await queues.groups.lagging(0)] == [4]
+        assert [row.lag for row in await queues.groups.lagging(0)] == [4]
         gone = await queues.groups.delete("g")
-        assert (gone["deletedPartitions"], gone["metadataDeleted"]) == (1, True)
+        assert (gone.partitions, gone.existed) == (1, True)
         assert values(await pop(queues, "q", group="g")) == list(range(7))
         await pop(queues, "q", group="n", subscription_mode="new")
         await queues.groups.delete("n", "q", metadata=False)
@@ -160,7 +156,7 @@ def test_a_deleted_group_is_gone_at_once_and_what_it_left_goes_in_steps(
         assert await left(queues) == 0
         again = await pop(queues, "q", group="g", partitions=10)
         assert sorted(values(again)) == list(range(10))
-        assert (await queues.groups.delete("g"))["deletedPartitions"] == 10
+        assert (await queues.groups.delete("g")).partitions == 10
         assert await left(queues) == 0
 
     run(database_url, body)
@@ -171,7 +167,7 @@ def test_a_group_deleted_without_its_metadata_keeps_its_dead_letters(database_ur
         await push(queues, "q", "bad", "good")
         await answer(queues, (await pop(queues, "q", 1, group="g")).messages, "dlq")
         await queues.groups.delete("g", metadata=False)
-        assert (await queues.dead.listing(Which(group="g")))["total"] == 1
+        assert (await queues.dead.listing(Which(group="g"))).total == 1
         assert values(await pop(queues, "q", group="g")) == ["bad", "good"]
 
     run(database_url, body)
@@ -188,7 +184,7 @@ def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
     monkeypatch.setattr("penstock.queues.upkeep.HEAL_STEP", 3)
 
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"ordering": ordering, "retryDelay": 60_000})
+        await queues.admin.configure("q", QueueOptions(ordering=ordering, retry_delay=60_000))
         for partition in range(6):
             await push(queues, "q", f"a{partition}", f"b{partition}", partition=str(partition))
         for group in ("g", "h"):
@@ -217,7 +213,7 @@ def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
         )
         assert (await pop(queues, "q", group="g", partitions=6)).messages == []
         entry = (await queues.groups.listing("g"))[0]
-        assert entry["totalLag"] == 3
+        assert entry.figures.waiting == 3
         assert await walk() == 1
         assert values(await pop(queues, "q", group="g", partitions=6, wait=True, timeout=10)) == [
             "c1"
@@ -245,11 +241,7 @@ def test_a_group_with_lag_that_no_partition_shows_is_not_called_stable_and_seeki
         await push(queues, "q", *range(100))
         await queues.database.fetch("UPDATE cursors SET due_at = NULL, version = version + 1")
         entry = (await queues.groups.listing("g"))[0]
-        assert (entry["totalLag"], entry["partitionsWithLag"], entry["state"]) == (
-            100,
-            0,
-            "Lagging",
-        )
+        assert (entry.figures.waiting, entry.backlog.partitions, entry.state) == (100, 0, "Dead")
         rows = await queues.database.fetch("SELECT max(seq) AS last FROM messages")
         assert rows[0]["last"] == 200
         await queues.groups.seek("g", "q", to="beginning")
@@ -289,7 +281,7 @@ def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_pa
         await asyncio.wait({deciding}, timeout=0.3)
         await transaction.commit()
         await other.close()
-        assert (await deciding)["rowsUpdated"] == 1
+        assert await deciding == 1
         await push(queues, "q", 2, partition="two")
         assert values(await pop(queues, "q", group="g")) == [2]
 
@@ -308,7 +300,7 @@ def test_a_new_group_on_many_partitions_finds_what_there_is(database_url: str, s
             assert (await pop(queues, "q", group="fresh", subscription_mode="new")).messages == []
             await push(queues, "q", "later", partition="p7")
             assert values(await pop(queues, "q", group="fresh", wait=True, timeout=60)) == ["later"]
-            while (await queues.groups.listing("fresh", "q"))[0]["discovering"]:
+            while (await queues.groups.listing("fresh", "q"))[0].discovering:
                 assert (await pop(queues, "q", group="fresh")).messages == []
             assert await queues.groups.lag("q", "fresh") == 1
 

@@ -6,8 +6,10 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
 from penstock.queues.dead import Which
+from penstock.queues.messages import MessageFilter
 from tests.queues.support import answer, pop, push, run
 
 TENANT = headers.encode({"tenant": "a", "naïve".encode().hex(): "é\n\0"})
@@ -47,7 +49,7 @@ def test_headers_come_out_with_their_message_and_nothing_with_the_others(
     """Pop, dead letters, putting back, and a copy of a dead letter whose original is gone."""
 
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retryLimit": 0, "encryptionEnabled": encrypted})
+        await queues.admin.configure("q", QueueOptions(retry_limit=0, encryption_enabled=encrypted))
         await push(queues, "q", "plain")
         assert [m.headers for m in (await pop(queues, "q", group="early")).messages] == [None]
         pushed = await queues.push([Item("q", b'"with"', headers=TENANT)])
@@ -57,13 +59,13 @@ def test_headers_come_out_with_their_message_and_nothing_with_the_others(
         assert stored[0][0] is None
         assert (stored[1][0] == TENANT) is not encrypted
         await answer(queues, popped.messages, "failed", "bad")
-        letters = (await queues.dead.listing(Which(queue="q")))["messages"]
-        assert letters[0]["headers"] == headers.decode(TENANT or b"")
-        assert "headers" not in letters[1]
-        listed = (await queues.messages.listing(queue="q"))["messages"]
-        assert [entry.get("headers") for entry in listed] == [letters[0]["headers"], None]
+        tenant = headers.decode(TENANT or b"")
+        page = await queues.dead.listing(Which(queue="q"))
+        assert [letter.headers for letter in page.letters] == [tenant, None]
+        listed = await queues.messages.listing(MessageFilter(queue="q"))
+        assert [message.headers for message in listed.messages] == [tenant, None]
         one = await queues.messages.detail(pushed[0].partition_id, pushed[0].transaction_id)
-        assert one["headers"] == letters[0]["headers"]
+        assert one.headers == tenant
         await queues.dead.requeue(Which(queue="q"))
         again = (await pop(queues, "q")).messages
         assert [m.headers for m in again] == [None, TENANT]

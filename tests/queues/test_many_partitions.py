@@ -20,9 +20,11 @@ import pytest
 
 from penstock import Client
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
 from penstock.queues import catalog as catalog_module
 from penstock.queues.dead import Which
+from penstock.queues.messages import MessageFilter
 from tests.conftest import SOAK, fresh_database
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.broker import BrokerProcess
@@ -46,7 +48,9 @@ def filled(postgres: EmbeddedPostgres) -> str:
     async def fill() -> None:
         async with running(url) as queues:
             for queue, count in SIZES.items():
-                await queues.admin.configure(queue, {"ordering": "partition", "leaseTime": 3600})
+                await queues.admin.configure(
+                    queue, QueueOptions(ordering="partition", lease_time=3600)
+                )
                 assert (
                     await pop(queues, queue, partitions=1)
                 ).messages == []  # the group is there from the start
@@ -119,27 +123,34 @@ def test_what_is_done_often_costs_the_same_with_many_partitions(filled: str) -> 
                 await pop(queues, queue, partition=f"p{FEW - 1 - next(turn) % 100}", group="picky")
 
             names = queues.groups, "__QUEUE_MODE__"
+
+            async def describe(queue: str) -> None:
+                await queues.status.partitions(await queues.status.queue(queue), limit=100)
+
             await compare("push", push_one)
             await compare("pop 5 partitions and ack", round_trip)
             await compare("pop one partition, new group", take_partition)
             await compare("lag", lambda queue: names[0].lag(queue, names[1]))
             await compare(
                 "describe a queue (100 partitions)",
-                lambda queue: queues.status.queue(queue, limit=100),
+                describe,
             )
             await compare("list partitions", lambda queue: queues.admin.partitions(queue))
             await compare(
-                "list messages", lambda queue: queues.messages.listing(queue=queue, limit=100)
+                "list messages",
+                lambda queue: queues.messages.listing(MessageFilter(queue=queue), 100),
             )
             await compare(
                 "list messages of one partition",
-                lambda queue: queues.messages.listing(queue=queue, partition="p7", limit=100),
+                lambda queue: queues.messages.listing(
+                    MessageFilter(queue=queue, partition="p7"), 100
+                ),
             )
             past = datetime.now(UTC) - timedelta(days=2)
             await compare(
                 "list messages of an hour without any",
                 lambda queue: queues.messages.listing(
-                    queue=queue, since=past, until=past + timedelta(hours=1)
+                    MessageFilter(queue=queue, since=past, until=past + timedelta(hours=1))
                 ),
             )
             await compare(
@@ -148,7 +159,7 @@ def test_what_is_done_often_costs_the_same_with_many_partitions(filled: str) -> 
             await compare("retention with nothing to delete", lambda queue: queues.upkeep.retain())
             await compare(
                 "configure",
-                lambda queue: queues.admin.configure(queue, {"leaseTime": 3600}),
+                lambda queue: queues.admin.configure(queue, QueueOptions(lease_time=3600)),
                 rounds=3,
             )
 
@@ -177,19 +188,17 @@ def test_pages_for_operators_stay_bounded_when_every_partition_lags(filled: str)
             (many,) = [
                 entry
                 for entry in await queues.groups.listing(queue="many")
-                if entry["name"] == "__QUEUE_MODE__"
+                if entry.name == "__QUEUE_MODE__"
             ]
-            assert many["members"] == MANY + 1  # and the default partition
-            assert min(MANY, 10_000) - 100 <= many["partitionsWithLag"] <= 10_000
+            assert min(MANY, 10_000) - 100 <= many.backlog.partitions <= 10_000
             stored = (
                 await queues.database.fetch(
                     "SELECT count(*) FROM messages m, queues q WHERE q.id = m.queue_id AND q.name = 'many'"
                 )
             )[0][0]
-            settled = many["consumed"]
-            assert many["totalLag"] == stored - settled
+            assert many.figures.waiting == stored - many.figures.completed
             page = await queues.groups.describe("__QUEUE_MODE__", limit=7, offset=3)
-            assert sum(len(entry["partitions"]) for entry in page.values()) == 7
+            assert len(page) == 7
 
     asyncio.run(body())
 
@@ -205,14 +214,14 @@ def test_seeking_a_group_walks_partitions_in_short_steps_and_not_at_all_where_it
                 """Seconds per partition."""
                 began = time.perf_counter()
                 result = await groups.seek("__QUEUE_MODE__", queue, to=to)
-                assert result["partitionsUpdated"] == SIZES[queue] + 1
+                assert result.partitions == SIZES[queue] + 1
                 taken = time.perf_counter() - began
                 report(f"seek {queue} to the {to}", taken)
                 return taken / SIZES[queue]
 
             before = await groups.lag("many", "__QUEUE_MODE__")
             planned = await groups.preview("__QUEUE_MODE__", "many", to="end")
-            assert planned["skipped"] == before
+            assert planned.skipped == before
             few = await steps("few", "end")
             longest = 0.0
 
@@ -243,7 +252,7 @@ def test_seeking_a_group_walks_partitions_in_short_steps_and_not_at_all_where_it
             assert (await pop(queues, "many")).messages == []
             await steps("few", "beginning")
             lag = await groups.lag("few", "__QUEUE_MODE__")
-            stored = (await queues.status.queues(queue="few"))[0]["messages"]["total"]
+            stored = (await queues.status.queue("few")).counts.total
             assert lag == stored
             got = 0
             while messages := (
@@ -275,7 +284,7 @@ def test_a_new_group_meets_a_million_partitions_in_steps_and_finds_the_needle(fi
             report(f"a new group meets {MANY:,} partitions", time.perf_counter() - began)
             assert values(found) == ["needle"]
             assert all(acked.success for acked in await answer(queues, found.messages))
-            while (await queues.groups.listing("late", "many"))[0]["discovering"]:
+            while (await queues.groups.listing("late", "many"))[0].discovering:
                 assert (await pop(queues, "many", group="late")).messages == []
             assert await queues.groups.lag("many", "late") == 0
             await queues.groups.delete("late", "many")
@@ -330,7 +339,9 @@ def test_retention_and_upkeep_of_many_partitions_delete_in_steps_and_leave_the_q
                     await asyncio.sleep(0.01)
 
             using = asyncio.create_task(use())
-            await queues.admin.configure("many", {"retentionEnabled": True, "retentionSeconds": 1})
+            await queues.admin.configure(
+                "many", QueueOptions(retention_enabled=True, retention_seconds=1)
+            )
             await asyncio.sleep(1.1)
             began = time.perf_counter()
             deleted = await queues.upkeep.retain()
@@ -346,7 +357,7 @@ def test_retention_and_upkeep_of_many_partitions_delete_in_steps_and_leave_the_q
             await using
             report("longest push to another queue meanwhile", longest)
             assert longest < 5
-            assert (await queues.status.queues(queue="many"))[0]["messages"]["total"] == 0
+            assert (await queues.status.queue("many")).counts.total == 0
             assert await queues.groups.lag("many", "__QUEUE_MODE__") == 0
             left = await queues.database.fetch(
                 "SELECT count(*) FROM partitions p JOIN queues q ON q.id = p.queue_id WHERE q.name = 'many'"

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, Message, PopRequest, Queues
 from penstock.queues.dead import Which
 from tests.queues.support import expire_leases, running
@@ -97,11 +98,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = f"q{next(NUMBERS)}"  # a queue of its own on a database that all examples share
         self.model = Model(competing, retry_limit)
         self.start()
-        options = {
-            "ordering": "none" if competing else "partition",
-            "retryLimit": retry_limit,
-            "retryDelay": 0,
-        }
+        options = QueueOptions(
+            ordering="none" if competing else "partition", retry_limit=retry_limit, retry_delay=0
+        )
         self.run(self.queues.admin.configure(self.queue, options))
 
     def start(self) -> None:
@@ -301,14 +300,12 @@ class QueueMachine(RuleBasedStateMachine):
         if not hasattr(self, "queues"):
             return
         known = {
-            entry["name"]: entry for entry in self.run(self.queues.groups.listing(queue=self.queue))
+            entry.name: entry for entry in self.run(self.queues.groups.listing(queue=self.queue))
         }
         for group, entry in known.items():
-            assert entry["totalLag"] == self.model.lag(group), group
-        dead = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))["messages"]
-        assert {
-            (d["consumerGroup"], d["partition"], seq_of(d["id"]), d["attempts"]) for d in dead
-        } == {
+            assert entry.figures.waiting == self.model.lag(group), group
+        dead = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000)).letters
+        assert {(d.group, d.partition, seq_of(d.message_id), d.attempts) for d in dead} == {
             (group, *place, count)
             for group, places in self.model.dead.items()
             for place, count in places.items()

@@ -59,20 +59,28 @@ def test_the_openapi_document_names_every_option(database_url: str) -> None:
 
 def test_some_options_are_changed_and_the_others_stay(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"leaseTime": 60, "ordering": "none"}, "ns", "task")
-        changed = await queues.admin.change("q", {"retryLimit": 7, "ttl": None})
+        await queues.admin.configure(
+            "q", QueueOptions(lease_time=60, ordering="none"), "ns", "task"
+        )
+        changed = await queues.admin.change(
+            "q", QueueOptions(retry_limit=7, ttl=9), {"retry_limit"}
+        )
         assert (changed.lease_time, changed.retry_limit, changed.ordering) == (60, 7, "none")
-        await queues.admin.change("q", {"ordering": "partition"})
+        await queues.admin.change("q", QueueOptions(ordering="partition"), {"ordering"})
         info = await queues.admin.describe("q")
-        assert (info.options.ordering, info.options.retry_limit, info.namespace) == (
+        assert (info.options.ordering, info.options.retry_limit, info.options.ttl) == (
             "partition",
             7,
-            "ns",
+            0,
         )
-        for wrong in ({"leaseTime": -1}, {"nonsense": 1}, {"encryptionEnabled": True}):
+        assert info.namespace == "ns"
+        for wrong, field in (
+            (QueueOptions(lease_time=-1), "lease_time"),
+            (QueueOptions(encryption_enabled=True), "encryption_enabled"),
+        ):
             with pytest.raises(InvalidRequest):
-                await queues.admin.change("q", wrong)
+                await queues.admin.change("q", wrong, {field})
         with pytest.raises(NotFound):
-            await queues.admin.change("nobody", {"ttl": 1})
+            await queues.admin.change("nobody", QueueOptions(ttl=1), {"ttl"})
 
     run(database_url, body)

@@ -11,6 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Message, PopRequest, Queues
 from penstock.queues import pop as popping
 from penstock.queues.schema import SCHEMA
@@ -88,7 +89,7 @@ def test_auto_ack_settles_at_once_and_needs_no_lease(database_url: str) -> None:
 
 def test_delayed_messages_wait_and_never_mask_due_ones(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"delayedProcessing": 3600})
+        await queues.admin.configure("q", QueueOptions(delayed_processing=3600))
         for partition in range(5):
             await push(queues, "q", partition, partition=f"p{partition}")
         assert (await pop(queues, "q")).messages == []
@@ -107,7 +108,7 @@ def test_delayed_messages_wait_and_never_mask_due_ones(database_url: str) -> Non
 
 def test_a_delayed_message_arrives_when_it_is_due(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"delayedProcessing": 1})
+        await queues.admin.configure("q", QueueOptions(delayed_processing=1))
         await push(queues, "q", 1)
         began = asyncio.get_running_loop().time()
         assert values(await pop(queues, "q", wait=True, timeout=10)) == [1]
@@ -118,7 +119,7 @@ def test_a_delayed_message_arrives_when_it_is_due(database_url: str) -> None:
 
 def test_the_window_buffer_holds_a_partition_until_it_is_quiet(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"windowBuffer": 3600})
+        await queues.admin.configure("q", QueueOptions(window_buffer=3600))
         await push(queues, "q", 1, partition="busy")
         await push(queues, "q", 2, partition="quiet")
         assert (await pop(queues, "q")).messages == []
@@ -136,9 +137,9 @@ def test_the_window_buffer_holds_a_partition_until_it_is_quiet(database_url: str
 
 def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("low", {"priority": 1}, "shop", "mail")
-        await queues.admin.configure("high", {"priority": 9}, "shop", "mail")
-        await queues.admin.configure("other", {"priority": 99}, "elsewhere", "mail")
+        await queues.admin.configure("low", QueueOptions(priority=1), "shop", "mail")
+        await queues.admin.configure("high", QueueOptions(priority=9), "shop", "mail")
+        await queues.admin.configure("other", QueueOptions(priority=99), "elsewhere", "mail")
         for queue in ("low", "high", "other"):
             await push(queues, queue, queue)
         found = [await queues.pop(PopRequest(namespace="shop", auto_ack=True)) for _ in range(3)]
@@ -157,7 +158,7 @@ def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(database_u
 def test_a_waiting_pop_is_woken_by_a_push_an_ack_and_an_expiring_lease(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         loop = asyncio.get_running_loop()
-        await queues.admin.configure("q", {"leaseTime": 1})
+        await queues.admin.configure("q", QueueOptions(lease_time=1))
         waiting = asyncio.create_task(pop(queues, "q", wait=True, timeout=20))
         await asyncio.sleep(0.1)
         began = loop.time()
@@ -177,7 +178,7 @@ def test_a_waiting_pop_is_woken_by_a_push_an_ack_and_an_expiring_lease(database_
 
 def test_a_waiter_that_goes_away_holds_no_lease_and_costs_no_attempt(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"retryLimit": 0})
+        await queues.admin.configure("q", QueueOptions(retry_limit=0))
         await push(queues, "q", 1)
         for round_ in range(40):
             waiting = asyncio.create_task(pop(queues, "q", wait=True, timeout=20))
@@ -218,7 +219,7 @@ def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(
     """10,000 messages of 10 MB fit into no answer, whatever batch a client asks for."""
 
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"ordering": ordering})
+        await queues.admin.configure("q", QueueOptions(ordering=ordering))
         sizes = [400, 400, 400, 5000, 100, 100]
         await push(queues, "q", *("x" * (size - 2) for size in sizes))
         taken = []
@@ -260,7 +261,7 @@ def test_consumers_that_pop_at_once_from_a_shared_partition_all_get_something(
 
     async def main() -> None:
         async with running(database_url) as one, running(database_url) as two:
-            await one.admin.configure("q", {"ordering": "none"})
+            await one.admin.configure("q", QueueOptions(ordering="none"))
             for _ in range(10):
                 await push(one, "q", *range(60))
                 pops = [
@@ -282,7 +283,7 @@ def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_something_f
     """By a push to it, and by messages that others give back."""
 
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"ordering": "none", "retryDelay": 0})
+        await queues.admin.configure("q", QueueOptions(ordering="none", retry_delay=0))
 
         async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Message]]:
             waiting = [

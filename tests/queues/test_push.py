@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Pushed, Queues
 from penstock.queues import push as pushing
 from tests.queues.support import (
@@ -46,7 +47,7 @@ def test_a_transaction_id_is_stored_once_per_partition(database_url: str) -> Non
 
 def test_max_size_refuses_what_does_not_fit_and_says_which(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"maxSize": 3})
+        await queues.admin.configure("q", QueueOptions(max_size=3))
         statuses = [
             pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])
         ]

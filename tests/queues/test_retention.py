@@ -1,5 +1,6 @@
 """What is deleted for its age, and what is not."""
 
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
 from tests.queues.support import (
     answer,
@@ -19,26 +20,24 @@ async def _age(queues: Queues, interval: str) -> None:
 
 def test_ttl_drops_what_is_too_old_and_zero_means_for_ever(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"ttl": 60})
+        await queues.admin.configure("q", QueueOptions(ttl=60))
         await push(queues, "q", *range(5))
         await queues.database.fetch(
             "UPDATE messages SET created_at = created_at - interval '2 minutes' WHERE seq <= 3"
         )
         assert values(await pop(queues, "q")) == [3, 4]
-        assert (await queues.status.queues(queue="q"))[0]["messages"]["dropped"] == 3
+        assert (await queues.status.queue("q")).counts.dropped == 3
         assert await queues.upkeep.evict() == 3
-        assert (await queues.status.queues(queue="q"))[0]["messages"]["total"] == 2
+        assert (await queues.status.queue("q")).counts.total == 2
 
     run(database_url, body)
 
 
 def test_retention_deletes_old_messages_and_completed_ones_sooner(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        options = {
-            "retentionEnabled": True,
-            "retentionSeconds": 3600,
-            "completedRetentionSeconds": 60,
-        }
+        options = QueueOptions(
+            retention_enabled=True, retention_seconds=3600, completed_retention_seconds=60
+        )
         await queues.admin.configure("q", options)
         await push(queues, "q", *range(6))
         for group, taken in (("a", 4), ("b", 2)):
@@ -66,7 +65,7 @@ def test_completed_retention_deletes_nothing_before_somebody_completed_it(
 ) -> None:
     async def body(queues: Queues) -> None:
         await queues.admin.configure(
-            "q", {"retentionEnabled": True, "completedRetentionSeconds": 60}
+            "q", QueueOptions(retention_enabled=True, completed_retention_seconds=60)
         )
         await push(queues, "q", 1, 2)
         await _age(queues, "10 minutes")
@@ -91,20 +90,20 @@ def test_an_empty_partition_is_removed_when_it_was_idle_long_and_is_looked_at_on
             "UPDATE partitions SET emptied_at = emptied_at - interval '2 days'"
         )
         await queues.upkeep.tidy()
-        assert {row["name"] for row in await queues.admin.partitions("q")} == {
+        assert {row.name for row in await queues.admin.partitions("q")} == {
             "full",
             "empty",
             "in use",
         }  # 30 days
         assert (await queues.database.fetch(looks))[0][0] == 3
-        assert {row["name"] for row in await queues.admin.partitions("q")} == {"full", "in use"}
+        assert {row.name for row in await queues.admin.partitions("q")} == {"full", "in use"}
         assert (await queues.database.fetch(looks))[0][
             0
         ] == 0  # those with messages are not looked at again
         await queues.admin.clear("q", "full")
         assert (await queues.database.fetch(looks))[0][0] == 1
         await push(queues, "q", "anew", partition="empty")
-        assert {row["name"] for row in await queues.admin.partitions("q")} == {"empty", "in use"}
+        assert {row.name for row in await queues.admin.partitions("q")} == {"empty", "in use"}
         assert sorted(map(str, values(await pop(queues, "q", partitions=5)))) == ["3", "anew"]
 
     run(database_url, body)
@@ -112,7 +111,7 @@ def test_an_empty_partition_is_removed_when_it_was_idle_long_and_is_looked_at_on
 
 def test_eviction_deletes_only_what_some_group_has_not_taken_in_time(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", {"maxWaitTimeSeconds": 60})
+        await queues.admin.configure("q", QueueOptions(max_wait_time_seconds=60))
         await push(queues, "q", *range(6))
         await complete(queues, await pop(queues, "q", 2))
         await _age(queues, "10 minutes")
@@ -120,6 +119,6 @@ def test_eviction_deletes_only_what_some_group_has_not_taken_in_time(database_ur
         assert await queues.upkeep.evict() == 4
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 1
         assert values(await pop(queues, "q")) == ["fresh"]
-        assert (await queues.status.queues(queue="q"))[0]["messages"]["total"] == 3
+        assert (await queues.status.queue("q")).counts.total == 3
 
     run(database_url, body)

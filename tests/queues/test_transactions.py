@@ -6,6 +6,7 @@ from typing import Any
 
 import asyncpg
 
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
@@ -111,7 +112,7 @@ def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(
     async def body() -> None:
         async with running(database_url) as one, running(database_url) as two:
             await one.admin.configure(
-                "q", {"ordering": "none", "retryDelay": 0, "retryLimit": 1000}
+                "q", QueueOptions(ordering="none", retry_delay=0, retry_limit=1000)
             )
             partitions = [f"p{n}" for n in range(6)]
             await one.push([Item("q", b"{}", p) for p in partitions])

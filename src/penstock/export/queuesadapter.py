@@ -24,6 +24,8 @@ class PoppedMessages:
 class QueuesAdapter:
     """`Queues` and the `Buffer` in front of them, reduced to what a route does with them."""
 
+    closed = False  # as a consumer of the queues it reads: it has no connection that could end
+
     def __init__(self, queues: Queues, buffer: Buffer) -> None:
         self._queues = queues
         self._buffer = buffer
@@ -36,7 +38,13 @@ class QueuesAdapter:
         if gate.closed and not await gate.opened(timeout):
             return PoppedMessages(group)
         request = PopRequest(
-            queue=queue, group=group, batch=batch, wait=True, timeout=timeout, holder=holder
+            queue=queue,
+            group=group,
+            batch=batch,
+            wait=True,
+            timeout=timeout,
+            holder=holder,
+            consumer=self,
         )
         popped = await gate.through(self._queues.pop(request))
         messages = popped.messages if popped is not None else []

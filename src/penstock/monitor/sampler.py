@@ -2,9 +2,9 @@
 
 One task serves all viewers. It reads the counters of all queues in one statement, on the
 connections of those who look (`Database.browse`), and everything else from memory. What costs more
-(dead letters that exist, the oldest waiting message, the database's own figures) is read every
-`SLOW_SECONDS`. The last 15 minutes are kept; when watching begins, minutes that PostgreSQL has
-counted fill what was not sampled.
+(the oldest waiting message, the database's own figures) is read every `SLOW_SECONDS`. The last 15
+minutes are kept; when watching begins, minutes that PostgreSQL has counted fill what was not
+sampled.
 
 A figure that cannot be had is None, never 0.
 """
@@ -23,6 +23,8 @@ import msgspec
 from penstock import __version__
 from penstock.broker import Broker
 from penstock.errors import PenstockError
+from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.figures import GroupFigures, QueueFigures
 
 log = logging.getLogger("penstock.monitor")
 
@@ -30,7 +32,6 @@ SAMPLE_SECONDS = 1.0
 SLOW_SECONDS = 5.0
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
-COUNTED_DEAD_LETTERS = 10_000  # per group; shown as "at least" from there on
 LOOKED_AT_PARTITIONS = 200
 LONG_WAIT_SECONDS = 300.0
 WORST_GROUPS = 5
@@ -41,23 +42,26 @@ def _sql(name: str) -> str:
     return files("penstock.monitor").joinpath(f"{name}.sql").read_text()
 
 
-QUEUES, SLOW, DATABASE = _sql("queue_figures"), _sql("slow_figures"), _sql("database_figures")
+DATABASE = _sql("database_figures")
 MINUTES = """
 SELECT extract(epoch FROM minute)::bigint AS minute,
-       sum(pushed)::bigint AS pushed, sum(done)::bigint AS done
+       sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
   FROM history WHERE minute > now() - interval '15 minutes' GROUP BY 1 ORDER BY 1"""
 
 
 class Group(msgspec.Struct, rename="camel"):
-    name: str
+    """The figures of a group (`GroupFigures`), and how they move."""
+
+    name: str  # empty: queue mode
     lag: int
     lag_seconds: float | None
     leased: int
-    acked: int
-    failed: int  # attempts
-    dead: int | None  # dead letters that exist now
+    acked: int  # completed
+    failed: int
+    dead: int  # dead letters
     dropped: int
-    rate: float | None  # acked per second
+    skipped: int
+    rate: float | None  # completed per second
 
 
 class Queue(msgspec.Struct, rename="camel"):
@@ -68,6 +72,7 @@ class Queue(msgspec.Struct, rename="camel"):
     pushed: int
     pushed_rate: float | None
     delivered_rate: float | None
+    dead_letters: int
     groups: list[Group]
 
     @property
@@ -83,11 +88,6 @@ class Queue(msgspec.Struct, rename="camel"):
     def oldest(self) -> float | None:
         waits = [group.lag_seconds for group in self.groups if group.lag_seconds is not None]
         return max(waits, default=None)
-
-    @property
-    def dead_letters(self) -> int | None:
-        counts = [group.dead for group in self.groups if group.dead is not None]
-        return sum(counts) if counts or not self.groups else None
 
 
 class Problem(msgspec.Struct):
@@ -108,7 +108,7 @@ class Sampler:
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
         self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
-        self._slow: dict[int, tuple[int, float | None]] = {}  # group -> dead letters, oldest wait
+        self._waits: dict[int, float | None] = {}  # group -> how long its oldest message waits
         self._slow_at = 0.0
         self._database: dict[str, Any] | None = None
         self._wal: tuple[float, int] | None = None  # when, bytes
@@ -170,7 +170,7 @@ class Sampler:
             return
         minutes = [row for row in rows if row["minute"] + 60 < first]
         for row in reversed(minutes):
-            rates = {"pushed": row["pushed"] / 60, "delivered": row["done"] / 60}
+            rates = {"pushed": row["pushed"] / 60, "delivered": row["completed"] / 60}
             self._samples.appendleft((float(row["minute"]), rates))
 
     async def _sample(self) -> dict[str, Any]:
@@ -178,13 +178,13 @@ class Sampler:
         broker = self._broker
         sample: dict[str, float | None] = {}
         try:
-            rows = await broker.database.browse(QUEUES)
+            figures = await broker.queues.figures.queues()
             if at - self._slow_at > SLOW_SECONDS:
-                await self._look_slowly(at, rows)
+                await self._look_slowly(at, figures)
         except PenstockError:
             self._before = None
         else:
-            sample = self._take(at, rows)
+            sample = self._take(at, figures)
         self._samples.append((at, sample))
         disk = _disk(broker)
         routes = broker.exports.status() if broker.exports else []
@@ -205,40 +205,38 @@ class Sampler:
         }
         return self._now
 
-    def _take(self, at: float, rows: list[Any]) -> dict[str, float | None]:
+    def _take(self, at: float, figures: list[QueueFigures]) -> dict[str, float | None]:
         before = self._before
         seconds = at - before[0] if before else 0.0
-        pushed = {row["id"]: row["pushed"] for row in rows}
-        done = {row["group_id"]: row["done"] for row in rows if row["group_id"] is not None}
+        pushed = {queue.id: queue.pushed for queue in figures}
+        completed = {group.id: group.completed for queue in figures for group in queue.groups}
         queues: dict[str, Queue] = {}
-        for row in rows:
-            queue = queues.get(row["name"])
-            if queue is None:
-                rate = (
-                    max(0, row["pushed"] - before[1].get(row["id"], row["pushed"])) / seconds
-                    if before
-                    else None
-                )
-                queue = queues[row["name"]] = Queue(
-                    row["name"],
-                    row["namespace"],
-                    row["task"],
-                    row["stored"],
-                    row["pushed"],
-                    rate,
-                    None,
-                    [],
-                )
-            if row["group_id"] is not None:
-                queue.groups.append(self._group(row, before[2] if before else None, seconds))
-        for name, queue in queues.items():
-            rates = [group.rate for group in queue.groups if group.rate is not None]
-            queue.delivered_rate = sum(rates) if before else None
-            self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(queue.waiting)
+        for queue in figures:
+            rate = None
+            if before:
+                rate = max(0, queue.pushed - before[1].get(queue.id, queue.pushed)) / seconds
+            queues[queue.name] = Queue(
+                queue.name,
+                queue.namespace,
+                queue.task,
+                queue.stored,
+                queue.pushed,
+                rate,
+                None,
+                queue.dead_letters,
+                [
+                    self._group(group, before[2] if before else None, seconds)
+                    for group in queue.groups
+                ],
+            )
+        for name, one in queues.items():
+            rates = [group.rate for group in one.groups if group.rate is not None]
+            one.delivered_rate = sum(rates) if before else None
+            self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(one.waiting)
         for name in self._lines.keys() - queues.keys():
             del self._lines[name]
         self.queues = queues
-        self._before = (at, pushed, done)
+        self._before = (at, pushed, completed)
         known = [queue.pushed_rate for queue in queues.values() if queue.pushed_rate is not None]
         acked = [
             queue.delivered_rate for queue in queues.values() if queue.delivered_rate is not None
@@ -249,39 +247,28 @@ class Sampler:
             "waiting": sum(queue.waiting for queue in queues.values()),
         }
 
-    def _group(self, row: Any, before: dict[int, int] | None, seconds: float) -> Group:
-        dead, wait = self._slow.get(row["group_id"], (None, None))
-        lag = row["stored"] - row["consumed"]
+    def _group(self, group: GroupFigures, before: dict[int, int] | None, seconds: float) -> Group:
         rate = None
         if before is not None:
-            rate = max(0, row["done"] - before.get(row["group_id"], row["done"])) / seconds
-        name = row["group_name"]
+            rate = max(0, group.completed - before.get(group.id, group.completed)) / seconds
         return Group(
-            name="" if name == "__QUEUE_MODE__" else name,
-            lag=lag,
-            lag_seconds=wait if lag else 0.0,
-            leased=row["leased"],
-            acked=row["done"] - row["dead"] - row["dropped"],
-            failed=row["failed"],
-            dead=dead,
-            dropped=row["dropped"],
+            name="" if group.name == QUEUE_MODE else group.name,
+            lag=group.waiting,
+            lag_seconds=self._waits.get(group.id) if group.waiting else 0.0,
+            leased=group.leased,
+            acked=group.completed,
+            failed=group.failed,
+            dead=group.dead_letters,
+            dropped=group.dropped,
+            skipped=group.skipped,
             rate=rate,
         )
 
-    async def _look_slowly(self, at: float, rows: list[Any]) -> None:
+    async def _look_slowly(self, at: float, figures: list[QueueFigures]) -> None:
         self._slow_at = at
-        groups = [
-            row["group_id"]
-            for row in rows
-            if row["group_id"] is not None and (row["dead"] or row["stored"] > row["consumed"])
-        ]
-        looked = await self._broker.database.browse(
-            SLOW, groups, COUNTED_DEAD_LETTERS, LOOKED_AT_PARTITIONS
-        )
-        self._slow = {row["group_id"]: (0, None) for row in rows if row["group_id"] is not None}
-        for row in looked:
-            wait = max(0.0, at - row["oldest"].timestamp()) if row["oldest"] else None
-            self._slow[row["group_id"]] = (row["dead_letters"], wait)
+        behind = [group.id for queue in figures for group in queue.groups if group.waiting]
+        backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
+        self._waits = {group: backlog.seconds for group, backlog in backlogs.items()}
         began = time.perf_counter()
         (row,) = await self._broker.database.browse(DATABASE)
         oldest = None
@@ -338,11 +325,10 @@ class Sampler:
 
     def _counts(self, routes: int | None) -> dict[str, int | None]:
         broker = self._broker
-        dead = [q.dead_letters for q in self.queues.values() if q.dead_letters is not None]
         return {
             "queues": len(self.queues),
             "topics": len(broker.logs.topics.names()) if broker.logs else None,
-            "deadLetters": sum(dead),
+            "deadLetters": sum(queue.dead_letters for queue in self.queues.values()),
             "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
         }
@@ -356,8 +342,9 @@ class Sampler:
                 "part": "queues",
                 "accepted": sum(queue.pushed for queue, _ in pairs),
                 "delivered": sum(group.acked for _, group in pairs),
-                "dead": sum(group.dead or 0 for _, group in pairs),
+                "dead": sum(group.dead for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),
+                "skipped": sum(group.skipped for _, group in pairs),
                 "waiting": sum(group.lag for _, group in pairs),
             }
         ]

@@ -1,6 +1,9 @@
 """Configure, delete and clear queues; list their partitions."""
 
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from penstock.database import Database
 from penstock.errors import Conflict, InvalidRequest, NotFound
@@ -8,7 +11,7 @@ from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
-from penstock.queues.options import BY_NAME, columns_of, options_of
+from penstock.queues.options import OPTIONS, columns_of, options_of
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
@@ -16,6 +19,24 @@ from penstock.queues.types import QueueInfo
 STEP_MESSAGES = 5000
 
 PARTITIONS = query("partitions")
+DEFAULTS = QueueOptions()
+
+
+class Configured(msgspec.Struct):
+    """A queue as it was configured, and the id of its default partition."""
+
+    queue: QueueInfo
+    partition_id: str
+
+
+class PartitionInfo(msgspec.Struct):
+    id: str
+    name: str
+    queue: str
+    created_at: datetime
+    messages: int  # stored now
+    oldest_message: datetime | None
+    newest_message: datetime | None
 
 
 class Admin:
@@ -25,17 +46,17 @@ class Admin:
     async def configure(
         self,
         queue: str,
-        options: dict[str, Any] | None = None,
+        options: QueueOptions = DEFAULTS,
         namespace: str | None = None,
         task: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Configured:
         """Create or change a queue. A full replacement: options not given go back to their
         defaults.
         """
         check_name("queue", queue)
         for kind, text in (("namespace", namespace), ("task", task)):
             check_text(kind, text or "")
-        columns = columns_of(options or {})
+        columns = columns_of(options)
         if columns["encryption_enabled"] and self._keys.current is None:
             raise InvalidRequest(
                 "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
@@ -59,20 +80,14 @@ class Admin:
         )  # the copy may be emptied at any moment
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
-        return {
-            "configured": True,
-            "queueId": info.uuid,
-            "partitionId": self._catalog.partition_uuid(partition),
-            "queue": queue,
-            "namespace": info.namespace,
-            "task": info.task,
-            "options": info.options,
-        }
+        return Configured(info, self._catalog.partition_uuid(partition))
 
-    async def change(self, queue: str, options: dict[str, Any]) -> QueueOptions:
-        """Change these options of a queue that exists, and leave the others as they are."""
+    async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
+        """Change options of a queue that exists: those whose fields are named in `only`, and leave
+        the others as they are.
+        """
         columns = columns_of(options)
-        names = [BY_NAME[name].column for name, value in options.items() if value is not None]
+        names = [option.column for option in OPTIONS if option.field in only]
         if columns["encryption_enabled"] and self._keys.current is None:
             raise InvalidRequest(
                 "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
@@ -159,7 +174,7 @@ class Admin:
 
     async def partitions(
         self, queue: str | None = None, limit: int = 100, offset: int = 0, after: str | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[PartitionInfo]:
         """In the order they were made; `after`: those made after this one, for the next page."""
         await self._catalog.load_installation()
         number = self._catalog.partition_id(after) if after else 0
@@ -173,14 +188,14 @@ class Admin:
             number,
         )
         return [
-            {
-                "id": self._catalog.partition_uuid(row["id"]),
-                "name": row["name"],
-                "queue": row["queue"],
-                "createdAt": row["created_at"],
-                "messages": row["seq"] - row["first"] + 1 - row["holes"] if row["seq"] else 0,
-                "oldestMessage": row["oldest"],
-                "newestMessage": row["newest"],
-            }
+            PartitionInfo(
+                id=self._catalog.partition_uuid(row["id"]),
+                name=row["name"],
+                queue=row["queue"],
+                created_at=row["created_at"],
+                messages=row["seq"] - row["first"] + 1 - row["holes"] if row["seq"] else 0,
+                oldest_message=row["oldest"],
+                newest_message=row["newest"],
+            )
             for row in rows
         ]

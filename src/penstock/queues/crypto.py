@@ -104,14 +104,14 @@ class Keys:
             ) from None
 
 
-def headers_entry(keys: Keys, row: Any) -> dict[str, dict[str, str]]:
-    """`headers` for the answer about a stored message (a row of it), nothing where it has none."""
+def opened_headers(keys: Keys, row: Any) -> dict[str, str] | None:
+    """The headers of a stored message (a row of it); None where it has none."""
     stored = row["headers"]
     if stored is None:
-        return {}
+        return None
     if row["key_id"] is not None:
         stored = keys.open_headers(row["partition_id"], row["key_id"], stored)
-    return {"headers": decode(stored)}
+    return decode(stored)
 
 
 def _context(item: Item) -> bytes:

@@ -12,10 +12,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.queues.catalog import Catalog
-from penstock.queues.crypto import Keys, headers_entry
+from penstock.queues.crypto import Keys, opened_headers
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 
@@ -46,15 +48,48 @@ class Which:
         return self.queue, self.group, self.partition, self.since, self.until, self.id
 
 
+class DeadLetter(msgspec.Struct):
+    number: int  # by which it is put back or purged alone
+    message_id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    group: str | None  # None: it was deleted
+    error: str
+    attempts: int
+    payload: bytes | None  # None: the page has enough already
+    producer: str | None
+    created_at: datetime  # when the message was pushed
+    failed_at: datetime
+    headers: dict[str, str] | None
+
+
+class DeadLetterPage(msgspec.Struct):
+    letters: list[DeadLetter]
+    total: int  # that match
+
+
+class ErrorCount(msgspec.Struct):
+    error: str
+    count: int
+    last_seen: datetime
+
+
+class DeadLetterErrors(msgspec.Struct):
+    affected_partitions: int
+    top_errors: list[ErrorCount]
+
+
 class DeadLetters:
     def __init__(self, database: Database, catalog: Catalog, keys: Keys, signals: Signals) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
 
     async def listing(
         self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
-    ) -> dict[str, Any]:
-        """The newest failure first, in the contract's shape; payloads are bytes under `data`, up to
-        MOST_BYTES of them. `before`: those older than this letter, for the next page."""
+    ) -> DeadLetterPage:
+        """The newest failure first, with payloads up to MOST_BYTES of them. `before`: those older
+        than this letter, for the next page."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
             LISTING,
@@ -65,19 +100,14 @@ class DeadLetters:
             before,
             which.error,
         )
-        total = await self.count(which)
-        return {
-            "messages": [self._entry(row) for row in rows],
-            "total": total,
-            "pagination": {"limit": limit, "offset": offset, "total": total},
-        }
+        return DeadLetterPage([self._entry(row) for row in rows], await self.count(which))
 
     async def count(self, which: Which) -> int:
         """How many match, exact up to `COUNTED`."""
         rows = await self._database.browse(COUNT, *which.args(), which.error)
         return int(rows[0][0])
 
-    async def errors(self, which: Which, most: int = 10) -> dict[str, Any]:
+    async def errors(self, which: Which, most: int = 10) -> DeadLetterErrors:
         """What the newest letters died of, the most frequent first, and in how many partitions; of
         1000 letters.
         """
@@ -87,12 +117,10 @@ class DeadLetters:
             most,
             which.error,
         )
-        return {
-            "affectedPartitions": rows[0]["partitions"] if rows else 0,
-            "topErrors": [
-                {"error": row["error"], "count": row["n"], "lastSeen": row["last"]} for row in rows
-            ],
-        }
+        return DeadLetterErrors(
+            rows[0]["partitions"] if rows else 0,
+            [ErrorCount(row["error"], row["n"], row["last"]) for row in rows],
+        )
 
     async def requeue(self, which: Which) -> int:
         """Put dead letters back, as many as match; answers how many. One that cannot be put back
@@ -123,8 +151,8 @@ class DeadLetters:
         """As `purge`; says after each step how many it deleted."""
         while True:
             rows = await self._database.fetch(PURGE, *which.args(), STEP, which.error)
-            yield len(rows)
-            if len(rows) < STEP:
+            yield rows[0][0]
+            if rows[0][0] < STEP:
                 return
 
     async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
@@ -194,25 +222,23 @@ class DeadLetters:
             number
         )  # queued, or there is one with this transaction id already; not 0 (full) or NULL
 
-    def _entry(self, row: Any) -> dict[str, Any]:
-        payload = row["payload"]
+    def _entry(self, row: Any) -> DeadLetter:
+        payload: bytes = row["payload"]
         if row["key_id"] is not None and not row["omitted"]:
             payload = self._keys.open(row["partition_id"], row["key_id"], payload)
-        extra: dict[str, Any] = {"dataOmitted": True} if row["omitted"] else {}
-        extra |= headers_entry(self._keys, row)
-        return extra | {
-            "dlqId": row["id"],
-            "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
-            "transactionId": row["transaction_id"],
-            "partitionId": self._catalog.partition_uuid(row["partition_id"]),
-            "queue": row["queue"],
-            "partition": row["partition"],
-            "consumerGroup": row["group_name"],
-            "errorMessage": row["error"],
-            "retryCount": max(0, row["attempts"] - 1),
-            "attempts": row["attempts"],
-            "data": payload,
-            "producerSub": row["producer"],
-            "createdAt": row["created_at"],
-            "failedAt": row["failed_at"],
-        }
+        return DeadLetter(
+            number=row["id"],
+            message_id=self._catalog.message_uuid(row["partition_id"], row["seq"]),
+            transaction_id=row["transaction_id"],
+            partition_id=self._catalog.partition_uuid(row["partition_id"]),
+            queue=row["queue"],
+            partition=row["partition"],
+            group=row["group_name"],
+            error=row["error"],
+            attempts=row["attempts"],
+            payload=None if row["omitted"] else payload,
+            producer=row["producer"],
+            created_at=row["created_at"],
+            failed_at=row["failed_at"],
+            headers=opened_headers(self._keys, row),
+        )

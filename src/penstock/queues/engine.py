@@ -20,8 +20,10 @@ from penstock.queues.ack import Acknowledger
 from penstock.queues.admin import Admin
 from penstock.queues.analytics import Analytics
 from penstock.queues.catalog import Catalog
+from penstock.queues.consumers import Consumers
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
+from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
@@ -54,6 +56,8 @@ class Queues:
         self.catalog = Catalog(database)
         self.keys = Keys(settings)
         self.signals = Signals(database, self.catalog.forget)
+        self.figures = Figures(database)
+        self.consumers = Consumers(database)
         pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
         popped = metrics.counter("penstock_queue_popped_total", "Messages delivered", "queue")
         acked = metrics.counter(
@@ -68,11 +72,11 @@ class Queues:
         )
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
         self.admin = Admin(database, self.catalog, self.signals, self.keys)
-        self.groups = Groups(database, self.catalog, self.signals)
+        self.groups = Groups(database, self.catalog, self.signals, self.figures, self.consumers)
         self.dead = DeadLetters(database, self.catalog, self.keys, self.signals)
         self.messages = Messages(database, self.catalog, self.keys, self.signals)
         self.traces = Traces(database, self.catalog, self.keys)
-        self.status = Status(database, self.catalog)
+        self.status = Status(database, self.catalog, self.figures)
         self.analytics = Analytics(database)
         self.sinks = Sinks(database)
         self.upkeep = Upkeep(database, settings, metrics)
@@ -147,7 +151,14 @@ class Queues:
     async def pop(self, request: PopRequest) -> Popped:
         """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""
         await self.catalog.load_installation()
-        return await self._popper.pop(request)
+        self._seen(request, request.queue)
+        popped = await self._popper.pop(request)
+        self._seen(request, popped.queue)
+        return popped
+
+    def _seen(self, request: PopRequest, queue: str | None) -> None:
+        if request.consumer is not None and queue is not None:
+            self.consumers.seen(queue, request.group, request.consumer)
 
     def ack(self, acks: list[Ack]) -> Pending[list[Ack], list[Acked]]:
         """Answer messages, each on its own. Repeating an acknowledgement changes nothing."""

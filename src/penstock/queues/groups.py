@@ -1,9 +1,8 @@
 """Consumer groups: list, lag, describe, seek, delete, subscription.
 
-The count of a group's lag is stored messages of the queue minus those the group settled, both kept
-as counters, so it is exact and costs the same for ten partitions and for a million. The time lag
-looks at the partitions that have something for the group, at most 10,000 of them: it is exact up
-to that many lagging partitions, and "at least" beyond.
+Counts are those of `penstock.queues.figures`: exact, at the same cost for ten partitions and for a
+million. The time lag looks at the partitions that have something for the group, at most 10,000 of
+them: it is exact up to that many lagging partitions, and "at least" beyond.
 
 What walks all partitions of a queue because it must (seek and its preview, delete) does so in
 steps, each a short call.
@@ -13,13 +12,19 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from penstock.database import Database
 from penstock.errors import NotFound
 from penstock.queues.catalog import Catalog, check_text
+from penstock.queues.consumers import Consumers
+from penstock.queues.figures import Backlog, Figures, GroupFigures
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 
 STEP = 1000  # partitions per call
+MAX_LAGGING_PARTITIONS = 10_000  # looked at for a time lag
+LATE_SECONDS = 300.0  # messages that wait longer make a group late
 
 LAG = query("group_lag")
 LISTING = query("groups")
@@ -28,73 +33,134 @@ LAGGING = query("lagging_partitions")
 PREVIEW = query("seek_preview")
 
 
+class GroupStatus(msgspec.Struct):
+    """A group of one queue."""
+
+    queue: str
+    figures: GroupFigures
+    backlog: Backlog
+    members: int  # consumers connected
+    state: str  # see `state_of`
+    mode: str | None  # where it starts: all, new, timestamp; None until a pop decided
+    start_at: datetime | None
+    created_at: datetime
+    discovering: bool  # partitions it has not met are being looked through
+
+    @property
+    def name(self) -> str:
+        return self.figures.name
+
+
+class PartitionLag(msgspec.Struct):
+    """A partition as a group sees it."""
+
+    group: str
+    queue: str
+    partition: str
+    partition_id: str
+    lease_id: str | None  # of the lease that is live
+    lag: int
+    lag_seconds: float
+    oldest: datetime | None  # when the oldest message was pushed that it waits for
+    consumed: int
+    consumed_at: datetime | None
+
+
+class GroupDeleted(msgspec.Struct):
+    partitions: int
+    existed: bool
+
+
+class Seek(msgspec.Struct):
+    """A group was moved."""
+
+    partitions: int
+    position: int | None  # in the last of them
+
+
+class SeekPreview(msgspec.Struct):
+    """What a seek would do."""
+
+    partitions: int
+    again: int  # messages it has finished with and would get once more
+    skipped: int  # messages it waits for and would not get
+
+
 class Groups:
-    def __init__(self, database: Database, catalog: Catalog, signals: Signals) -> None:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        signals: Signals,
+        figures: Figures,
+        consumers: Consumers,
+    ) -> None:
         self._database, self._catalog, self._signals = database, catalog, signals
+        self._figures, self._consumers = figures, consumers
 
     async def listing(
         self, group: str | None = None, queue: str | None = None
-    ) -> list[dict[str, Any]]:
-        """One entry per (group, queue) in the contract's shape, with the exact `totalLag`."""
+    ) -> list[GroupStatus]:
+        """One entry per queue and group, by name."""
         rows = await self._database.browse(LISTING, group, queue)
-        members = await self._catalog.partition_counts([row["queue_id"] for row in rows])
-        return [_entry(row, members[row["queue_id"]]) for row in rows]
+        if not rows:
+            return []
+        queues = await self._figures.queues(sorted({row["queue_id"] for row in rows}))
+        figures = {one.id: one for queue in queues for one in queue.groups}
+        members = await self._consumers.members()
+        behind = [row["id"] for row in rows if row["id"] in figures and figures[row["id"]].waiting]
+        backlogs = await self._figures.backlogs(behind, MAX_LAGGING_PARTITIONS)
+        return [
+            _status(
+                row,
+                figures[row["id"]],
+                backlogs.get(row["id"], Backlog()),
+                members.get((row["queue"], row["name"]), 0),
+            )
+            for row in rows
+            if row["id"] in figures  # else it was deleted meanwhile
+        ]
 
     async def lag(self, queue: str, group: str) -> int:
-        """Messages of the queue that the group has not settled."""
+        """Messages of the queue that the group has not finished with."""
         rows = await self._database.browse(LAG, group, queue)
         if not rows:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return int(rows[0]["lag"])
 
-    async def lagging(
-        self, min_lag_seconds: float = 3600, limit: int = 1000
-    ) -> list[dict[str, Any]]:
+    async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[PartitionLag]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
         await self._catalog.load_installation()
         rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
-        found = []
-        for row in rows:
-            seconds = (row["now"] - row["oldest"]).total_seconds()
-            found.append(
-                {
-                    "consumer_group": row["group"],
-                    "queue_name": row["queue"],
-                    "partition_name": row["name"],
-                    "partition_id": self._catalog.partition_uuid(row["id"]),
-                    "worker_id": str(row["lease_id"]) if row["leased"] else None,
-                    "offset_lag": _lag(row),
-                    "time_lag_seconds": int(seconds),
-                    "lag_hours": round(seconds / 3600, 2),
-                    "oldest_unconsumed_at": row["oldest"],
-                    "last_consumed_at": row["consumed_at"],
-                }
-            )
-        return found
+        return [self._partition(row) for row in rows]
 
-    async def describe(self, group: str, limit: int = 10_000, offset: int = 0) -> dict[str, Any]:
-        """Per queue, its partitions as the group sees them."""
+    async def describe(
+        self, group: str, limit: int = 10_000, offset: int = 0
+    ) -> list[PartitionLag]:
+        """Its partitions in all queues, by queue."""
+        await self._catalog.load_installation()
         rows = await self._database.browse(DESCRIBE, group, limit, offset)
-        found: dict[str, Any] = {}
-        for row in rows:
-            found.setdefault(row["queue"], {"partitions": []})["partitions"].append(
-                {
-                    "partition": row["name"],
-                    "workerId": str(row["lease_id"]) if row["leased"] else None,
-                    "lastConsumedAt": row["consumed_at"],
-                    "totalConsumed": row["consumed"],
-                    "offsetLag": _lag(row),
-                    "timeLagSeconds": int((row["now"] - row["oldest"]).total_seconds())
-                    if row["oldest"]
-                    else 0,
-                    "leaseActive": bool(row["leased"]),
-                }
-            )
-        return found
+        return [self._partition(row) for row in rows]
+
+    def _partition(self, row: Any) -> PartitionLag:
+        lag = row["head"] - max(row["position"], row["below"]) - row["beyond"]
+        seconds = (row["now"] - row["oldest"]).total_seconds() if row["oldest"] else 0.0
+        return PartitionLag(
+            group=row["group"],
+            queue=row["queue"],
+            partition=row["name"],
+            partition_id=self._catalog.partition_uuid(row["id"]),
+            lease_id=str(row["lease_id"]) if row["leased"] else None,
+            lag=max(0, lag),
+            lag_seconds=max(0.0, seconds),
+            oldest=row["oldest"],
+            consumed=row["consumed"],
+            consumed_at=row["consumed_at"],
+        )
 
     async def delete(
         self, group: str, queue: str | None = None, *, metadata: bool = True
-    ) -> dict[str, Any]:
+    ) -> GroupDeleted:
         """Forget a group; without `metadata` its subscription stays and the next pop starts from
         there again.
 
@@ -114,24 +180,13 @@ class Groups:
                     await self._database.fetch("SELECT * FROM queue_forget($1, $2)", number, STEP)
                 )[0]
                 deleted, more = deleted + row["removed"], row["more"]
-        found = {
-            "success": True,
-            "consumerGroup": group,
-            "deletedPartitions": deleted,
-            "metadataDeleted": metadata and bool(ids),
-        }
-        return found | ({"queueName": queue} if queue is not None else {})
+        return GroupDeleted(deleted, bool(ids))
 
-    async def subscription(self, group: str, moment: datetime) -> dict[str, Any]:
-        """Change where the group starts in partitions it has not met yet."""
+    async def subscription(self, group: str, moment: datetime) -> int:
+        """Change where the group starts in partitions it has not met yet; in how many queues."""
         check_text("consumerGroup", group)
         rows = await self._database.fetch("SELECT queue_resubscribe($1, $2)", group, moment)
-        return {
-            "success": True,
-            "consumerGroup": group,
-            "newTimestamp": moment,
-            "rowsUpdated": rows[0][0],
-        }
+        return int(rows[0][0])
 
     async def seek(
         self,
@@ -141,7 +196,7 @@ class Groups:
         partition: str | None = None,
         moment: datetime | None = None,
         to: str = "end",
-    ) -> dict[str, Any]:
+    ) -> Seek:
         """Move a group to after `moment`, or `to` the "end" or the "beginning". Its leases there
         are dropped.
         """
@@ -158,20 +213,11 @@ class Groups:
                 done, last = await self._seek(group_id, numbers, target)
                 moved += done
         self._signals.available(queue, 1000, group)
-        return {
-            "success": True,
-            "consumerGroup": group,
-            "queueName": queue,
-            "partitionName": partition,
-            "seekToEnd": moment is None and to == "end",
-            "targetTimestamp": moment,
-            "partitionsUpdated": moved,
-            "cursorMovedTo": last,
-        }
+        return Seek(moved, last)
 
     async def preview(
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
-    ) -> dict[str, Any]:
+    ) -> SeekPreview:
         """What `seek` would do: how many settled messages come again, how many open ones are
         skipped.
         """
@@ -186,17 +232,7 @@ class Groups:
             partitions += row["partitions"]
             again += int(row["again"])
             skipped += int(row["skipped"])
-        return {
-            "success": True,
-            "dryRun": True,
-            "consumerGroup": group,
-            "queueName": queue,
-            "seekToEnd": moment is None and to == "end",
-            "targetTimestamp": moment,
-            "partitionsUpdated": partitions,
-            "redelivered": again,
-            "skipped": skipped,
-        }
+        return SeekPreview(partitions, again, skipped)
 
     async def _find(self, group: str, queue: str) -> tuple[int, int]:
         """The numbers of a group and its queue."""
@@ -235,37 +271,32 @@ class Groups:
         return row["moved"], row["last"]
 
 
-def _lag(row: Any) -> int:
-    return int(max(0, row["head"] - max(row["position"], row["below"]) - row["beyond"]))
-
-
-def _entry(row: Any, members: int) -> dict[str, Any]:
-    behind = (row["now"] - row["oldest"]).total_seconds() if row["oldest"] else 0.0
+def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> GroupStatus:
     # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
     # mends that).
     blind = (
-        row["lag"] > 0
-        and not row["partitions"]
+        figures.waiting > 0
+        and not backlog.partitions
         and row["mode"] is not None
         and not row["discovering"]
     )
-    late = behind > 300 or blind
-    state = "Dead" if late and not row["done"] else "Lagging" if late else "Stable"
-    return {
-        "name": row["name"],
-        "topics": [row["queue"]],
-        "queueName": row["queue"],
-        "members": members,
-        "partitionsWithLag": row["partitions"],
-        "totalLag": int(row["lag"]),
-        "maxTimeLag": int(behind),
-        "state": state,
-        "subscriptionMode": row["mode"],
-        "subscriptionTimestamp": row["start_at"],
-        "subscriptionCreatedAt": row["created_at"],
-        "consumed": row["done"],
-        "failed": row["failed"],
-        "deadLetters": row["dead"],
-        "dropped": row["dropped"],
-        "discovering": row["discovering"],
-    }
+    return GroupStatus(
+        queue=row["queue"],
+        figures=figures,
+        backlog=backlog,
+        members=members,
+        state=state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind),
+        mode=row["mode"],
+        start_at=row["start_at"],
+        created_at=row["created_at"],
+        discovering=row["discovering"],
+    )
+
+
+def state_of(members: int, *, late: bool) -> str:
+    """Stable or Lagging while somebody is connected; Empty or, when messages wait for longer than
+    LATE_SECONDS, Dead while nobody is.
+    """
+    if members:
+        return "Lagging" if late else "Stable"
+    return "Dead" if late else "Empty"

@@ -12,11 +12,11 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.ack import STATUSES
-from penstock.queues.catalog import Catalog, check_group, check_text
-from penstock.queues.crypto import Keys, headers_entry
-from penstock.queues.options import options_of
+from penstock.queues.catalog import Catalog, check_group, check_text, info_of
+from penstock.queues.crypto import Keys, opened_headers
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
+from penstock.queues.types import QueueInfo
 
 IN_QUEUES = query("messages")
 IN_PARTITION = query("partition_messages")
@@ -24,7 +24,75 @@ LOOKED_AT = 10_000  # messages in one page that is asked for a status, which is 
 START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before everything
 
 MESSAGE = query("message")
+DELETE_LETTERS = query("message_dead_letters_purge")
 MESSAGE_GROUPS = query("message_groups")
+
+
+class MessageFilter(msgspec.Struct, kw_only=True):
+    """Which messages are meant; what is None does not restrict."""
+
+    queue: str | None = None
+    partition: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    status: str | None = None  # pending, processing, completed, dead_letter
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class StoredMessage(msgspec.Struct):
+    """A message without its payload, and what became of it."""
+
+    id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    namespace: str
+    task: str
+    status: str
+    queue_status: str  # of queue mode; none: it has none
+    groups_done: int  # groups, queue mode not counted, that have finished with it
+    groups: int
+    trace_id: str | None
+    producer: str | None
+    priority: int
+    created_at: datetime
+    lease_expires_at: datetime | None
+    headers: dict[str, str] | None
+
+
+class MessagePage(msgspec.Struct):
+    messages: list[StoredMessage]
+    queue_mode: bool  # their queues are read in queue mode
+    groups: int  # and by so many groups
+    next: str | None  # the cursor of the next page
+
+
+class MessageGroup(msgspec.Struct):
+    """What a group did with a message."""
+
+    name: str
+    consumed: bool
+    lease_expires_at: datetime | None
+
+
+class MessageDetail(msgspec.Struct):
+    id: str
+    transaction_id: str
+    partition_id: str
+    partition: str
+    queue: QueueInfo
+    status: str
+    trace_id: str | None
+    producer: str | None
+    created_at: datetime
+    payload: bytes
+    headers: dict[str, str] | None
+    encrypted: bool
+    error: str | None
+    attempts: int
+    groups: list[MessageGroup]
 
 
 class Messages:
@@ -33,34 +101,29 @@ class Messages:
 
     async def listing(
         self,
-        *,
-        queue: str | None = None,
-        partition: str | None = None,
-        namespace: str | None = None,
-        task: str | None = None,
-        status: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        which: MessageFilter,
         limit: int = 200,
         offset: int = 0,
         cursor: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> MessagePage:
         """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
         is the `next` of the page before; it is None at the end."""
         after = _place(cursor)
         await self._catalog.load_installation()
         number = None
-        if partition is not None and queue is not None:
-            number = await self._catalog.partition(queue, partition) or 0
+        if which.partition is not None and which.queue is not None:
+            number = await self._catalog.partition(which.queue, which.partition) or 0
         now = (await self._database.browse("SELECT clock_timestamp()"))[0][0]
-        until = until or now + timedelta(minutes=1)
-        since = since or now - timedelta(hours=1)
-        entries: list[dict[str, Any]] = []
-        sifted = status is not None or (partition is not None and number is None)
+        until = which.until or now + timedelta(minutes=1)
+        since = which.since or now - timedelta(hours=1)
+        entries: list[StoredMessage] = []
+        sifted = which.status is not None or (which.partition is not None and number is None)
         most = offset + (LOOKED_AT if sifted else limit)
-        chosen: tuple[str, Any] = (IN_QUEUES, queue) if number is None else (IN_PARTITION, number)
+        source: tuple[str, Any] = (
+            (IN_QUEUES, which.queue) if number is None else (IN_PARTITION, number)
+        )
         rows = await self._database.browse(
-            *chosen, namespace, task, since, until, most, QUEUE_MODE, *after
+            *source, which.namespace, which.task, since, until, most, QUEUE_MODE, *after
         )
         last, more = None, len(rows) >= most
         for row in rows:
@@ -68,20 +131,20 @@ class Messages:
                 more = True
                 break
             last = f"{row['xid']}.{row['seq']}.{row['partition_id']}"
-            if partition is not None and row["partition"] != partition:
+            if which.partition is not None and row["partition"] != which.partition:
                 continue
             entry = self._entry(row)
-            if status is None or entry["status"] == status:
+            if which.status is None or entry.status == which.status:
                 entries.append(entry)
-        buses = max((row["buses"] for row in rows), default=0)
-        queue_mode = any(row["has_queue_mode"] for row in rows)
-        return {
-            "messages": entries[offset:],
-            "mode": _mode(queue_mode, buses),
-            "next": last if more else None,
-        }
+        return MessagePage(
+            entries[offset:],
+            queue_mode=any(row["has_queue_mode"] for row in rows),
+            groups=max((row["buses"] for row in rows), default=0),
+            next=last if more else None,
+        )
 
-    async def detail(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
+    async def detail(self, partition_id: str, transaction_id: str) -> MessageDetail:
+        """A message with its payload and what each group did with it."""
         row = await self._find(partition_id, transaction_id)
         stored = await self._database.browse(
             MESSAGE,
@@ -91,9 +154,9 @@ class Messages:
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
-        info = (await self._database.browse("SELECT * FROM queues WHERE id = $1", message["qid"]))[
-            0
-        ]
+        queue = info_of(
+            (await self._database.browse("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
+        )
         groups = await self._database.browse(
             MESSAGE_GROUPS,
             message["partition_id"],
@@ -103,7 +166,6 @@ class Messages:
         payload = message["payload"]
         if message["key_id"] is not None:
             payload = self._keys.open(message["partition_id"], message["key_id"], payload)
-        options = msgspec.to_builtins(options_of(info))
         dead = next((group for group in groups if group["error"] is not None), None)
         buses = [group for group in groups if group["name"] != QUEUE_MODE]
         queue_mode = next((group for group in groups if group["name"] == QUEUE_MODE), None)
@@ -111,58 +173,43 @@ class Messages:
             dead is not None,
             queue_mode is not None,
             bool(queue_mode and queue_mode["consumed"]),
-            bool(queue_mode and queue_mode["leased"]) or any(group["leased"] for group in buses),
+            any(group["leased"] for group in groups),
             len(buses),
             sum(bool(group["consumed"]) for group in buses),
         )
-        return {
-            "id": self._catalog.message_uuid(message["partition_id"], message["seq"]),
-            "transactionId": message["transaction_id"],
-            "partitionId": self._catalog.partition_uuid(message["partition_id"]),
-            "queuePath": f"{message['queue']}/{message['partition']}",
-            "queue": message["queue"],
-            "partition": message["partition"],
-            "namespace": info["namespace"],
-            "task": info["task"],
-            "status": status,
-            "traceId": str(message["trace_id"]) if message["trace_id"] else None,
-            "producerSub": message["producer"],
-            "createdAt": message["created_at"],
-            "payload": payload,
-            **headers_entry(self._keys, message),
-            "isEncrypted": message["key_id"] is not None,
-            "errorMessage": dead["error"]
+        return MessageDetail(
+            id=self._catalog.message_uuid(message["partition_id"], message["seq"]),
+            transaction_id=message["transaction_id"],
+            partition_id=self._catalog.partition_uuid(message["partition_id"]),
+            partition=message["partition"],
+            queue=queue,
+            status=status,
+            trace_id=str(message["trace_id"]) if message["trace_id"] else None,
+            producer=message["producer"],
+            created_at=message["created_at"],
+            payload=payload,
+            headers=opened_headers(self._keys, message),
+            encrypted=message["key_id"] is not None,
+            error=dead["error"]
             if dead
             else next((g["attempt_error"] for g in groups if g["attempts"]), None),
-            "retryCount": max(
-                (g["dead_attempts"] or g["attempts"] or 0 for g in groups), default=0
-            ),
-            "queueConfig": {
-                name: options[name]
-                for name in ("leaseTime", "retryLimit", "retryDelay", "ttl", "priority")
-            },
-            "mode": _mode(queue_mode is not None, len(buses))
-            | {"consumedByGroups": sum(bool(group["consumed"]) for group in groups)},
-            "consumerGroups": [
-                {
-                    "name": group["name"],
-                    "consumed": bool(group["consumed"]),
-                    "leaseExpiresAt": group["next_expiry"] if group["leased"] else None,
-                }
+            attempts=max((g["dead_attempts"] or g["attempts"] or 0 for g in groups), default=0),
+            groups=[
+                MessageGroup(
+                    group["name"],
+                    bool(group["consumed"]),
+                    group["next_expiry"] if group["leased"] else None,
+                )
                 for group in groups
             ],
-        }
+        )
 
     async def delete(self, partition_id: str, transaction_id: str) -> bool:
         try:
             row = await self._find(partition_id, transaction_id)
         except NotFound:
             return False
-        await self._database.fetch(
-            "DELETE FROM dead_letters WHERE partition_id = $1 AND seq = $2",
-            row["partition_id"],
-            row["seq"],
-        )
+        await self._database.fetch(DELETE_LETTERS, row["partition_id"], row["seq"])
         rows = await self._database.fetch(
             "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$2::bigint], false)",
             row["partition_id"],
@@ -252,7 +299,7 @@ class Messages:
             raise NotFound("Message not found")
         return rows[0]
 
-    def _entry(self, row: Any) -> dict[str, Any]:
+    def _entry(self, row: Any) -> StoredMessage:
         status = _status(
             row["dead"],
             row["has_queue_mode"],
@@ -270,25 +317,25 @@ class Messages:
             if row["queue_leased"]
             else "pending"
         )
-        return {
-            "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
-            "transactionId": row["transaction_id"],
-            "partitionId": self._catalog.partition_uuid(row["partition_id"]),
-            "queuePath": f"{row['queue']}/{row['partition']}",
-            "queue": row["queue"],
-            "partition": row["partition"],
-            "namespace": row["namespace"],
-            "task": row["task"],
-            "status": status,
-            "queueStatus": queue_status,
-            "busStatus": {"consumedBy": row["bus_done"], "totalGroups": row["buses"]},
-            "traceId": str(row["trace_id"]) if row["trace_id"] else None,
-            "producerSub": row["producer"],
-            "queuePriority": row["priority"],
-            "createdAt": row["created_at"],
-            "leaseExpiresAt": row["lease_expires_at"] if row["any_leased"] else None,
-            **headers_entry(self._keys, row),
-        }
+        return StoredMessage(
+            id=self._catalog.message_uuid(row["partition_id"], row["seq"]),
+            transaction_id=row["transaction_id"],
+            partition_id=self._catalog.partition_uuid(row["partition_id"]),
+            queue=row["queue"],
+            partition=row["partition"],
+            namespace=row["namespace"],
+            task=row["task"],
+            status=status,
+            queue_status=queue_status,
+            groups_done=row["bus_done"],
+            groups=row["buses"],
+            trace_id=str(row["trace_id"]) if row["trace_id"] else None,
+            producer=row["producer"],
+            priority=row["priority"],
+            created_at=row["created_at"],
+            lease_expires_at=row["lease_expires_at"] if row["any_leased"] else None,
+            headers=opened_headers(self._keys, row),
+        )
 
 
 def _place(cursor: str | None) -> tuple[str, int, int]:
@@ -311,10 +358,3 @@ def _status(
         return "dead_letter"
     done = queue_done if queue_mode else buses > 0 and bus_done == buses
     return "completed" if done else "processing" if leased else "pending"
-
-
-def _mode(queue_mode: bool, buses: int) -> dict[str, Any]:
-    kind = (
-        "hybrid" if queue_mode and buses else "queue" if queue_mode else "bus" if buses else "none"
-    )
-    return {"hasQueueMode": queue_mode, "busGroupsCount": buses, "type": kind}

@@ -61,19 +61,25 @@ OPTIONS = tuple(map(_option, msgspec.structs.fields(QueueOptions)))
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
-def columns_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The value of every column: what was given, checked, and defaults for the rest. None counts as
-    not given.
-    """
+def parse(given: dict[str, Any]) -> QueueOptions:
+    """Options by their JSON names, checked; defaults for the rest. None counts as not given."""
     unknown = [name for name in given if name not in BY_NAME]
     if unknown:
         raise InvalidRequest(f"unknown option: {', '.join(sorted(unknown))}")
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        value = given.get(option.name)
-        value = option.default if value is None else option.check(value)
-        values[option.column] = value == "none" if option.column == "competing" else value
-    return values
+    return QueueOptions(
+        **{
+            option.field: option.check(given[option.name])
+            for option in OPTIONS
+            if given.get(option.name) is not None
+        }
+    )
+
+
+def columns_of(options: QueueOptions) -> dict[str, Any]:
+    """The value of every column of `queues`."""
+    return {option.column: option.check(getattr(options, option.field)) for option in OPTIONS} | {
+        "competing": options.ordering == "none"
+    }
 
 
 def options_of(row: Any) -> QueueOptions:

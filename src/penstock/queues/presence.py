@@ -6,27 +6,27 @@ the newest row says whether a member is alive, and the rows together are a time 
 """
 
 import asyncio
-import json
 import logging
 import os
 import resource
 import socket
 import time
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import asyncpg
+import msgspec
 
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
+from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
 from penstock.queues.signals import Signals
 
 log = logging.getLogger("penstock.queues")
 
-BEAT_SECONDS = 5.0
-ALIVE_SECONDS = 4 * BEAT_SECONDS
+BEAT_SECONDS = ALIVE_SECONDS / 4
 DAYS = 7
 MOST_PARKED = 1000  # queues with waiting pops that one row names
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -38,8 +38,8 @@ _ROUTES = {
 }
 
 MEMBERS = """
-  SELECT DISTINCT ON (member) member, hostname, worker, pid, server, started_at, seen_at,
-         figures::text AS figures
+  SELECT DISTINCT ON (member) member AS id, hostname, worker, pid, server, started_at,
+         seen_at AS last_seen, figures::text AS figures
     FROM members
    WHERE minute >= date_trunc('minute', clock_timestamp()) - interval '1 minute'
      AND seen_at > clock_timestamp() - make_interval(secs => $1)
@@ -61,6 +61,74 @@ PARKED = """
    GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"""
 
 
+class OperationCounts(msgspec.Struct):
+    push: int = 0
+    pop: int = 0
+    ack: int = 0
+
+
+class RequestCounts(OperationCounts):
+    transaction: int = 0
+
+
+class PoolFigures(msgspec.Struct):
+    size: int = 0
+    idle: int = 0
+
+
+class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
+    """How a process is. This is also how it stands in the table `members`, read by brokers of other
+    releases: names stay, and what is not there has a default.
+    """
+
+    cpu: float = 0.0  # cores in use, on average since the last row
+    cpu_user_seconds: float = 0.0
+    cpu_system_seconds: float = 0.0
+    memory_bytes: int = 0
+    load_average: float = 0.0
+    waiting_pops: int = 0
+    parked: dict[str, int] = {}  # queue -> pops that wait for it
+    consumers: list[tuple[str, str, int]] = []  # queue, group, connections that pop
+    requests: RequestCounts = msgspec.field(default_factory=RequestCounts)
+    messages: OperationCounts = msgspec.field(default_factory=OperationCounts)
+    db_errors: int = 0
+    pool: PoolFigures = msgspec.field(default_factory=PoolFigures)
+
+
+class Member(msgspec.Struct):
+    """A process that is alive."""
+
+    id: str
+    hostname: str
+    worker: int
+    pid: int
+    server: str
+    started_at: datetime
+    last_seen: datetime
+    figures: ProcessFigures
+
+
+class LoadPoint(msgspec.Struct):
+    """Processor and memory of a process in one time bucket."""
+
+    bucket: datetime
+    hostname: str
+    worker: int
+    cpu: float
+    memory_bytes: int
+    waiting_pops: float
+
+
+class ParkedPoint(msgspec.Struct):
+    """Pops that waited for a queue in a process, on average in one time bucket."""
+
+    bucket: datetime
+    queue: str
+    hostname: str
+    worker: int
+    parked: float
+
+
 class Presence:
     """Says that this process is there, from `start` to `stop`, and reads what all of them said."""
 
@@ -68,13 +136,16 @@ class Presence:
         self,
         database: Database,
         signals: Signals,
+        consumers: Consumers,
         metrics: Metrics,
         server: str = "penstock",
         worker: int = 0,
     ) -> None:
         self._database, self._signals, self._metrics = database, signals, metrics
+        self._consumers = consumers
         self.server, self.worker = server, worker
         self.member = f"{socket.gethostname()}-{worker}-{os.urandom(4).hex()}"
+        consumers.member = self.member
         self.started_at = datetime.now(UTC)
         self._used = (
             time.monotonic(),
@@ -115,7 +186,7 @@ class Presence:
             os.getpid(),
             self.server,
             self.started_at,
-            json.dumps({"cpu": self._cpu(), **self.figures()}),
+            msgspec.json.encode(msgspec.structs.replace(self.figures(), cpu=self._cpu())).decode(),
         )
 
     def _cpu(self) -> float:
@@ -124,55 +195,44 @@ class Presence:
         (before, used_before), self._used = self._used, (now, used)
         return round((used - used_before) / max(now - before, 1e-3), 4)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> ProcessFigures:
         """How this process is."""
         times = resource.getrusage(resource.RUSAGE_SELF)
-        return {
-            "cpuUserSeconds": times.ru_utime,
-            "cpuSystemSeconds": times.ru_stime,
-            "memoryBytes": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
-            "loadAverage": os.getloadavg()[0],
-            "waitingPops": self._signals.waiting,
-            "parked": self._signals.parked(MOST_PARKED),
-            "requests": self._requests(),
-            "messages": self._messages(),
-            "dbErrors": int(
-                sum(self._metrics.values_of("penstock_database_outages_total").values())
-            ),
-            "pool": {"size": self._database.pool_size, "idle": self._database.pool_idle},
-        }
+        consumers = islice(self._consumers.counts().items(), MAX_REPORTED)
+        return ProcessFigures(
+            cpu_user_seconds=times.ru_utime,
+            cpu_system_seconds=times.ru_stime,
+            memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+            load_average=os.getloadavg()[0],
+            waiting_pops=self._signals.waiting,
+            parked=self._signals.parked(MOST_PARKED),
+            consumers=[(queue, group, count) for (queue, group), count in consumers],
+            requests=self._requests(),
+            messages=self._messages(),
+            db_errors=self._total("penstock_database_outages_total"),
+            pool=PoolFigures(self._database.pool_size, self._database.pool_idle),
+        )
 
-    def _requests(self) -> dict[str, int]:
-        requests = dict.fromkeys(("push", "pop", "ack", "transaction"), 0)
+    def _requests(self) -> RequestCounts:
+        requests = RequestCounts()
         for (_, route, _), count in self._metrics.values_of("penstock_http_requests_total").items():
             kind = "pop" if route.startswith("/api/v1/pop") else _ROUTES.get(route)
             if kind:
-                requests[kind] += int(count)
+                setattr(requests, kind, getattr(requests, kind) + int(count))
         return requests
 
-    def _messages(self) -> dict[str, int]:
-        names = {"push": "pushed", "pop": "popped", "ack": "acked"}
-        return {
-            kind: int(sum(self._metrics.values_of(f"penstock_queue_{name}_total").values()))
-            for kind, name in names.items()
-        }
+    def _messages(self) -> OperationCounts:
+        names = ("pushed", "popped", "acked")
+        return OperationCounts(*(self._total(f"penstock_queue_{name}_total") for name in names))
 
-    async def members(self) -> list[dict[str, Any]]:
+    def _total(self, name: str) -> int:
+        return int(sum(self._metrics.values_of(name).values()))
+
+    async def members(self) -> list[Member]:
         """Every process that is alive, with its figures."""
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
-        return [
-            {
-                "id": row["member"],
-                "hostname": row["hostname"],
-                "workerId": row["worker"],
-                "pid": row["pid"],
-                "server": row["server"],
-                "startedAt": row["started_at"],
-                "lastSeen": row["seen_at"],
-                **json.loads(row["figures"]),
-            }
-            for row in rows
-        ]
+        decode = msgspec.json.Decoder(ProcessFigures).decode
+        return [Member(**{**row, "figures": decode(row["figures"])}) for row in rows]
 
     async def series(
         self,
@@ -181,38 +241,19 @@ class Presence:
         bucket: timedelta,
         hostname: str | None,
         worker: int | None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[LoadPoint]:
         """Processor and memory of each process over time."""
         rows = await self._database.browse(
             SERIES, since, until, bucket.total_seconds(), hostname, worker
         )
-        return [
-            {
-                "bucket": row["bucket"],
-                "hostname": row["hostname"],
-                "workerId": row["worker"],
-                "cpu": row["cpu"],
-                "memoryBytes": row["memory"],
-                "waitingPops": row["waiting"],
-            }
-            for row in rows
-        ]
+        return [LoadPoint(*row.values()) for row in rows]
 
     async def parked(
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[ParkedPoint]:
         """Waiting pops of each queue in each process over time."""
         rows = await self._database.browse(PARKED, since, until, bucket.total_seconds(), queue)
-        return [
-            {
-                "bucket": row["bucket"],
-                "queueName": row["queue"],
-                "hostname": row["hostname"],
-                "workerId": row["worker"],
-                "parkedCount": row["parked"],
-            }
-            for row in rows
-        ]
+        return [ParkedPoint(*row.values()) for row in rows]
 
     async def _keep_saying(self) -> None:
         tidied = -3600.0

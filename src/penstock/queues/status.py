@@ -5,12 +5,14 @@ history.
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from penstock.database import Database
 from penstock.errors import NotFound
-from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.catalog import Catalog
-from penstock.queues.options import options_of
+from penstock.queues.catalog import Catalog, info_of
+from penstock.queues.figures import Figures, QueueFigures
 from penstock.queues.schema import query
+from penstock.queues.types import QueueInfo
 
 QUEUES = query("queues")
 
@@ -24,94 +26,208 @@ OLDEST = query("postgres_oldest")
 TABLES = query("postgres_tables")
 
 
+class Counts(msgspec.Struct):
+    """A queue or a partition in seven numbers. Where groups differ they are those of the group that
+    speaks for the queue (`QueueFigures.leading`), but `failed`, `dead_letter` and `dropped` are of
+    all of them.
+    """
+
+    total: int  # stored now
+    pending: int  # waiting and not leased
+    processing: int  # leased
+    completed: int
+    failed: int | None  # None: not known of a partition
+    dead_letter: int
+    dropped: int | None
+
+    @classmethod
+    def of(cls, queue: QueueFigures) -> "Counts":
+        leading = queue.leading
+        leased = leading.leased if leading else 0
+        return cls(
+            total=queue.stored,
+            pending=max(0, (leading.waiting if leading else queue.stored) - leased),
+            processing=leased,
+            completed=leading.completed if leading else 0,
+            failed=queue.failed,
+            dead_letter=queue.dead_letters,
+            dropped=queue.dropped,
+        )
+
+
+class QueueStatus(msgspec.Struct):
+    """A queue as configured, and its counts."""
+
+    info: QueueInfo
+    partitions: int
+    counts: Counts
+    figures: QueueFigures
+
+
+class PartitionStatus(msgspec.Struct):
+    id: str
+    name: str
+    created_at: datetime
+    counts: Counts
+    batches: int
+    last_activity: datetime
+    oldest_message: datetime | None
+    newest_message: datetime | None
+
+
+class Overview(msgspec.Struct):
+    """Sums over all queues."""
+
+    queues: int
+    partitions: int
+    namespaces: int
+    tasks: int
+    messages: Counts
+    pushed_per_second: float
+    completed_per_second: float
+
+
+class HistoryPoint(msgspec.Struct):
+    """What happened in one time bucket."""
+
+    bucket: datetime
+    pushed: int
+    completed: int
+    failed: int
+    dead: int  # messages that became dead letters
+
+
+class Removal(msgspec.Struct):
+    """Messages that upkeep deleted of one queue in one time bucket; `queue` is None when it is
+    gone.
+    """
+
+    bucket: datetime
+    reason: str
+    queue: str | None
+    namespace: str | None
+    task: str | None
+    messages: int
+    steps: int
+
+
+class Leases(msgspec.Struct):
+    """The leases that are live."""
+
+    active: int
+    partitions: int
+    taken: int  # messages
+    acked: int  # of them
+
+
+class DatabaseSize(msgspec.Struct):
+    version: str
+    size: int
+    sessions: int
+    commits: int
+    rollbacks: int
+    deadlocks: int
+
+
+class OldestTransaction(msgspec.Struct):
+    """The session that holds vacuum back the most."""
+
+    pid: int
+    application: str
+    state: str | None
+    xmin_age: int
+    transaction_seconds: float | None
+
+
+class TableSize(msgspec.Struct):
+    table: str
+    live: int
+    dead: int
+    last_autovacuum: datetime | None
+    bytes: int
+
+
+class PostgresStatus(msgspec.Struct):
+    """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
+
+    database: DatabaseSize
+    oldest_transaction: OldestTransaction | None
+    tables: list[TableSize]
+
+
 class Status:
-    def __init__(self, database: Database, catalog: Catalog) -> None:
-        self._database, self._catalog = database, catalog
+    def __init__(self, database: Database, catalog: Catalog, figures: Figures) -> None:
+        self._database, self._catalog, self._figures = database, catalog, figures
 
     async def queues(
         self, namespace: str | None = None, task: str | None = None, queue: str | None = None
-    ) -> list[dict[str, Any]]:
-        """Every queue with its message counts; pending is what queue mode (else the slowest group)
-        has not settled.
-        """
-        rows = await self._database.browse(QUEUES, QUEUE_MODE, queue, namespace, task)
-        partitions = await self._catalog.partition_counts([row["id"] for row in rows])
+    ) -> list[QueueStatus]:
+        """Every queue with its counts, the newest first."""
+        infos = [
+            info_of(row) for row in await self._database.browse(QUEUES, queue, namespace, task)
+        ]
+        ids = [info.id for info in infos]
+        partitions = await self._catalog.partition_counts(ids)
+        figures = {one.id: one for one in await self._figures.queues(ids)}
         return [
-            {
-                "id": str(row["uuid"]),
-                "name": row["name"],
-                "namespace": row["namespace"],
-                "task": row["task"],
-                "createdAt": row["created_at"],
-                "partitions": partitions.get(row["id"], 0),
-                "messages": counts_of(row),
-                "options": options_of(row),
-            }
-            for row in rows
+            QueueStatus(info, partitions.get(info.id, 0), Counts.of(one), one)
+            for info in infos
+            if (one := figures.get(info.id)) is not None  # None: deleted meanwhile
         ]
 
-    async def queue(self, queue: str, limit: int = 1000, offset: int = 0) -> dict[str, Any]:
-        """One queue with its partitions (`limit` of them) and totals."""
-        found = await self.queues(queue=queue)
-        if not found:
+    async def queue(self, queue: str) -> QueueStatus:
+        """One queue with its counts."""
+        statuses = await self.queues(queue=queue)
+        if not statuses:
             raise NotFound(f"Queue not found: {queue}")
-        await self._catalog.load_installation()
-        rows = await self._database.browse(
-            PARTITIONS,
-            queue,
-            limit,
-            offset,
-        )
-        partitions = []
-        for row in rows:
-            stored = row["last"] - row["first"] + 1 - row["holes"] if row["last"] is not None else 0
-            settled = max(0, row["position"] - row["first"] + 1) + row["beyond"] if stored else 0
-            processing = row["open"]
-            partitions.append(
-                {
-                    "id": self._catalog.partition_uuid(row["id"]),
-                    "name": row["name"],
-                    "createdAt": row["created_at"],
-                    "stats": {
-                        "total": stored,
-                        "pending": max(0, stored - settled - processing),
-                        "processing": processing,
-                        "completed": min(stored, settled),
-                        "failed": 0,
-                        "deadLetter": 0,
-                    },
-                    "cursor": {"totalConsumed": row["consumed"], "batchesConsumed": row["batches"]},
-                    "lastActivity": max(
-                        filter(None, (row["newest"], row["consumed_at"])), default=row["created_at"]
-                    ),
-                    "oldestMessage": row["oldest"],
-                    "newestMessage": row["newest"],
-                }
-            )
-        return found[0] | {
-            "partitionCount": found[0]["partitions"],
-            "partitions": partitions,
-            "totals": found[0]["messages"],
-        }
+        return statuses[0]
 
-    async def overview(self) -> dict[str, Any]:
+    async def partitions(
+        self, status: QueueStatus, limit: int = 1000, offset: int = 0
+    ) -> list[PartitionStatus]:
+        """Partitions of a queue with their counts; those of all of them add up to the queue's."""
+        await self._catalog.load_installation()
+        leading = status.figures.leading
+        rows = await self._database.browse(
+            PARTITIONS, status.info.id, leading.id if leading else None, limit, offset
+        )
+        return [self._partition(row) for row in rows]
+
+    def _partition(self, row: Any) -> PartitionStatus:
+        waiting = row["stored"] - row["settled"]
+        times = filter(None, (row["newest"], row["consumed_at"]))
+        return PartitionStatus(
+            id=self._catalog.partition_uuid(row["id"]),
+            name=row["name"],
+            created_at=row["created_at"],
+            counts=Counts(
+                total=row["stored"],
+                pending=max(0, waiting - row["leased"]),
+                processing=row["leased"],
+                completed=row["completed"],
+                failed=None,
+                dead_letter=row["dead_letters"],
+                dropped=None,
+            ),
+            batches=row["batches"],
+            last_activity=max(times, default=row["created_at"]),
+            oldest_message=row["oldest"],
+            newest_message=row["newest"],
+        )
+
+    async def overview(self) -> Overview:
         """Sums over all queues."""
         queues = await self.queues()
-        messages = {
-            name: sum(queue["messages"][name] for queue in queues) for name in counts_names()
-        }
-        rates = await self._database.browse(RATES)
-        return {
-            "queues": len(queues),
-            "partitions": sum(queue["partitions"] for queue in queues),
-            "namespaces": len({queue["namespace"] for queue in queues if queue["namespace"]}),
-            "tasks": len({queue["task"] for queue in queues if queue["task"]}),
-            "messages": messages,
-            "throughput": {
-                "ingestedPerSecond": rates[0]["pushed"],
-                "processedPerSecond": rates[0]["done"],
-            },
-        }
+        rates = (await self._database.browse(RATES))[0]
+        return Overview(
+            queues=len(queues),
+            partitions=sum(queue.partitions for queue in queues),
+            namespaces=len({queue.info.namespace for queue in queues if queue.info.namespace}),
+            tasks=len({queue.info.task for queue in queues if queue.info.task}),
+            messages=total([queue.counts for queue in queues]),
+            pushed_per_second=rates["pushed"],
+            completed_per_second=rates["completed"],
+        )
 
     async def history(
         self,
@@ -121,73 +237,42 @@ class Status:
         queue: str | None = None,
         namespace: str | None = None,
         task: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Messages pushed, settled, failed and given up per time bucket."""
+    ) -> list[HistoryPoint]:
+        """Messages pushed, completed, failed and given up per time bucket."""
         rows = await self._database.browse(
-            HISTORY,
-            since,
-            until,
-            bucket.total_seconds(),
-            queue,
-            namespace,
-            task,
+            HISTORY, since, until, bucket.total_seconds(), queue, namespace, task
         )
-        return [dict(row) for row in rows]
+        return [HistoryPoint(*row.values()) for row in rows]
 
     async def removals(
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
-    ) -> list[dict[str, Any]]:
-        """Messages deleted by upkeep per time bucket, queue and reason; the name is None when the
-        queue is gone.
-        """
-        rows = await self._database.browse(
-            REMOVALS,
-            since,
-            until,
-            bucket.total_seconds(),
-            queue,
-        )
-        return [dict(row) for row in rows]
+    ) -> list[Removal]:
+        """Messages deleted by upkeep per time bucket, queue and reason."""
+        rows = await self._database.browse(REMOVALS, since, until, bucket.total_seconds(), queue)
+        return [Removal(*row.values()) for row in rows]
 
-    async def leases(self) -> dict[str, Any]:
-        rows = await self._database.browse(LEASES)
-        row = rows[0]
-        return {
-            "active": row["active"],
-            "partitionsWithLeases": row["partitions"],
-            "totalBatchSize": row["taken"],
-            "totalAcked": row["acked"],
-        }
+    async def leases(self) -> Leases:
+        return Leases(*(await self._database.browse(LEASES))[0].values())
 
-    async def postgres(self) -> dict[str, Any]:
-        """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
+    async def postgres(self) -> PostgresStatus:
         database = await self._database.browse(DATABASE)
-        holder = await self._database.browse(OLDEST)
+        oldest = await self._database.browse(OLDEST)
         tables = await self._database.browse(TABLES)
-        return {
-            "database": dict(database[0]),
-            "oldestTransaction": dict(holder[0]) if holder else None,
-            "tables": [dict(row) for row in tables],
-        }
+        return PostgresStatus(
+            DatabaseSize(*database[0].values()),
+            OldestTransaction(*oldest[0].values()) if oldest else None,
+            [TableSize(*row.values()) for row in tables],
+        )
 
-    async def refresh(self) -> dict[str, Any]:
-        """Fold the counters' log now; they are exact without it."""
-        rows = await self._database.read("SELECT queue_rollup() AS folded")
-        return {"folded": rows[0]["folded"], "skipped": rows[0]["folded"] is None}
-
-
-def counts_names() -> tuple[str, ...]:
-    return ("total", "pending", "processing", "completed", "failed", "deadLetter", "dropped")
+    async def refresh(self) -> int | None:
+        """Fold the counters' log now (they are exact without it): the rows folded, or None when
+        another broker is at it.
+        """
+        folded: int | None = (await self._database.read("SELECT queue_rollup()"))[0][0]
+        return folded
 
 
-def counts_of(row: Any) -> dict[str, int]:
-    waiting = max(0, row["stored"] - row["consumed"])
-    return {
-        "total": row["stored"],
-        "pending": max(0, waiting - row["processing"]),
-        "processing": row["processing"],
-        "completed": row["consumed"],
-        "failed": row["failed"],
-        "deadLetter": row["dead"],
-        "dropped": row["dropped"],
-    }
+def total(counts: list[Counts]) -> Counts:
+    """The sum of the counts of several queues."""
+    names = Counts.__struct_fields__
+    return Counts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))

@@ -1,6 +1,9 @@
 """Traces: what consumers note about messages, found by message or by name."""
 
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from penstock.database import Database
 from penstock.errors import NotFound
@@ -17,6 +20,44 @@ ADD = query("trace_add")
 OF_MESSAGE = query("message_traces")
 BY_NAME = query("traces_by_name")
 NAMES = query("trace_names")
+
+
+class TracedMessage(msgspec.Struct):
+    """The message a trace is about."""
+
+    transaction_id: str | None  # None, like the payload: it was deleted
+    partition_id: str
+    queue: str
+    partition: str
+    payload: bytes | None
+
+
+class Trace(msgspec.Struct):
+    id: str
+    event_type: str
+    data: bytes
+    group: str
+    worker: str | None
+    created_at: datetime
+    names: list[str]
+    message: TracedMessage | None  # where traces of many messages are listed
+
+
+class TracePage(msgspec.Struct):
+    traces: list[Trace]
+    total: int
+
+
+class TraceName(msgspec.Struct):
+    trace_name: str
+    trace_count: int
+    message_count: int
+    last_seen: datetime
+
+
+class TraceNames(msgspec.Struct):
+    names: list[TraceName]
+    total: int
 
 
 class Traces:
@@ -54,7 +95,7 @@ class Traces:
             raise NotFound("Message not found")
         return str(rows[0]["id"])
 
-    async def of_message(self, partition_id: str, transaction_id: str) -> list[dict[str, Any]]:
+    async def of_message(self, partition_id: str, transaction_id: str) -> list[Trace]:
         """The oldest first."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
@@ -64,7 +105,7 @@ class Traces:
         )
         return [_entry(row) for row in rows]
 
-    async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> dict[str, Any]:
+    async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> TracePage:
         await self._catalog.load_installation()
         rows = await self._database.browse(
             BY_NAME,
@@ -76,48 +117,42 @@ class Traces:
         total = await self._database.browse(
             "SELECT count(*) FROM trace_names WHERE name = $1", name
         )
-        found = []
-        for row in rows:
-            payload = row["payload"]
-            if payload is not None and row["key_id"] is not None:
-                payload = self._keys.open(row["partition_id"], row["key_id"], payload)
-            found.append(
-                _entry(row)
-                | {
-                    "transaction_id": row["transaction_id"],
-                    "partition_id": self._catalog.partition_uuid(row["partition_id"]),
-                    "queue_name": row["queue"],
-                    "partition_name": row["partition"],
-                    "message_payload": payload,
-                }
-            )
-        return {
-            "traces": found,
-            "total": total[0][0],
-            "pagination": {"limit": limit, "offset": offset},
-        }
+        return TracePage([self._with_message(row) for row in rows], total[0][0])
 
-    async def names(self, limit: int = 50, offset: int = 0) -> dict[str, Any]:
+    def _with_message(self, row: Any) -> Trace:
+        payload = row["payload"]
+        if payload is not None and row["key_id"] is not None:
+            payload = self._keys.open(row["partition_id"], row["key_id"], payload)
+        message = TracedMessage(
+            row["transaction_id"],
+            self._catalog.partition_uuid(row["partition_id"]),
+            row["queue"],
+            row["partition"],
+            payload,
+        )
+        return _entry(row, message)
+
+    async def names(self, limit: int = 50, offset: int = 0) -> TraceNames:
         rows = await self._database.browse(
             NAMES,
             limit,
             offset,
         )
-        keys = ("trace_name", "trace_count", "message_count", "last_seen")
-        return {
-            "trace_names": [{key: row[key] for key in keys} for row in rows],
-            "total": rows[0]["total"] if rows else 0,
-            "pagination": {"limit": limit, "offset": offset},
-        }
+        names = [
+            TraceName(row["trace_name"], row["trace_count"], row["message_count"], row["last_seen"])
+            for row in rows
+        ]
+        return TraceNames(names, rows[0]["total"] if rows else 0)
 
 
-def _entry(row: Any) -> dict[str, Any]:
-    return {
-        "id": str(row["id"]),
-        "event_type": row["event_type"],
-        "data": row["data"],
-        "consumer_group": row["group_name"],
-        "worker_id": row["worker"],
-        "created_at": row["at"],
-        "trace_names": row["names"] or [],
-    }
+def _entry(row: Any, message: TracedMessage | None = None) -> Trace:
+    return Trace(
+        id=str(row["id"]),
+        event_type=row["event_type"],
+        data=row["data"],
+        group=row["group_name"],
+        worker=row["worker"],
+        created_at=row["at"],
+        names=row["names"] or [],
+        message=message,
+    )

@@ -5,7 +5,7 @@ They are msgspec structs because those are built in C: a message passes through 
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -63,6 +63,7 @@ class PopRequest(msgspec.Struct):
     subscription_mode: str | None = None
     subscription_from: str | None = None
     holder: int | None = None  # 48 bits that mark its leases, for `Queues.release`
+    consumer: Any = None  # the connection that pops (`penstock.queues.consumers.Consumer`)
 
 
 class Message(msgspec.Struct, gc=False):

@@ -487,6 +487,10 @@ class Connection(asyncio.Protocol):
                 log.exception("a disconnect callback failed")
 
     @property
+    def closed(self) -> bool:
+        return self._state == CLOSED
+
+    @property
     def address(self) -> str:
         if not self._address:
             peer = self._output.transport.get_extra_info("peername")

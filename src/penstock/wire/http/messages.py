@@ -101,6 +101,9 @@ class Peer(Protocol):
     @property
     def address(self) -> str: ...
 
+    @property
+    def closed(self) -> bool: ...
+
 
 class Request(msgspec.Struct, eq=False):
     head: Head

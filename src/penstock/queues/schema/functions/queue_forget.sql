@@ -18,6 +18,7 @@ BEGIN
   IF NOT more THEN
     DELETE FROM tallies t WHERE t.queue_id = d.queue_id AND t.group_id = p_group;
     DELETE FROM tally_log t WHERE t.queue_id = d.queue_id AND t.group_id = p_group;
+    DELETE FROM letter_log t WHERE t.queue_id = d.queue_id AND t.group_id = p_group;
     DELETE FROM dropped_groups x WHERE x.group_id = p_group;
     RETURN;
   END IF;

@@ -29,6 +29,7 @@ BEGIN
   DELETE FROM dropped_groups x WHERE x.queue_id = q;
   DELETE FROM tallies t WHERE t.queue_id = q;
   DELETE FROM tally_log t WHERE t.queue_id = q;
+  DELETE FROM letter_log t WHERE t.queue_id = q;
   DELETE FROM groups g WHERE g.queue_id = q;
   DELETE FROM queues x WHERE x.id = q;
   RETURN 1;

@@ -6,7 +6,7 @@ RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
-  w record; c cursors; q queues; total bigint; gone int8multirange;
+  w record; c cursors; q queues; total bigint; gone int8multirange; settled_groups int[]; settled bigint[];
   ids bigint[]; queue_ids int[]; lows bigint[]; uptos bigint[]; firsts bigint[]; lasts bigint[]; counts bigint[];
 BEGIN
   PERFORM 1 FROM partitions p WHERE p.id = ANY (p_partitions) ORDER BY p.id FOR NO KEY UPDATE;
@@ -28,13 +28,15 @@ BEGIN
    WHERE NOT v.unused AND v.upto >= v.low AND v.upto >= v.first AND v.low <= v.last;
   IF ids IS NULL THEN RETURN 0; END IF;
   -- What each group had settled of it, before it goes.
-  INSERT INTO tally_log (queue_id, group_id, consumed)
-  SELECT x.queue_id, x.group_id, -count(*)
-    FROM unnest(ids, lows, uptos) AS u (id, low, upto)
-    JOIN cursors x ON x.partition_id = u.id
-    JOIN messages m ON m.partition_id = u.id AND m.seq BETWEEN u.low AND u.upto
-   WHERE m.seq <= x.position OR x.settled @> m.seq
-   GROUP BY 1, 2;
+  WITH counted AS (
+    INSERT INTO tally_log (queue_id, group_id, consumed)
+    SELECT x.queue_id, x.group_id, -count(*)
+      FROM unnest(ids, lows, uptos) AS u (id, low, upto)
+      JOIN cursors x ON x.partition_id = u.id
+      JOIN messages m ON m.partition_id = u.id AND m.seq BETWEEN u.low AND u.upto
+     WHERE m.seq <= x.position OR x.settled @> m.seq
+     GROUP BY 1, 2 RETURNING group_id, consumed)
+  SELECT array_agg(counted.group_id), array_agg(-counted.consumed) INTO settled_groups, settled FROM counted;
   WITH removed AS (
     DELETE FROM messages m USING unnest(ids, lows, uptos) AS u (id, low, upto)
      WHERE m.partition_id = u.id AND m.seq BETWEEN u.low AND u.upto
@@ -43,6 +45,13 @@ BEGIN
     FROM unnest(ids) u (id) LEFT JOIN (SELECT partition_id, count(*) AS n FROM removed GROUP BY 1) r ON r.partition_id = u.id;
   INSERT INTO tally_log (queue_id, group_id, removed)
   SELECT u.queue_id, 0, sum(u.n) FROM unnest(queue_ids, counts) AS u (queue_id, n) GROUP BY 1 HAVING sum(u.n) > 0;
+  -- The others were waiting for the rest.
+  INSERT INTO tally_log (queue_id, group_id, removed)
+  SELECT g.queue_id, g.id, u.n - coalesce(s.n, 0)
+    FROM (SELECT u.queue_id, sum(u.n) AS n FROM unnest(queue_ids, counts) AS u (queue_id, n) GROUP BY 1) u
+    JOIN groups g ON g.queue_id = u.queue_id
+    LEFT JOIN unnest(settled_groups, settled) AS s (group_id, n) ON s.group_id = g.id
+   WHERE u.n > coalesce(s.n, 0);
   UPDATE partitions p SET floor = u.last, holes = CASE WHEN u.low <= u.first THEN p.holes ELSE p.holes + u.n END,
          emptied_at = CASE WHEN u.low <= u.first AND u.upto >= u.last THEN clock_timestamp() ELSE p.emptied_at END
     FROM unnest(ids, lows, uptos, firsts, lasts, counts) AS u (id, low, upto, first, last, n) WHERE p.id = u.id AND u.n > 0;

@@ -9,6 +9,10 @@ BEGIN
   IF NOT pg_try_advisory_xact_lock(queue_lock_key('queue_rollup')) THEN
     RETURN NULL;
   END IF;
+  WITH letters AS (DELETE FROM letter_log RETURNING *)
+  INSERT INTO tallies AS t (queue_id, group_id, letters)
+  SELECT queue_id, group_id, sum(letters) FROM letters GROUP BY 1, 2 HAVING sum(letters) <> 0 ORDER BY 1, 2
+  ON CONFLICT (queue_id, group_id) DO UPDATE SET letters = t.letters + excluded.letters;
   WITH taken AS MATERIALIZED (DELETE FROM tally_log RETURNING *
   ), kept AS (
     INSERT INTO tallies AS t (queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped)

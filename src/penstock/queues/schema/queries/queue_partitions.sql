@@ -1,18 +1,17 @@
--- queue_partitions: a page of a queue's partitions, with how far its slowest group is in each.
--- $1 queue, $2 limit, $3 offset
+-- queue_partitions: a page of a queue's partitions, with how far a group is in each: the one that speaks for the queue.
+-- $1 id of the queue, $2 id of the group (NULL = it has none), $3 limit, $4 offset
 WITH page AS MATERIALIZED (
-  SELECT p.* FROM partitions p WHERE p.queue_id = (SELECT id FROM queues WHERE name = $1 AND deleted_at IS NULL)
-   ORDER BY p.queue_id, p.id LIMIT $2 OFFSET $3)
-SELECT p.id, p.name, p.created_at, p.holes, first.seq AS first, first.created_at AS oldest, last.seq AS last,
-       last.created_at AS newest, coalesce(view.position, 0) AS position, coalesce(view.consumed, 0) AS consumed,
-       coalesce(view.batches, 0) AS batches, view.consumed_at, coalesce(view.open, 0) AS open,
-       coalesce(view.beyond, 0) AS beyond
+  SELECT p.* FROM partitions p WHERE p.queue_id = $1 ORDER BY p.queue_id, p.id LIMIT $3 OFFSET $4)
+SELECT p.id, p.name, p.created_at, first.created_at AS oldest, last.created_at AS newest,
+       coalesce(last.seq - first.seq + 1 - p.holes, 0) AS stored, queue_settled_count(c.cursor) AS settled,
+       coalesce((c.cursor).consumed, 0) AS completed, coalesce((c.cursor).batches, 0) AS batches,
+       (c.cursor).consumed_at AS consumed_at,
+       (SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM leases l, unnest(l.open) r
+         WHERE l.partition_id = p.id AND l.group_id = $2 AND l.expires_at > clock_timestamp()) AS leased,
+       (SELECT count(*) FROM dead_letters d WHERE d.partition_id = p.id) AS dead_letters
   FROM page p
   LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1) first ON true
   LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) last ON true
-  LEFT JOIN LATERAL (
-    SELECT min(c.position) AS position, max(c.consumed) AS consumed, max(c.batches) AS batches, max(c.consumed_at) AS consumed_at,
-           sum((SELECT sum(upper(r) - lower(r)) FROM unnest(c.leased) r))::bigint AS open,
-           min((SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(c.settled) r))::bigint AS beyond
-      FROM cursors c WHERE c.partition_id = p.id) view ON true
+  LEFT JOIN LATERAL (SELECT c AS cursor FROM cursors c WHERE c.partition_id = p.id AND c.group_id = $2
+                      ORDER BY c.version DESC LIMIT 1) c ON true
  ORDER BY p.id;

@@ -111,14 +111,23 @@ class AnalyticsApi:
         "/api/v1/analytics/queue-ops",
         query=RangeQuery,
         answer=dict[str, Any],
-        summary="Messages pushed, settled, failed and given up over time",
+        summary="Messages pushed, completed, failed and given up over time",
     )
     async def queue_ops(self, request: Request) -> Response:
         args: RangeQuery = request.args
         since, until = args.range(timedelta(hours=1))
         width = BUCKETS["minute"] if until - since <= timedelta(hours=6) else BUCKETS[args.interval]
         points = await self._status.history(since, until, width, args.queue or None)
-        series = [{"timestamp": point.pop("bucket"), **point} for point in points]
+        series = [
+            {
+                "timestamp": point.bucket,
+                "pushed": point.pushed,
+                "done": point.completed,
+                "failed": point.failed,
+                "dead": point.dead,
+            }
+            for point in points
+        ]
         return answer({"timeRange": {"from": since, "to": until}, "series": series})
 
     @route(
@@ -131,11 +140,20 @@ class AnalyticsApi:
     async def queue_lag(self, request: Request) -> Response:
         wanted = request.args.queue or None
         groups = await self._queues.groups.listing(None, wanted)
-        names = ("queueName", "name", "totalLag", "maxTimeLag", "partitionsWithLag", "state")
         return answer(
             {
                 "timestamp": datetime.now(UTC),
-                "groups": [{name: row[name] for name in names} for row in groups],
+                "groups": [
+                    {
+                        "queueName": group.queue,
+                        "name": group.name,
+                        "totalLag": group.figures.waiting,
+                        "maxTimeLag": int(group.backlog.seconds or 0),
+                        "partitionsWithLag": group.backlog.partitions,
+                        "state": group.state,
+                    }
+                    for group in groups
+                ],
             }
         )
 

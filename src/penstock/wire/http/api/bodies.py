@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -110,11 +111,19 @@ def microseconds(at: datetime) -> str:
 
 
 def answer(value: Any, status: int = 200) -> Response:
-    """JSON with its times in milliseconds and payloads (bytes) spliced in as the JSON they are."""
+    """JSON with its times in milliseconds and payloads (bytes) spliced in as the JSON they are;
+    structs have their names in camel case.
+    """
     return json_response(plain(value), status)
 
 
 def plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {
+            name: plain(inner)
+            for field, name in _names(type(value))
+            if (inner := getattr(value, field)) is not msgspec.UNSET
+        }
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -124,3 +133,29 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return msgspec.Raw(value)
     return value
+
+
+def headers_of(headers: dict[str, str] | None) -> dict[str, Any]:
+    """`headers` of a message for its answer, which has none where the message has none."""
+    return {} if headers is None else {"headers": headers}
+
+
+def fields(value: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """Some fields of a struct, with their names in camel case."""
+    return {name: plain(getattr(value, field)) for field, name in _named(names)}
+
+
+@cache
+def _names(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Its fields and what they are called in JSON."""
+    return _named(kind.__struct_fields__)
+
+
+@cache
+def _named(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, _camel(name)) for name in names)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -8,11 +8,13 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.queues.consumers import ALIVE_SECONDS
 from penstock.queues.engine import Queues
-from penstock.queues.presence import ALIVE_SECONDS, BEAT_SECONDS, Presence
+from penstock.queues.presence import BEAT_SECONDS, Presence
+from penstock.queues.status import Removal
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import answer, decoder
-from penstock.wire.http.api.resources import RangeQuery
+from penstock.wire.http.api.bodies import answer, decoder, fields
+from penstock.wire.http.api.resources import RangeQuery, worker_answer
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import route
 
@@ -81,15 +83,23 @@ class ClusterApi:
         series = await self._presence.series(
             since, until, timedelta(minutes=minutes), args.hostname or None, args.worker_id
         )
-        found = await self._presence.members()
         workers = [
-            one
-            for one in found
-            if (not args.hostname or one["hostname"] == args.hostname)
-            and (args.worker_id is None or one["workerId"] == args.worker_id)
+            worker_answer(one)
+            for one in await self._presence.members()
+            if (not args.hostname or one.hostname == args.hostname)
+            and (args.worker_id is None or one.worker == args.worker_id)
         ]
         return answer(
-            {**about, "timestamp": datetime.now(UTC), "workers": workers, "series": series}
+            {
+                **about,
+                "timestamp": datetime.now(UTC),
+                "workers": workers,
+                "series": [
+                    fields(point, "bucket", "hostname", "cpu", "memory_bytes", "waiting_pops")
+                    | {"workerId": point.worker}
+                    for point in series
+                ],
+            }
         )
 
     @route(
@@ -105,11 +115,20 @@ class ClusterApi:
         series = await self._presence.parked(
             since, until, timedelta(minutes=minutes), args.queue or None
         )
-        replicas = sorted({(row["hostname"], row["workerId"]) for row in series})
+        replicas = sorted({(point.hostname, point.worker) for point in series})
         return answer(
             {
                 **about,
-                "series": series,
+                "series": [
+                    {
+                        "bucket": point.bucket,
+                        "queueName": point.queue,
+                        "hostname": point.hostname,
+                        "workerId": point.worker,
+                        "parkedCount": point.parked,
+                    }
+                    for point in series
+                ],
                 "replicas": [{"hostname": host, "workerId": worker} for host, worker in replicas],
             }
         )
@@ -132,11 +151,10 @@ class ClusterApi:
         totals = _none()
         for row in rows:
             _count(totals, row)
-            _count(series.setdefault(row["bucket"], {"bucket": row["bucket"], **_none()}), row)
-            if args.group_by and row["name"] is not None:  # of a queue that still exists
-                key = row["name"] if args.group_by == "queue" else row[args.group_by]
-                names, counts = groups.setdefault(key, (set(), _none()))
-                names.add(row["name"])
+            _count(series.setdefault(row.bucket, {"bucket": row.bucket, **_none()}), row)
+            if args.group_by and row.queue is not None:  # of a queue that still exists
+                names, counts = groups.setdefault(getattr(row, args.group_by), (set(), _none()))
+                names.add(row.queue)
                 _count(counts, row)
         found: dict[str, Any] = {**about, "series": list(series.values()), "totals": totals}
         if args.group_by:
@@ -176,17 +194,8 @@ class ClusterApi:
                     "beatSeconds": BEAT_SECONDS,
                     "deadAfterSeconds": ALIVE_SECONDS,
                     "servers": [
-                        {
-                            name: one[name]
-                            for name in (
-                                "id",
-                                "hostname",
-                                "workerId",
-                                "pid",
-                                "startedAt",
-                                "lastSeen",
-                            )
-                        }
+                        fields(one, "id", "hostname", "pid", "started_at", "last_seen")
+                        | {"workerId": one.worker}
                         for one in members
                     ],
                 },
@@ -216,7 +225,7 @@ class ClusterApi:
                 "enabled": True,
                 "transport": "postgresql",
                 "serverId": self._presence.member,
-                "peers": [one["id"] for one in members if one["id"] != self._presence.member],
+                "peers": [one.id for one in members if one.id != self._presence.member],
                 "sent": self._signals.sent,
                 "received": self._signals.heard,
             }
@@ -255,7 +264,7 @@ def _none() -> dict[str, Any]:
     return {**dict.fromkeys(REASONS.values(), 0), "totalMsgs": 0, "eventCount": 0}
 
 
-def _count(counts: dict[str, Any], row: dict[str, Any]) -> None:
-    counts[REASONS[row["reason"]]] += row["messages"]
-    counts["totalMsgs"] += row["messages"]
-    counts["eventCount"] += row["steps"]
+def _count(counts: dict[str, Any], row: Removal) -> None:
+    counts[REASONS[row.reason]] += row.messages
+    counts["totalMsgs"] += row.messages
+    counts["eventCount"] += row.steps

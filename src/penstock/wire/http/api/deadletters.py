@@ -5,10 +5,10 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.errors import NotFound
-from penstock.queues.dead import Which
+from penstock.queues.dead import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Offset, answer, check_offset, moment
+from penstock.wire.http.api.bodies import Offset, answer, check_offset, headers_of, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -60,7 +60,10 @@ class DeadLettersApi:
     )
     async def page(self, request: Request) -> Response:
         args = request.args
-        return answer(await self._dead.listing(args.which(), args.limit, args.offset, args.before))
+        page = await self._dead.listing(args.which(), args.limit, args.offset, args.before)
+        pagination = {"limit": args.limit, "offset": args.offset, "total": page.total}
+        letters = [_letter(letter) for letter in page.letters]
+        return answer({"messages": letters, "total": page.total, "pagination": pagination})
 
     @route(
         "POST",
@@ -100,3 +103,27 @@ def _found(wanted: Filter, count: int) -> int:
     if wanted.id is not None and not count:
         raise NotFound("Dead letter not found")
     return count
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    omitted = {"dataOmitted": True} if letter.payload is None else {}
+    return (
+        omitted
+        | headers_of(letter.headers)
+        | {
+            "dlqId": letter.number,
+            "id": letter.message_id,
+            "transactionId": letter.transaction_id,
+            "partitionId": letter.partition_id,
+            "queue": letter.queue,
+            "partition": letter.partition,
+            "consumerGroup": letter.group,
+            "errorMessage": letter.error,
+            "retryCount": max(0, letter.attempts - 1),
+            "attempts": letter.attempts,
+            "data": letter.payload,
+            "producerSub": letter.producer,
+            "createdAt": letter.created_at,
+            "failedAt": letter.failed_at,
+        }
+    )

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.queues.engine import Queues
+from penstock.queues.groups import GroupStatus, PartitionLag
 from penstock.wire.auth import Role
 from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
 from penstock.wire.http.messages import Request, Response
@@ -65,7 +66,7 @@ class GroupsApi:
         summary="Every group of every queue",
     )
     async def list_all(self, _: Request) -> Response:
-        return answer(await self._groups.listing())
+        return answer([_group(group) for group in await self._groups.listing()])
 
     @route(
         "GET",
@@ -75,7 +76,8 @@ class GroupsApi:
         summary="Partitions that are far behind",
     )
     async def lagging(self, request: Request) -> Response:
-        return answer(await self._groups.lagging(request.args.min_lag_seconds))
+        rows = await self._groups.lagging(request.args.min_lag_seconds)
+        return answer([_lagging(row) for row in rows])
 
     @route(
         "GET",
@@ -85,12 +87,14 @@ class GroupsApi:
         summary="A group's partitions",
     )
     async def describe(self, request: Request) -> Response:
-        found = await self._groups.describe(
-            request.params["group"], request.args.limit, request.args.offset
-        )
-        if not found and not await self._groups.listing(request.params["group"]):
-            raise NotFound(f"Consumer group not found: {request.params['group']}")
-        return answer(found)
+        group = request.params["group"]
+        rows = await self._groups.describe(group, request.args.limit, request.args.offset)
+        if not rows and not await self._groups.listing(group):
+            raise NotFound(f"Consumer group not found: {group}")
+        queues: dict[str, Any] = {}
+        for row in rows:
+            queues.setdefault(row.queue, {"partitions": []})["partitions"].append(_partition(row))
+        return answer(queues)
 
     @route(
         "DELETE",
@@ -111,12 +115,16 @@ class GroupsApi:
         audit=DELETED,
     )
     async def delete(self, request: Request) -> Response:
+        group, queue = request.params["group"], request.params.get("queue")
         metadata = request.args.delete_metadata
-        return answer(
-            await self._groups.delete(
-                request.params["group"], request.params.get("queue"), metadata=metadata
-            )
-        )
+        deleted = await self._groups.delete(group, queue, metadata=metadata)
+        body = {
+            "success": True,
+            "consumerGroup": group,
+            "deletedPartitions": deleted.partitions,
+            "metadataDeleted": metadata and deleted.existed,
+        }
+        return answer(body | ({"queueName": queue} if queue is not None else {}))
 
     @route(
         "POST",
@@ -130,7 +138,16 @@ class GroupsApi:
     async def subscribe(self, request: Request) -> Response:
         body = read_subscription(request.body)
         start = moment(body.subscription_timestamp, "subscriptionTimestamp")
-        return answer(await self._groups.subscription(request.params["group"], start))
+        group = request.params["group"]
+        updated = await self._groups.subscription(group, start)
+        return answer(
+            {
+                "success": True,
+                "consumerGroup": group,
+                "newTimestamp": start,
+                "rowsUpdated": updated,
+            }
+        )
 
     @route(
         "POST",
@@ -149,16 +166,29 @@ class GroupsApi:
         body = read_seek(request.body)
         if body.to_end + body.to_beginning + (body.timestamp is not None) != 1:
             raise InvalidRequest("Name one of toEnd, toBeginning and timestamp")
-        where = {
-            "moment": moment(body.timestamp, "timestamp") if body.timestamp is not None else None,
-            "to": "beginning" if body.to_beginning else "end",
-        }
+        at = moment(body.timestamp, "timestamp") if body.timestamp is not None else None
+        to = "beginning" if body.to_beginning else "end"
         group, queue = request.params["group"], request.params["queue"]
-        move: Any = self._groups.preview if body.dry_run else self._groups.seek
-        found = await move(group, queue, **where)
-        for name in ("partitionName", "cursorMovedTo"):
-            found.pop(name, None)
-        return answer(found)
+        about = {
+            "success": True,
+            "consumerGroup": group,
+            "queueName": queue,
+            "seekToEnd": body.to_end,
+            "targetTimestamp": at,
+        }
+        if body.dry_run:
+            preview = await self._groups.preview(group, queue, moment=at, to=to)
+            return answer(
+                about
+                | {
+                    "dryRun": True,
+                    "partitionsUpdated": preview.partitions,
+                    "redelivered": preview.again,
+                    "skipped": preview.skipped,
+                }
+            )
+        moved = await self._groups.seek(group, queue, moment=at, to=to)
+        return answer(about | {"partitionsUpdated": moved.partitions})
 
     @route(
         "POST",
@@ -169,14 +199,65 @@ class GroupsApi:
     )
     async def seek_partition(self, request: Request) -> Response:
         group, queue, partition = (request.params[name] for name in ("group", "queue", "partition"))
-        found = await self._groups.seek(group, queue, partition=partition)
+        moved = await self._groups.seek(group, queue, partition=partition)
         return answer(
             {
                 "success": True,
                 "consumerGroup": group,
                 "queueName": queue,
                 "partitionName": partition,
-                "updated": bool(found["partitionsUpdated"]),
-                "cursorMovedTo": found["cursorMovedTo"],
+                "updated": bool(moved.partitions),
+                "cursorMovedTo": moved.position,
             }
         )
+
+
+def _group(group: GroupStatus) -> dict[str, Any]:
+    figures = group.figures
+    return {
+        "name": group.name,
+        "topics": [group.queue],
+        "queueName": group.queue,
+        "members": group.members,
+        "partitionsWithLag": group.backlog.partitions,
+        "totalLag": figures.waiting,
+        "maxTimeLag": int(group.backlog.seconds or 0),
+        "state": group.state,
+        "subscriptionMode": group.mode,
+        "subscriptionTimestamp": group.start_at,
+        "subscriptionCreatedAt": group.created_at,
+        "leased": figures.leased,
+        "completed": figures.completed,
+        "failed": figures.failed,
+        "deadLetters": figures.dead_letters,
+        "dropped": figures.dropped,
+        "skipped": figures.skipped,
+        "discovering": group.discovering,
+    }
+
+
+def _lagging(row: PartitionLag) -> dict[str, Any]:
+    return {
+        "consumer_group": row.group,
+        "queue_name": row.queue,
+        "partition_name": row.partition,
+        "partition_id": row.partition_id,
+        "worker_id": row.lease_id,
+        "offset_lag": row.lag,
+        "time_lag_seconds": int(row.lag_seconds),
+        "lag_hours": round(row.lag_seconds / 3600, 2),
+        "oldest_unconsumed_at": row.oldest,
+        "last_consumed_at": row.consumed_at,
+    }
+
+
+def _partition(row: PartitionLag) -> dict[str, Any]:
+    return {
+        "partition": row.partition,
+        "workerId": row.lease_id,
+        "lastConsumedAt": row.consumed_at,
+        "totalConsumed": row.consumed,
+        "offsetLag": row.lag,
+        "timeLagSeconds": int(row.lag_seconds),
+        "leaseActive": row.lease_id is not None,
+    }

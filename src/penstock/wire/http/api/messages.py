@@ -289,6 +289,7 @@ class MessagesApi:
             auto_ack=args.auto_ack,
             subscription_mode=args.subscription_mode or None,
             subscription_from=args.subscription_from or None,
+            consumer=request.peer,
         )
         popped: Popped | None
         if args.wait:

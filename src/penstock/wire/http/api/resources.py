@@ -3,6 +3,7 @@
 Nothing here counts rows: totals come from counters the engine keeps.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,14 +13,16 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
-from penstock.queues.options import BY_NAME, OPTIONS
-from penstock.queues.presence import Presence
+from penstock.queues.messages import MessageFilter
+from penstock.queues.options import BY_NAME, OPTIONS, parse
+from penstock.queues.presence import Member, OperationCounts, Presence
+from penstock.queues.status import Counts, PartitionStatus, QueueStatus, total
+from penstock.queues.types import QueueInfo
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
+from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, moment, plain
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
-SIX = ("total", "pending", "processing", "completed", "failed", "deadLetter")
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"
@@ -141,12 +144,20 @@ class ResourcesApi:
         ]
         if misplaced:  # it would silently not be in force
             raise InvalidRequest(f"{', '.join(misplaced)} must be in options")
-        options = (
-            None
-            if body.options is None
-            else {name: _option(name, raw) for name, raw in body.options.items()}
+        options = parse({name: _option(name, raw) for name, raw in (body.options or {}).items()})
+        configured = await self._admin.configure(body.queue, options, body.namespace, body.task)
+        info = configured.queue
+        return answer(
+            {
+                "configured": True,
+                "queueId": info.uuid,
+                "partitionId": configured.partition_id,
+                "queue": info.name,
+                "namespace": info.namespace,
+                "task": info.task,
+                "options": info.options,
+            }
         )
-        return answer(await self._admin.configure(body.queue, options, body.namespace, body.task))
 
     @route(
         "GET",
@@ -172,8 +183,11 @@ class ResourcesApi:
     async def change(self, request: Request) -> Response:
         given = read_options(request.body)
         queue = request.params["queue"]
-        options = {name: _option(name, raw) for name, raw in given.items()}
-        return json_response(OptionsAnswer(queue, await self._admin.change(queue, options), ABOUT))
+        values = {name: _option(name, raw) for name, raw in given.items()}
+        options = parse(values)
+        only = {BY_NAME[name].field for name, value in values.items() if value is not None}
+        changed = await self._admin.change(queue, options, only)
+        return json_response(OptionsAnswer(queue, changed, ABOUT))
 
     @route(
         "GET",
@@ -184,10 +198,9 @@ class ResourcesApi:
     )
     async def list_queues(self, request: Request) -> Response:
         args = request.args
-        found = await self._status.queues(args.namespace or None, args.task or None)
-        return answer(
-            {"queues": [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]}
-        )
+        statuses = await self._status.queues(args.namespace or None, args.task or None)
+        page = statuses[args.offset : args.offset + args.limit]
+        return answer({"queues": [_summary(status) for status in page]})
 
     @route(
         "GET",
@@ -198,12 +211,12 @@ class ResourcesApi:
     )
     async def status_queues(self, request: Request) -> Response:
         args = request.args
-        found = await self._status.queues(args.namespace or None, args.task or None)
-        page = [_summary(queue) for queue in found[args.offset : args.offset + args.limit]]
+        statuses = await self._status.queues(args.namespace or None, args.task or None)
+        page = statuses[args.offset : args.offset + args.limit]
         return answer(
             {
-                "queues": page,
-                "pagination": {"limit": args.limit, "offset": args.offset, "total": len(found)},
+                "queues": [_summary(status) for status in page],
+                "pagination": {"limit": args.limit, "offset": args.offset, "total": len(statuses)},
             }
         )
 
@@ -215,13 +228,13 @@ class ResourcesApi:
         summary="A queue and its partitions",
     )
     async def one(self, request: Request) -> Response:
-        found = await self._status.queue(
-            request.params["queue"], request.args.limit, request.args.offset
-        )
-        names = ("id", "name", "createdAt", "stats", "oldestMessage", "newestMessage")
-        partitions = [{name: row[name] for name in names} for row in found["partitions"]]
-        about = {name: found[name] for name in ("id", "name", "namespace", "task", "createdAt")}
-        return answer({**about, "partitions": partitions, "totals": _six(found["totals"])})
+        status, partitions = await self._queue(request)
+        rows = [
+            fields(row, "id", "name", "created_at", "oldest_message", "newest_message")
+            | {"stats": _six(row.counts)}
+            for row in partitions
+        ]
+        return answer({**_about(status.info), "partitions": rows, "totals": _six(status.counts)})
 
     @route(
         "GET",
@@ -231,37 +244,42 @@ class ResourcesApi:
         summary="A queue with options and partitions",
     )
     async def status_one(self, request: Request) -> Response:
-        found = await self._status.queue(
-            request.params["queue"], request.args.limit, request.args.offset
-        )
-        options = msgspec.to_builtins(found["options"])
-        about: dict[str, Any] = {name: found[name] for name in ("id", "name", "namespace", "task")}
-        about |= {"priority": options["priority"], "createdAt": found["createdAt"]}
-        about["options"] = options
-        about["config"] = {**options, "maxQueueSize": options["maxSize"]}  # the dialect's name
-        names = (
-            "id",
-            "name",
-            "createdAt",
-            "stats",
-            "cursor",
-            "lastActivity",
-            "oldestMessage",
-            "newestMessage",
-        )
-        partitions = [
-            {name: row[name] for name in names} | {"messages": row["stats"]}
-            for row in found["partitions"]
+        status, partitions = await self._queue(request)
+        options = status.info.options
+        config = ("lease_time", "retry_limit", "retry_delay", "ttl", "dead_letter_queue")
+        names = ("id", "name", "created_at", "last_activity", "oldest_message", "newest_message")
+        rows = [
+            fields(row, *names)
+            | {
+                "messages": _six(row.counts),
+                "stats": _six(row.counts),
+                "cursor": {
+                    "totalConsumed": row.counts.completed,
+                    "batchesConsumed": row.batches,
+                },
+            }
+            for row in partitions
         ]
-        totals = _six(found["totals"])
+        totals = _six(status.counts)
         return answer(
             {
-                "queue": about,
-                "partitions": partitions,
-                "partitionCount": found["partitionCount"],
+                "queue": _about(status.info)
+                | {
+                    "priority": options.priority,
+                    "options": options,
+                    "config": fields(options, *config) | {"maxQueueSize": options.max_size},
+                },
+                "partitions": rows,
+                "partitionCount": status.partitions,
                 "totals": {"messages": totals, **totals},
             }
         )
+
+    async def _queue(self, request: Request) -> tuple[QueueStatus, list[PartitionStatus]]:
+        """The queue of the path, and a page of its partitions."""
+        status = await self._status.queue(request.params["queue"])
+        args = request.args
+        return status, await self._status.partitions(status, args.limit, args.offset)
 
     @route(
         "GET",
@@ -272,23 +290,15 @@ class ResourcesApi:
     )
     async def status_messages(self, request: Request) -> Response:
         await self._admin.describe(request.params["queue"])
-        found = await self._queues.messages.listing(
-            queue=request.params["queue"],
-            since=datetime(1970, 1, 2, tzinfo=UTC),
-            limit=request.args.limit,
-            offset=request.args.offset,
+        which = MessageFilter(queue=request.params["queue"], since=datetime(1970, 1, 2, tzinfo=UTC))
+        page = await self._queues.messages.listing(which, request.args.limit, request.args.offset)
+        names = ("id", "transaction_id", "partition_id", "queue", "partition", "status")
+        return answer(
+            [
+                fields(row, *names, "created_at") | {"queuePath": f"{row.queue}/{row.partition}"}
+                for row in page.messages
+            ]
         )
-        names = (
-            "id",
-            "transactionId",
-            "partitionId",
-            "queuePath",
-            "queue",
-            "partition",
-            "status",
-            "createdAt",
-        )
-        return answer([{name: row[name] for name in names} for row in found["messages"]])
 
     @route(
         "DELETE",
@@ -350,14 +360,24 @@ class ResourcesApi:
         "GET", "/api/v1/resources/overview", answer=dict[str, Any], summary="Sums over all queues"
     )
     async def overview(self, _: Request) -> Response:
-        found = await self._status.overview()
-        lags = await self._queues.groups.listing()
-        found["messages"] = _six(found["messages"])
-        found["lag"] = {
-            "time": _spread([row["maxTimeLag"] for row in lags]),
-            "offset": _spread([row["totalLag"] for row in lags]),
-        }
-        return answer({**found, "timestamp": datetime.now(UTC), "statsAge": 0})
+        overview = await self._status.overview()
+        groups = await self._queues.groups.listing()
+        return answer(
+            {
+                **fields(overview, "queues", "partitions", "namespaces", "tasks"),
+                "messages": _six(overview.messages),
+                "throughput": {
+                    "ingestedPerSecond": overview.pushed_per_second,
+                    "processedPerSecond": overview.completed_per_second,
+                },
+                "lag": {
+                    "time": _spread([int(group.backlog.seconds or 0) for group in groups]),
+                    "offset": _spread([group.figures.waiting for group in groups]),
+                },
+                "timestamp": datetime.now(UTC),
+                "statsAge": 0,
+            }
+        )
 
     @route(
         "GET", "/api/v1/status", query=RangeQuery, answer=dict[str, Any], summary="What is going on"
@@ -368,17 +388,15 @@ class ResourcesApi:
         minutes = max(1, round((until - since).total_seconds() / 60 / 60))
         wanted = (args.queue or None, args.namespace or None, args.task or None)
         points = await self._status.history(since, until, timedelta(minutes=minutes), *wanted)
-        found = await self._status.queues(
+        statuses = await self._status.queues(
             args.namespace or None, args.task or None, args.queue or None
         )
-        messages = {name: sum(queue["messages"][name] for queue in found) for name in SIX}
-        which = Which(queue=args.queue or None)
-        dead = await self._queues.dead.listing(which, 0, 0)
+        counts = total([status.counts for status in statuses])
+        errors = await self._queues.dead.errors(Which(queue=args.queue or None))
+        leases = await self._status.leases()
         workers = await self._presence.members()
-        sums = [
-            {kind: sum(worker[name][kind] for worker in workers) for kind in ("push", "pop", "ack")}
-            for name in ("requests", "messages")
-        ]
+        requests = _operations(worker.figures.requests for worker in workers)
+        messages = _operations(worker.figures.messages for worker in workers)
         return answer(
             {
                 "timeRange": {"from": since, "to": until},
@@ -386,36 +404,47 @@ class ResourcesApi:
                 "pointCount": len(points),
                 "throughput": [
                     {
-                        "timestamp": point["bucket"],
-                        "ingested": point["pushed"],
-                        "processed": point["done"],
-                        "failed": point["failed"],
-                        "deadLetter": point["dead"],
-                        "ingestedPerSecond": point["pushed"] / minutes / 60,
-                        "processedPerSecond": point["done"] / minutes / 60,
+                        "timestamp": point.bucket,
+                        "ingested": point.pushed,
+                        "processed": point.completed,
+                        "failed": point.failed,
+                        "deadLetter": point.dead,
+                        "ingestedPerSecond": point.pushed / minutes / 60,
+                        "processedPerSecond": point.completed / minutes / 60,
                     }
                     for point in points
                 ],
-                "queues": [_summary(queue) for queue in found],
+                "queues": [_summary(status) for status in statuses],
                 "messages": {
-                    **messages,
-                    "requests": sums[0],
+                    **_six(counts),
+                    "requests": requests,
                     "batchEfficiency": {
-                        kind: round(sums[1][kind] / max(1, sums[0][kind]), 2) for kind in sums[0]
+                        kind: round(messages[kind] / max(1, requests[kind]), 2) for kind in requests
                     },
                 },
-                "leases": await self._status.leases(),
+                "leases": {
+                    "active": leases.active,
+                    "partitionsWithLeases": leases.partitions,
+                    "totalBatchSize": leases.taken,
+                    "totalAcked": leases.acked,
+                },
                 "deadLetterQueue": {
-                    "totalMessages": dead["total"],
-                    **await self._queues.dead.errors(which),
+                    "totalMessages": counts.dead_letter,
+                    "affectedPartitions": errors.affected_partitions,
+                    "topErrors": errors.top_errors,
                 },
                 "workers": [
-                    {name: one[name] for name in one if name != "parked"} for one in workers
+                    {
+                        name: value
+                        for name, value in worker_answer(worker).items()
+                        if name not in ("parked", "consumers")
+                    }
+                    for worker in workers
                 ],
                 "errors": {
-                    "dbErrors": sum(worker["dbErrors"] for worker in workers),
-                    "ackFailed": messages["failed"],
-                    "dlqMessages": dead["total"],
+                    "dbErrors": sum(worker.figures.db_errors for worker in workers),
+                    "ackFailed": counts.failed,
+                    "dlqMessages": counts.dead_letter,
                 },
                 "statsAge": 0,
             }
@@ -436,7 +465,7 @@ class ResourcesApi:
         return answer(
             {
                 "dataPoints": [
-                    {"timestamp": point["bucket"], "messages": point["pushed"]} for point in points
+                    {"timestamp": point.bucket, "messages": point.pushed} for point in points
                 ],
                 "interval": args.interval,
                 "from": since,
@@ -452,7 +481,8 @@ class ResourcesApi:
         role=Role.ADMIN,
     )
     async def refresh(self, _: Request) -> Response:
-        return answer(await self._status.refresh())
+        folded = await self._status.refresh()
+        return answer({"folded": folded, "skipped": folded is None})
 
 
 def _option(name: str, raw: msgspec.Raw) -> Any:
@@ -462,30 +492,42 @@ def _option(name: str, raw: msgspec.Raw) -> Any:
         raise InvalidRequest(f"option {name[:60]} is not understood: {error}") from None
 
 
-def _summary(queue: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in queue.items() if name != "options"}
+def _about(info: QueueInfo) -> dict[str, Any]:
+    return fields(info, "name", "namespace", "task", "created_at") | {"id": info.uuid}
 
 
-def _six(counts: dict[str, Any]) -> dict[str, Any]:
-    return {name: counts[name] for name in SIX}
+def _summary(status: QueueStatus) -> dict[str, Any]:
+    counts = {**_six(status.counts), "dropped": status.counts.dropped}
+    return _about(status.info) | {"partitions": status.partitions, "messages": counts}
 
 
-def _grouped(queues: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _six(counts: Counts) -> dict[str, Any]:
+    """The dialect's six numbers."""
+    return fields(counts, "total", "pending", "processing", "completed", "failed", "dead_letter")
+
+
+def _operations(counts: Iterable[OperationCounts]) -> dict[str, int]:
+    kinds = ("push", "pop", "ack")
+    found = dict.fromkeys(kinds, 0)
+    for one in counts:
+        for kind in kinds:
+            found[kind] += getattr(one, kind)
+    return found
+
+
+def _grouped(queues: list[QueueStatus], name: str) -> list[dict[str, Any]]:
+    """Namespaces or tasks, with the sums over their queues."""
+    rows: dict[str, dict[str, Any]] = {}
     for queue in queues:
-        if queue[name]:
-            empty = {
-                name: queue[name],
-                "queues": 0,
-                "partitions": 0,
-                "messages": {"total": 0, "pending": 0},
-            }
-            row = found.setdefault(queue[name], empty)
+        if value := getattr(queue.info, name):
+            messages = {"total": 0, "pending": 0}
+            empty = {name: value, "queues": 0, "partitions": 0, "messages": messages}
+            row = rows.setdefault(value, empty)
             row["queues"] += 1
-            row["partitions"] += queue["partitions"]
-            for count in row["messages"]:
-                row["messages"][count] += queue["messages"][count]
-    return sorted(found.values(), key=lambda row: str(row[name]))
+            row["partitions"] += queue.partitions
+            row["messages"]["total"] += queue.counts.total
+            row["messages"]["pending"] += queue.counts.pending
+    return sorted(rows.values(), key=lambda row: str(row[name]))
 
 
 def _spread(values: list[Any]) -> dict[str, Any]:
@@ -498,3 +540,9 @@ def _spread(values: list[Any]) -> dict[str, Any]:
         "min": ordered[0],
         "max": ordered[-1],
     }
+
+
+def worker_answer(one: Member) -> dict[str, Any]:
+    """A process with its figures, in one object."""
+    about = fields(one, "id", "hostname", "pid", "server", "started_at", "last_seen")
+    return {**about, "workerId": one.worker, **plain(one.figures)}

@@ -7,7 +7,9 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
+from penstock.queues.messages import MessageDetail, MessageFilter, StoredMessage
+from penstock.queues.traces import Trace
+from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, headers_of, moment
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -84,7 +86,7 @@ class StoredApi:
     )
     async def list_messages(self, request: Request) -> Response:
         args: ListQuery = request.args
-        found = await self._messages.listing(
+        which = MessageFilter(
             queue=args.queue or None,
             partition=args.partition or None,
             namespace=args.ns or None,
@@ -92,11 +94,15 @@ class StoredApi:
             status=args.status or None,
             since=moment(args.from_, "from") if args.from_ else None,
             until=moment(args.to, "to") if args.to else None,
-            limit=args.limit,
-            offset=args.offset,
-            cursor=args.cursor,
         )
-        return answer(found)
+        page = await self._messages.listing(which, args.limit, args.offset, args.cursor)
+        return answer(
+            {
+                "messages": [_message(message) for message in page.messages],
+                "mode": _mode(page.queue_mode, page.groups),
+                "next": page.next,
+            }
+        )
 
     @route(
         "GET",
@@ -105,7 +111,7 @@ class StoredApi:
         summary="A message with its payload and what groups did with it",
     )
     async def detail(self, request: Request) -> Response:
-        return answer(await self._messages.detail(*_ids(request)))
+        return answer(_detail(await self._messages.detail(*_ids(request))))
 
     @route(
         "DELETE",
@@ -195,7 +201,8 @@ class StoredApi:
         tag="traces",
     )
     async def of_message(self, request: Request) -> Response:
-        return answer({"traces": await self._traces.of_message(*_ids(request))})
+        traces = await self._traces.of_message(*_ids(request))
+        return answer({"traces": [_trace(trace) for trace in traces]})
 
     @route(
         "GET",
@@ -206,10 +213,14 @@ class StoredApi:
         tag="traces",
     )
     async def by_name(self, request: Request) -> Response:
+        args = request.args
+        page = await self._traces.by_name(request.params["name"], args.limit, args.offset)
         return answer(
-            await self._traces.by_name(
-                request.params["name"], request.args.limit, request.args.offset
-            )
+            {
+                "traces": [_trace(trace) for trace in page.traces],
+                "total": page.total,
+                "pagination": {"limit": args.limit, "offset": args.offset},
+            }
         )
 
     @route(
@@ -221,8 +232,93 @@ class StoredApi:
         tag="traces",
     )
     async def names(self, request: Request) -> Response:
-        return answer(await self._traces.names(request.args.limit, request.args.offset))
+        args = request.args
+        page = await self._traces.names(args.limit, args.offset)
+        return answer(
+            {
+                "trace_names": [msgspec.structs.asdict(name) for name in page.names],
+                "total": page.total,
+                "pagination": {"limit": args.limit, "offset": args.offset},
+            }
+        )
 
 
 def _ids(request: Request) -> tuple[str, str]:
     return request.params["partition"], request.params["transaction"]
+
+
+def _message(message: StoredMessage) -> dict[str, Any]:
+    names = (
+        "id",
+        "transaction_id",
+        "partition_id",
+        "queue",
+        "partition",
+        "namespace",
+        "task",
+        "status",
+        "queue_status",
+        "trace_id",
+        "created_at",
+        "lease_expires_at",
+    )
+    return {
+        **fields(message, *names),
+        **headers_of(message.headers),
+        "queuePath": f"{message.queue}/{message.partition}",
+        "busStatus": {"consumedBy": message.groups_done, "totalGroups": message.groups},
+        "producerSub": message.producer,
+        "queuePriority": message.priority,
+    }
+
+
+def _detail(message: MessageDetail) -> dict[str, Any]:
+    names = ("id", "transaction_id", "partition_id", "partition", "status", "trace_id")
+    groups, queue = message.groups, message.queue
+    buses = [group for group in groups if group.name != QUEUE_MODE]
+    return {
+        **fields(message, *names, "created_at", "payload"),
+        **headers_of(message.headers),
+        "queuePath": f"{queue.name}/{message.partition}",
+        "queue": queue.name,
+        "namespace": queue.namespace,
+        "task": queue.task,
+        "producerSub": message.producer,
+        "isEncrypted": message.encrypted,
+        "errorMessage": message.error,
+        "retryCount": message.attempts,
+        "queueConfig": fields(
+            queue.options, "lease_time", "retry_limit", "retry_delay", "ttl", "priority"
+        ),
+        "mode": _mode(len(buses) < len(groups), len(buses))
+        | {"consumedByGroups": sum(group.consumed for group in groups)},
+        "consumerGroups": groups,
+    }
+
+
+def _mode(queue_mode: bool, buses: int) -> dict[str, Any]:
+    kind = (
+        "hybrid" if queue_mode and buses else "queue" if queue_mode else "bus" if buses else "none"
+    )
+    return {"hasQueueMode": queue_mode, "busGroupsCount": buses, "type": kind}
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "id": trace.id,
+        "event_type": trace.event_type,
+        "data": trace.data,
+        "consumer_group": trace.group,
+        "worker_id": trace.worker,
+        "created_at": trace.created_at,
+        "trace_names": trace.names,
+    }
+    if trace.message is not None:
+        entry |= {
+            "transaction_id": trace.message.transaction_id,
+            "partition_id": trace.message.partition_id,
+            "queue_name": trace.message.queue,
+            "partition_name": trace.message.partition,
+            "message_payload": trace.message.payload,
+        }
+    return entry

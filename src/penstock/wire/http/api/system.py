@@ -134,15 +134,15 @@ class SystemApi:
         return json_response(
             {
                 "uptime": round(broker.uptime, 3),
-                "requests": figures["requests"],
-                "messages": figures["messages"],
+                "requests": figures.requests,
+                "messages": figures.messages,
                 "database": {
                     "poolSize": broker.database.pool_size,
                     "idleConnections": broker.database.pool_idle,
                     "waitingRequests": _total(samples, "penstock_queue_merging"),
                 },
-                "memory": {"rss": figures["memoryBytes"]},
-                "cpu": {"user": figures["cpuUserSeconds"], "system": figures["cpuSystemSeconds"]},
+                "memory": {"rss": figures.memory_bytes},
+                "cpu": {"user": figures.cpu_user_seconds, "system": figures.cpu_system_seconds},
                 "file_buffer": _file_buffer(samples, broker),
                 "metrics": samples,
             }

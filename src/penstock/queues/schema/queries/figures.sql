@@ -1,0 +1,32 @@
+-- figures: every queue and its groups with their counters, exact as of this snapshot. One row per (queue, group); a queue
+-- without groups has one row with group_id NULL. Read from the counters and the live leases, never from messages.
+-- docs/queues.md (Figures) defines them. $1 ids of queues; NULL = all
+WITH counted AS MATERIALIZED (
+  SELECT queue_id, group_id, sum(pushed)::bigint AS pushed, sum(removed)::bigint AS removed, sum(consumed)::bigint AS consumed,
+         sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
+         sum(dropped)::bigint AS dropped, sum(letters)::bigint AS letters
+    FROM (SELECT queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped, letters FROM tallies
+           WHERE $1::int[] IS NULL OR queue_id = ANY ($1)
+          UNION ALL
+          SELECT queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped, 0 FROM tally_log
+           WHERE $1::int[] IS NULL OR queue_id = ANY ($1)
+          UNION ALL
+          SELECT queue_id, group_id, 0, 0, 0, 0, 0, 0, 0, letters FROM letter_log
+           WHERE $1::int[] IS NULL OR queue_id = ANY ($1)) t
+   GROUP BY 1, 2
+), held AS MATERIALIZED (
+  SELECT l.queue_id, l.group_id, sum((SELECT sum(upper(r) - lower(r)) FROM unnest(l.open) r))::bigint AS open
+    FROM leases l WHERE l.expires_at > clock_timestamp() AND ($1::int[] IS NULL OR l.queue_id = ANY ($1)) GROUP BY 1, 2
+)
+SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name,
+       coalesce(total.pushed, 0) AS pushed, coalesce(total.pushed - total.removed, 0) AS stored,
+       coalesce(total.letters, 0) AS queue_letters,
+       coalesce(mine.consumed, 0) AS consumed, coalesce(mine.completed, 0) AS completed, coalesce(mine.failed, 0) AS failed,
+       coalesce(mine.letters, 0) AS letters, coalesce(mine.dropped + mine.removed, 0) AS dropped, coalesce(held.open, 0) AS leased
+  FROM queues q
+  LEFT JOIN counted total ON total.queue_id = q.id AND total.group_id = 0
+  LEFT JOIN groups g ON g.queue_id = q.id
+  LEFT JOIN counted mine ON mine.queue_id = q.id AND mine.group_id = g.id
+  LEFT JOIN held ON held.queue_id = q.id AND held.group_id = g.id
+ WHERE q.deleted_at IS NULL AND ($1::int[] IS NULL OR q.id = ANY ($1))
+ ORDER BY q.name, g.name;
