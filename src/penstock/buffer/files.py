@@ -67,10 +67,10 @@ class Name:
 
 
 def parse(name: str) -> Name | None:
-    found = _NAME.fullmatch(name)
-    if not found:
+    match = _NAME.fullmatch(name)
+    if not match:
         return None
-    kind, identifier, active = found.groups()
+    kind, identifier, active = match.groups()
     tag = identifier[-8:] if _TAG.fullmatch(identifier[-8:]) else NOBODY
     return Name("failover" if kind == "failover" else "qos0", identifier, tag, active is not None)
 
@@ -80,8 +80,8 @@ def lock_name(tag: str) -> str:
 
 
 def tag_of_lock(name: str) -> str | None:
-    found = _LOCK.fullmatch(name)
-    return found.group(1) if found else None
+    match = _LOCK.fullmatch(name)
+    return match.group(1) if match else None
 
 
 class Namer:

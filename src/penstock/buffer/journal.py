@@ -75,8 +75,8 @@ class Journal:
         never too few.
         """
         active = self._active  # read once: the pool changes it
-        found = self._unwritten + sum(file.events for file in list(self._completed))
-        return found + (active.events if active else 0)
+        count = self._unwritten + sum(file.events for file in list(self._completed))
+        return count + (active.events if active else 0)
 
     def submit(self, items: list[Item]) -> asyncio.Future[None]:
         """Queue events for the file; the future is done when they are durable. Their partitions are

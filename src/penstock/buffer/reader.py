@@ -58,15 +58,15 @@ def decode_window(data: bytes) -> Window:
         return Window(decode_all(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass  # some line is no event; find out which
-    found = Window()
+    window = Window()
     for line in _lines(data):
         if not line.strip():
             continue
         try:
-            found.items.append(decode(line))
+            window.items.append(decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            found.bad.append(line)
-    return found
+            window.bad.append(line)
+    return window
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -77,18 +77,18 @@ def count_events(fs: Fs, path: Path) -> int:
     """Lines in the file, without looking into them."""
     file = fs.open(path, write=False)
     try:
-        found = position = 0
+        count = position = 0
         while data := file.read_at(position, WINDOW):
-            found += data.count(b"\n")
+            count += data.count(b"\n")
             position += len(data)
-        return found
+        return count
     finally:
         file.close()
 
 
 def keys_in(fs: Fs, path: Path) -> set[Key]:
     """The partitions that a file has events of."""
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for window in windows(fs, path):
-        found |= keys_of(window.items)
-    return found
+        keys |= keys_of(window.items)
+    return keys

@@ -122,29 +122,31 @@ class Status:
     def bytes(self) -> int:
         """On disk, in files of this process."""
         buffer = self._buffer
-        found = buffer.backlog.bytes() + buffer.failed.size
+        total = buffer.backlog.bytes() + buffer.failed.size
         active = buffer.journal.active
         if active:
-            found += active.size
-        return found + sum(batch.file.size for batch in buffer.qos0.batches)
+            total += active.size
+        return total + sum(batch.file.size for batch in buffer.qos0.batches)
 
     def kind(self, kind: Kind) -> KindStatus:
         buffer = self._buffer
-        found = buffer.backlog.of(kind)
+        backlog = buffer.backlog.of(kind)
         pending = buffer.backlog.events(kind)
         if kind == "failover":
             pending += buffer.journal.events
             active = buffer.journal.active
-            found += [active] if active else []
+            backlog += [active] if active else []
         else:
             growing = [batch.file for batch in buffer.qos0.batches]
             pending += sum(file.events for file in growing)
-            found += growing
-        oldest = min((file.name.created_at for file in found if file.name.created_at), default=None)
+            backlog += growing
+        oldest = min(
+            (file.name.created_at for file in backlog if file.name.created_at), default=None
+        )
         return KindStatus(
             pending=pending,
-            files=len(found),
-            bytes=sum(file.size for file in found),
+            files=len(backlog),
+            bytes=sum(file.size for file in backlog),
             oldest_age=0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
             flushed=int(buffer.replay.flushed.value(kind)),
         )

@@ -96,15 +96,15 @@ def default_file() -> Path | None:
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
     """The flags of `--set KEY=VALUE`."""
-    found = {}
+    settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(
                 f"--set {pair}: expected KEY=VALUE, such as --set topics.fsync=always"
             )
-        found[name.strip()] = value
-    return found
+        settings[name.strip()] = value
+    return settings
 
 
 def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -134,15 +134,15 @@ def build(
     or the defaults.
     """
     problems: list[str] = []
-    found: dict[str, Given] = {}
+    values: dict[str, Given] = {}
     known = [name for name, _, _ in leaves(kind)]
-    _flatten(dict(tree), "", origin, found, set(known), problems)
-    for name in [name for name in found if name not in known]:
-        given = found.pop(name)
+    _flatten(dict(tree), "", origin, values, set(known), problems)
+    for name in [name for name in values if name not in known]:
+        given = values.pop(name)
         problems.append(
             f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}"
         )
-    made: Section = _build(kind, "", found, problems, base)
+    made: Section = _build(kind, "", values, problems, base)
     if problems:
         raise ConfigError("\n".join(problems))
     return made
@@ -180,16 +180,16 @@ def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
         raise ConfigError(
             f"{file}: expected a mapping of keys at the top, got {type(tree).__name__}"
         )
-    found: dict[str, Given] = {}
-    _flatten(tree, "", str(file), found, {name for name, _, _ in leaves()}, problems)
-    return found
+    values: dict[str, Given] = {}
+    _flatten(tree, "", str(file), values, {name for name, _, _ in leaves()}, problems)
+    return values
 
 
 def _flatten(
     tree: dict[Any, Any],
     prefix: str,
     origin: str,
-    found: dict[str, Given],
+    values: dict[str, Given],
     known: set[str],
     problems: list[str],
 ) -> None:
@@ -201,26 +201,26 @@ def _flatten(
         if is_section and not isinstance(value, dict):
             problems.append(f"{name}: expected a section with keys, got {value!r} ({origin})")
         elif is_section:
-            _flatten(value, f"{name}.", origin, found, known, problems)
+            _flatten(value, f"{name}.", origin, values, known, problems)
         else:
-            found[name] = Given(value, origin)
+            values[name] = Given(value, origin)
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
-    found: dict[str, Given] = {}
+    values: dict[str, Given] = {}
     ours = set(NOT_OURS)
     for name, _, item in leaves():
         own = "PENSTOCK_" + name.upper().replace(".", "_")
         for variable in (*item.metadata["env"], own):
             ours.add(variable)
             if variable in environ:
-                found[name] = Given(environ[variable], f"environment {variable}")
+                values[name] = Given(environ[variable], f"environment {variable}")
     warnings = [
         f"environment variable {variable} is not a setting{_suggest(variable, ours)}; ignored"
         for variable in sorted(environ)
         if variable.startswith("PENSTOCK_") and variable not in ours
     ]
-    return found, warnings
+    return values, warnings
 
 
 def _known(name: str, given: Given, problems: list[str]) -> bool:

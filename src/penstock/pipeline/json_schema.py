@@ -94,10 +94,10 @@ def _misfit(
         return f.coalesce(test(value, kind), f.lit(False))
     if isinstance(kind, StructType):
         parts = [_misfit(value.getField(one.name), one.dataType, leaf, test) for one in kind.fields]
-        found = None
+        misfit = None
         for part in parts:
-            found = part if found is None else found if part is None else found | part
-        return found
+            misfit = part if misfit is None else misfit if part is None else misfit | part
+        return misfit
     if isinstance(kind, ArrayType | MapType):
         inner = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
         if _misfit(f.lit(None), inner, leaf, test) is None:

@@ -182,20 +182,20 @@ def writer(
         options = {"path": sink.parquet, **sink.options}
         kind = "parquet"
     if not pipeline.streaming:
-        found = frame.write.format(kind).mode("append").options(**texts(options))
+        configured = frame.write.format(kind).mode("append").options(**texts(options))
     elif isinstance(sink, Sink) and sink.mode == "update":
-        found = _updating(frame, options)
+        configured = _updating(frame, options)
     else:
-        found = frame.writeStream.format(kind).outputMode("append").options(**texts(options))
+        configured = frame.writeStream.format(kind).outputMode("append").options(**texts(options))
     if isinstance(sink, Sink) and sink.partitionBy:
-        found = found.partitionBy(*sink.partitionBy)
+        configured = configured.partitionBy(*sink.partitionBy)
     if pipeline.streaming:
-        found = (
-            found.queryName(app)
+        configured = (
+            configured.queryName(app)
             .option("checkpointLocation", checkpoint)
             .trigger(**_trigger(pipeline.trigger))
         )
-    return found
+    return configured
 
 
 def _updating(frame: Any, options: dict[str, Any]) -> Any:

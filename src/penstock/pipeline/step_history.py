@@ -95,11 +95,11 @@ def _state(spark: Any, pipeline: Pipeline) -> set[str]:
         inputs[step.name] = [before] if step.python else _tables(step.sql or "", names)
         before = step.name
     counts = {name: stateful_nodes(spark.table(name)) for name in names.values()}
-    found: set[str] = set()
+    stateful: set[str] = set()
     for name in _reached(before, inputs):
         if name in inputs and counts[name] > sum(counts[one] for one in inputs[name]):
-            found |= _reached(name, inputs)
-    return found
+            stateful |= _reached(name, inputs)
+    return stateful
 
 
 def _tables(sql: str, names: dict[str, str]) -> list[str]:
@@ -114,35 +114,35 @@ def _tables(sql: str, names: dict[str, str]) -> list[str]:
 
 
 def _reached(name: str, inputs: dict[str, list[str]]) -> set[str]:
-    found, rest = set(), [name]
+    reached, rest = set(), [name]
     while rest:
         one = rest.pop()
-        if one not in found:
-            found.add(one)
+        if one not in reached:
+            reached.add(one)
             rest += inputs.get(one, [])
-    return found
+    return reached
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What is not as it was among all that state is made of."""
-    found = []
+    differences = []
     for name in sorted({*before["state"], *now["state"]}):
         old, new = before["steps"].get(name), now["steps"].get(name)
         if name in before["sources"] and name in now["sources"]:
-            found += _retyped(
+            differences += _retyped(
                 name, before["sources"][name]["schema"], now["sources"][name]["schema"]
             )
         elif old is None or new is None:
-            found.append(f"{name} is {'new' if old is None else 'gone'}")
+            differences.append(f"{name} is {'new' if old is None else 'gone'}")
         elif not _same(old, new):
-            found.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
+            differences.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
     if (
-        not found and before["state"] != now["state"]
+        not differences and before["state"] != now["state"]
     ):  # another step reads from them, or none any more
-        found.append(
+        differences.append(
             f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}"
         )
-    return found
+    return differences
 
 
 def _listed(names: list[str]) -> str:

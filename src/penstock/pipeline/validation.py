@@ -81,8 +81,8 @@ def parse_schema(name: str, ddl: str) -> Columns:
     try:
         table = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark").find(exp.Schema)
     except ParseError as error:
-        found = error.errors[0] if error.errors else {}
-        near = f" near {found['highlight']!r}" if found.get("highlight") else ""
+        detail = error.errors[0] if error.errors else {}
+        near = f" near {detail['highlight']!r}" if detail.get("highlight") else ""
         raise ConfigError(f"source {name}: the schema is not valid{near}: {ddl!r}") from None
     columns = {
         column.name: column.kind.sql("spark")
@@ -135,9 +135,9 @@ def _check_options(pipeline: Pipeline) -> None:
                 QueueOptions(options, [], streaming=pipeline.streaming)
             else:
                 options.refuse_others(TOPIC_SOURCE, "a topic source")
-                found = TopicOptions(options, [])
+                checked = TopicOptions(options, [])
                 if pipeline.streaming:
-                    TopicStreamReader(found)
+                    TopicStreamReader(checked)
         except InvalidRequest as error:
             raise ConfigError(f"source {name}: {error}") from None
     sink = pipeline.sink
@@ -161,8 +161,8 @@ def aggregates(sql: str) -> bool:
     """Whether rows are brought together, which takes a shuffle."""
     query = parse_sql(sql)
     return any(
-        not found.find_ancestor(exp.Window)
-        for found in query.find_all(exp.Group, exp.Distinct, exp.AggFunc)
+        not node.find_ancestor(exp.Window)
+        for node in query.find_all(exp.Group, exp.Distinct, exp.AggFunc)
     )
 
 
@@ -211,10 +211,10 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
     try:
         query = parse_sql(step.sql or "")
     except ParseError as error:
-        found = error.errors[0] if error.errors else {}
+        detail = error.errors[0] if error.errors else {}
         raise ConfigError(
-            f"{where}: not valid SQL at line {found.get('line')}, column {found.get('col')}: "
-            f"{found.get('highlight')!r}. (If Spark takes it all the same: run it with --no-check.)"
+            f"{where}: not valid SQL at line {detail.get('line')}, column {detail.get('col')}: "
+            f"{detail.get('highlight')!r}. (If Spark takes it: run it with --no-check.)"
         ) from None
     if not isinstance(query, exp.Query):
         raise ConfigError(f"{where}: a step is a SELECT")
@@ -265,12 +265,12 @@ def load_function(step: Step) -> object:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise ConfigError(f"step {step.name}: {module} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise ConfigError(f"step {step.name}: {module} has no function {name!r}")
-    return found
+    return function
 
 
 def _check_sink(pipeline: Pipeline, columns: Columns) -> None:
@@ -289,14 +289,14 @@ def _check_queues(pipeline: Pipeline) -> None:
     for name, source in pipeline.views.items():
         if source.queue:
             postgres = Postgres(Options(texts(source_options(pipeline, source))))
-            found = [
+            names = [
                 row[0]
                 for row in postgres.rows(
                     "SELECT name FROM queues WHERE deleted_at IS NULL ORDER BY name"
                 )
             ]
-            if source.queue not in found:
-                known = ", ".join(found[:10]) or "none yet"
+            if source.queue not in names:
+                known = ", ".join(names[:10]) or "none yet"
                 raise ConfigError(
                     f"source {name}: there is no queue {source.queue!r} in the database; "
                     f"queues: {known}"

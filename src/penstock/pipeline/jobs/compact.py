@@ -114,8 +114,8 @@ def _to_topic(source: Source, target: str) -> Compacted:
         # Which records they are is part of who writes them: what a compaction in place took out of
         # a range since a killed run must not shift others onto numbers that the broker has seen.
         ranges = chosen.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
-        found = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
-        for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in found), 1):
+        totals = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
+        for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in totals), 1):
             part = (
                 chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
             )
@@ -124,7 +124,7 @@ def _to_topic(source: Source, target: str) -> Compacted:
             identified = writer.option("appId", f"{app}:{low}:{rows}:{identity}")
             identified.options(**reach, topic=target).save()
             source.say(
-                f"topic {source.topic}: {number} of {len(found)} ranges written to topic {target}"
+                f"topic {source.topic}: {number} of {len(totals)} ranges written to topic {target}"
             )
         _commit(source, group, end)
     finally:

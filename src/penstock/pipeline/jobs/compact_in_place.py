@@ -28,15 +28,15 @@ class Kept:
 
     def between(self, start: int, end: int) -> npt.NDArray[np.uint8]:
         """A 1 for each offset from `start` to `end` that stays."""
-        found = np.zeros(end - start, np.uint8)
+        flags = np.zeros(end - start, np.uint8)
         for bucket in range(start // BUCKET, -(-end // BUCKET)):
             if (packed := self._buckets.get(bucket)) is not None:
                 low, high = max(start, bucket * BUCKET), min(end, (bucket + 1) * BUCKET)
                 bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
-                found[low - start : high - start] = bits[
+                flags[low - start : high - start] = bits[
                     low - bucket * BUCKET : high - bucket * BUCKET
                 ]
-        return found
+        return flags
 
     def count(self, start: int, end: int) -> int:
         """How many offsets from `start` to `end` stay."""
@@ -112,14 +112,14 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
         return done
     done.records, done.bytes = there, stored
     for number, group in enumerate(groups, 1):
-        found = _swap(source, group, kept)
+        swapped = _swap(source, group, kept)
         done.swaps += 1
-        removed = found["records_before"] - found["records"]
+        removed = swapped["records_before"] - swapped["records"]
         done.records -= removed
-        done.bytes -= found["bytes_before"] - found["bytes"]
+        done.bytes -= swapped["bytes_before"] - swapped["bytes"]
         source.say(
             f"topic {source.topic}: {number} of {len(groups)} swaps, offsets {group[0]['base']} to "
-            f"{group[-1]['end'] - 1}: {removed} of {found['records_before']} records removed"
+            f"{group[-1]['end'] - 1}: {removed} of {swapped['records_before']} records removed"
         )
     return done
 
@@ -193,10 +193,10 @@ def _swap(source: Source, group: list[Any], kept: Kept) -> Any:
         if bases[0] not in now or any(base in now for base in bases[1:]):
             raise
         before = {name: sum(segment[name] for segment in group) for name in ("records", "bytes")}
-        found = now[bases[0]]
+        current = now[bases[0]]
         return {
             "records_before": before["records"],
-            "records": found["records"],
+            "records": current["records"],
             "bytes_before": before["bytes"],
-            "bytes": found["bytes"],
+            "bytes": current["bytes"],
         }

@@ -123,14 +123,14 @@ def dlq_report(
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = moment(until, now, "until") if until else now
     begin = moment(since, now, "since") if since else None
-    found = _collect(
+    figures = _collect(
         activate(spark), postgres, _queries(postgres, queues, begin, end), begin, end, samples
     )
-    say(f"{found.total} dead letters of {len(found.kinds)} kinds")
-    _add_payloads(postgres, found.kinds)
+    say(f"{figures.total} dead letters of {len(figures.kinds)} kinds")
+    _add_payloads(postgres, figures.kinds)
     if html:
-        html_report.write(build(found), html)
-    return found
+        html_report.write(build(figures), html)
+    return figures
 
 
 def _queries(
@@ -226,10 +226,10 @@ def _collect(
 def signature(column: str) -> str:
     """A SQL expression: the error's text without what makes each one different."""
     lines = f"split(trim({column}), '\\n')"
-    found = f"trim(element_at({lines}, IF(startswith({column}, 'Traceback'), -1, 1)))"
+    line = f"trim(element_at({lines}, IF(startswith({column}, 'Traceback'), -1, 1)))"
     for pattern, replacement in PATTERNS:
-        found = f"regexp_replace({found}, '{pattern}', '{replacement}')"
-    return f"IF(length({found}) = 0, '(no text)', left({found}, {LONGEST}))"
+        line = f"regexp_replace({line}, '{pattern}', '{replacement}')"
+    return f"IF(length({line}) = 0, '(no text)', left({line}, {LONGEST}))"
 
 
 def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
@@ -245,21 +245,21 @@ def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
         )
     for kind in kinds:
         for sample in kind.samples:
-            found = payloads.get(sample.id)
-            sample.payload = None if found is None else found.decode("utf-8", "replace")
+            payload = payloads.get(sample.id)
+            sample.payload = None if payload is None else payload.decode("utf-8", "replace")
 
 
-def build(found: Letters) -> Report:
+def build(figures: Letters) -> Report:
     """The report for people."""
-    until = minute_of(found.until) + MINUTE
-    step, called = html_report.bins(found.since, until)
-    times = html_report.times_of(found.since, until, step)
+    until = minute_of(figures.until) + MINUTE
+    step, called = html_report.bins(figures.since, until)
+    times = html_report.times_of(figures.since, until, step)
     place = {at: index for index, at in enumerate(times)}
 
     def over_time(label: Callable[[tuple[str, str]], str]) -> list[Series]:
         series: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
         totals: dict[str, int] = defaultdict(int)
-        for key, counts in found.times.items():
+        for key, counts in figures.times.items():
             for minute, count in counts.items():
                 at = datetime.fromtimestamp(int(minute.timestamp()) // step * step, UTC)
                 series[label(key)][place[at]] = (series[label(key)][place[at]] or 0) + count
@@ -276,7 +276,7 @@ def build(found: Letters) -> Report:
             f"{kind.first:%Y-%m-%d %H:%M:%S}",
             f"{kind.last:%Y-%m-%d %H:%M:%S}",
         ]
-        for kind in found.kinds[:100]
+        for kind in figures.kinds[:100]
     ]
     samples = [
         [
@@ -287,14 +287,14 @@ def build(found: Letters) -> Report:
             sample.transaction_id,
             f"{sample.failed_at:%Y-%m-%d %H:%M:%S}",
         ]
-        for kind in found.kinds[:100]
+        for kind in figures.kinds[:100]
         for sample in kind.samples
     ]
-    last = max((kind.last for kind in found.kinds), default=None)
+    last = max((kind.last for kind in figures.kinds), default=None)
     none = "no dead letters"
     return Report(
         "Penstock: dead letters",
-        found.since,
+        figures.since,
         until,
         times,
         [
@@ -308,9 +308,9 @@ def build(found: Letters) -> Report:
             Panel("By queue", f"dead letters {called}", over_time(lambda key: key[1]), "bar", none),
         ],
         [
-            ("dead letters", number(found.total)),
-            ("kinds of errors", number(len({kind.error for kind in found.kinds}))),
-            ("queues", number(len({kind.queue for kind in found.kinds}))),
+            ("dead letters", number(figures.total)),
+            ("kinds of errors", number(len({kind.error for kind in figures.kinds}))),
+            ("queues", number(len({kind.queue for kind in figures.kinds}))),
             ("last one", f"{last:%m-%d %H:%M}" if last else "–"),
         ],
         [

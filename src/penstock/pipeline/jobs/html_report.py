@@ -88,16 +88,16 @@ def write(report: Report, html: str | Path) -> None:
     beside.replace(path)
 
 
-def top(found: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
+def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
     """The first of the ranks, the rest added up: nobody can read forty lines. A label has one color
     in all panels.
     """
     shown = [
-        Series(label, found[label], color)
+        Series(label, series[label], color)
         for label, color in zip(ranks, COLORS, strict=False)
-        if label in found
+        if label in series
     ]
-    rest = [found[label] for label in found if label not in ranks[:MOST]]
+    rest = [series[label] for label in series if label not in ranks[:MOST]]
     if rest:
         shown.append(
             Series(

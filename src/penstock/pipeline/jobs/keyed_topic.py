@@ -69,7 +69,7 @@ class Keys:
         else:
             tombstone = f.expr(self.tombstone_sql) if self.tombstone_sql else empty
         try:
-            found = frame.select(
+            columns = frame.select(
                 key.alias("key"),
                 "offset",
                 "timestamp",
@@ -81,7 +81,7 @@ class Keys:
             raise InvalidRequest(
                 f"the SQL of the key or the tombstone: {str(error).splitlines()[0]}"
             ) from None
-        return found.withColumn("own", f.when(f.col("key").isNull(), f.col("offset")))
+        return columns.withColumn("own", f.when(f.col("key").isNull(), f.col("offset")))
 
 
 @dataclass

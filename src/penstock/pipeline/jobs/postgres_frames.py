@@ -37,10 +37,10 @@ def read(spark: Any, postgres: Postgres, queries: list[str], schema: pa.Schema) 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for query in batch.column(0).to_pylist():
-                for found in postgres.batches(query):
+                for rows in postgres.batches(query):
                     columns = [
                         column.cast(field.type)
-                        for column, field in zip(found.columns, schema, strict=True)
+                        for column, field in zip(rows.columns, schema, strict=True)
                     ]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -80,13 +80,13 @@ class Recovered:
 
 def find_files(directories: list[str]) -> list[Path]:
     """The buffer files below the directories, in the order of time."""
-    found: list[Path] = []
+    files: list[Path] = []
     for directory in map(Path, directories):
         if not directory.is_dir():
             raise NotFound(f"{directory} is no directory")
         for pattern in PATTERNS:
-            found += directory.rglob(pattern)
-    return sorted(found, key=lambda path: (path.name.partition("_")[2], path))
+            files += directory.rglob(pattern)
+    return sorted(files, key=lambda path: (path.name.partition("_")[2], path))
 
 
 def recover(
@@ -256,11 +256,11 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
         lane, place = lanes[0], None
         try:
             for batch in batches:
-                found: list[dict[str, Any]] = []
+                outcomes: list[dict[str, Any]] = []
                 columns = [batch.column(i).to_pylist() for i in (0, 1, 4, 5, 6)]
                 for queue, partition, events, lines, unreadable in zip(*columns, strict=True):
                     if unreadable:
-                        found.append({"unreadable": unreadable})
+                        outcomes.append({"unreadable": unreadable})
                     if not events:
                         continue
                     if place != (
@@ -269,8 +269,8 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
                     ):  # pieces of one partition follow each other, on one lane
                         place = (queue, partition)
                         lane = min(lanes, key=lambda lane: lane.waiting)
-                    found += lane.add(lines, events)
-                yield _counts(found)
+                    outcomes += lane.add(lines, events)
+                yield _counts(outcomes)
             yield _counts([row for lane in lanes for row in lane.finish()])
         finally:
             for lane in lanes:

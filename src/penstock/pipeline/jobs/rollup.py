@@ -169,19 +169,19 @@ def _window(
 
 
 def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
-    found = minutes.Known()
+    selected = minutes.Known()
     for number, name in postgres.rows(
         "SELECT id, name FROM queues WHERE deleted_at IS NULL ORDER BY id"
     ):
         if not queues or name in queues:
-            found.queues[number] = name
-    missing = [name for name in queues if name not in found.queues.values()]
+            selected.queues[number] = name
+    missing = [name for name in queues if name not in selected.queues.values()]
     if missing:
         raise NotFound(f"there is no queue {missing[0]!r}")
     for number, queue, name in postgres.rows("SELECT id, queue_id, name FROM groups"):
-        if queue in found.queues:
-            found.groups[number] = (queue, name)
-    return found
+        if queue in selected.queues:
+            selected.groups[number] = (queue, name)
+    return selected
 
 
 def _topic_groups(
@@ -193,18 +193,18 @@ def _topic_groups(
     times = urlencode({"from": start.isoformat(), "to": end.isoformat()})
     rows = [
         {
-            "minute": found["time"],
+            "minute": minute["time"],
             "kind": "topic",
-            "name": found["topic"],
-            "group_name": found["group"],
-            "acked": found["acked"],
-            "retried": found["retried"],
-            "lag": found["lag"],
-            "latency_buckets": found["buckets"],
-            "latency_counts": found["counts"],
+            "name": minute["topic"],
+            "group_name": minute["group"],
+            "acked": minute["acked"],
+            "retried": minute["retried"],
+            "lag": minute["lag"],
+            "latency_buckets": minute["buckets"],
+            "latency_counts": minute["counts"],
         }
-        for found in caller.json("GET", f"/api/v1/analytics/topic-groups?{times}")
-        if not topics or found["topic"] in topics
+        for minute in caller.json("GET", f"/api/v1/analytics/topic-groups?{times}")
+        if not topics or minute["topic"] in topics
     ]
     for begin in range(0, len(rows), postgres_frames.ROWS_PER_STATEMENT):
         postgres.rows(

@@ -136,10 +136,10 @@ def queue_minutes(
     stored = postgres_frames.read(
         spark, postgres, bytes_queries(postgres, known, levels, since, until, tasks), BYTES
     )
-    found = history.unionByName(
+    minutes = history.unionByName(
         stored.withColumn("group", f.lit(0).cast("long")), allowMissingColumns=True
     )
-    return found.groupBy("queue").applyInArrow(
+    return minutes.groupBy("queue").applyInArrow(
         _merger(known, levels, until), postgres_frames.ddl(ROWS)
     )
 
@@ -148,16 +148,16 @@ def history_queries(known: Known, since: datetime) -> list[str]:
     """The broker's minutes up to the present: what changes after the window tells what held at its
     end.
     """
-    found, start, now = [], since, datetime.now(UTC) + timedelta(hours=1)
+    queries, start, now = [], since, datetime.now(UTC) + timedelta(hours=1)
     while start < now:
         part = {
             "since": start.isoformat(),
             "until": (start + HISTORY_PER_TASK).isoformat(),
             "queues": known.numbers,
         }
-        found.append(HISTORY_SQL.format(**part))
+        queries.append(HISTORY_SQL.format(**part))
         start += HISTORY_PER_TASK
-    return found
+    return queries
 
 
 def _merger(
@@ -220,15 +220,15 @@ def _levels(
     """The level at the end of each minute; backwards, because before a change it is what the change
     began with.
     """
-    found, following = {}, now
+    levels, following = {}, now
     for minute in reversed(minutes):
         row = counted.get((group, minute))
         if row is not None and row["level"] is not None:
-            found[minute] = row["level"]
+            levels[minute] = row["level"]
             following = row["level"] - row["moved"]
         else:
-            found[minute] = following
-    return found
+            levels[minute] = following
+    return levels
 
 
 def levels_now(postgres: Postgres, known: Known) -> dict[tuple[int, int], int]:
@@ -253,7 +253,7 @@ def bytes_queries(
     """
     whole = {"since": since.isoformat(), "until": until.isoformat()}
     small = [str(queue) for queue in known.queues if levels.get((queue, 0), 0) <= SMALL]
-    found = [
+    queries = [
         BYTES_SQL.format(queues=", ".join(small[begin : begin + TOGETHER]), where="", **whole)
         for begin in range(0, len(small), TOGETHER)
     ]
@@ -262,7 +262,7 @@ def bytes_queries(
             continue
         shares = postgres.rows(PARTITIONS.format(tasks=tasks, queue=queue))
         if len(shares) == tasks:
-            found += [
+            queries += [
                 BYTES_SQL.format(
                     queues=queue, where=f"AND p.id BETWEEN {first} AND {last}", **whole
                 )
@@ -272,6 +272,6 @@ def bytes_queries(
         step, start = max(timedelta(minutes=1), (until - since) / tasks), since
         while start < until:
             part = {"since": start.isoformat(), "until": min(until, start + step).isoformat()}
-            found.append(BYTES_SQL.format(queues=queue, where="", **part))
+            queries.append(BYTES_SQL.format(queues=queue, where="", **part))
             start += step
-    return found
+    return queries

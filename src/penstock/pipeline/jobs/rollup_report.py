@@ -87,10 +87,10 @@ def build(
     ranks = {kind: _ranks(of[kind], "acked" if kind == "group" else "pushed") for kind in of}
 
     def rates(kind: str, column: str, per: float) -> list[Series]:
-        found: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
+        series: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
         for point in of[kind]:
-            found[point.label][place[point.at]] = point.counts[column] / per
-        return top({label: values for label, values in found.items() if any(values)}, ranks[kind])
+            series[point.label][place[point.at]] = point.counts[column] / per
+        return top({label: values for label, values in series.items() if any(values)}, ranks[kind])
 
     overall: list[Latencies] = [Latencies() for _ in times]
     each: dict[str, dict[int, Latencies]] = defaultdict(dict)
@@ -212,14 +212,14 @@ def _p99(each: dict[str, dict[int, Latencies]], ranks: list[str], count: int) ->
 def _lags(
     points: list[Point], ranks: list[str], place: dict[datetime, int], count: int
 ) -> list[Series]:
-    found: dict[str, list[float | None]] = defaultdict(lambda: [None] * count)
+    lags: dict[str, list[float | None]] = defaultdict(lambda: [None] * count)
     for point in points:
-        found[point.label][place[point.at]] = point.lag
-    for values in found.values():
+        lags[point.label][place[point.at]] = point.lag
+    for values in lags.values():
         for index in range(1, count):  # what did not change is not written down again
             if values[index] is None:
                 values[index] = values[index - 1]
-    return top({label: values for label, values in found.items() if any(values)}, ranks)
+    return top({label: values for label, values in lags.items() if any(values)}, ranks)
 
 
 COLUMNS = [
@@ -264,11 +264,16 @@ def _rows(own: list[Point], groups: list[Point]) -> list[list[str]]:
         by_name.setdefault(point.name, {}).setdefault(point.group, []).append(point)
     rows = []
     for name in sorted(by_name, key=lambda name: (-totals[name][0], name)):
-        found = by_name[name] or {"": []}
+        by_group = by_name[name] or {"": []}
         cells = [number(totals[name][0]), size(totals[name][1])]
         rows += [
-            [name, "–" if group in ("", QUEUE_MODE) else group, *cells, *_group_cells(found[group])]
-            for group in sorted(found)
+            [
+                name,
+                "–" if group in ("", QUEUE_MODE) else group,
+                *cells,
+                *_group_cells(by_group[group]),
+            ]
+            for group in sorted(by_group)
         ]
     return rows
 

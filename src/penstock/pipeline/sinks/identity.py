@@ -251,9 +251,9 @@ def ordered(batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.
     if not columns:
         yield from batches
         return
-    found = list(batches)
-    if found:
-        table = pa.Table.from_batches(found)
+    rows = list(batches)
+    if rows:
+        table = pa.Table.from_batches(rows)
         missing = [name for name in columns if name not in table.column_names]
         if missing:
             raise InvalidRequest(

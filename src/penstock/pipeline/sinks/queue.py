@@ -228,8 +228,8 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
     joined = b"[" + b",".join(payloads.to_pylist()) + b"]"
     lengths = pc.binary_length(payloads).to_pylist()
     try:
-        found = _RAW.decode(joined)
-        if list(map(len, found)) == lengths:
+        values = _RAW.decode(joined)
+        if list(map(len, values)) == lengths:
             return
     except msgspec.DecodeError:
         pass

@@ -246,12 +246,12 @@ class QueueOptions:
             "(SELECT max(seq) FROM messages m WHERE m.partition_id = p.id) "
             f"FROM partitions p WHERE p.queue_id = {id} ORDER BY 1"
         )
-        found: list[list[int]] = []
+        ranges: list[list[int]] = []
         for partition, first, last in ends:
             if first is not None:
-                steps = range(0 if found or partition != ends[0][0] else 1, self.tasks)
-                found += [[partition, first + (last + 1 - first) * i // self.tasks] for i in steps]
-        return found
+                steps = range(0 if ranges or partition != ends[0][0] else 1, self.tasks)
+                ranges += [[partition, first + (last + 1 - first) * i // self.tasks] for i in steps]
+        return ranges
 
     def ranges(self, low: str, high: str, cuts: list[list[int]]) -> list[QueueRange]:
         """A task for each stretch between two cuts."""
@@ -390,10 +390,10 @@ class PartitionNames:
         ids = met.dictionary.to_pylist()
         new = ",".join(str(one) for one in ids if one not in self._names)
         if new:
-            found = self._postgres.rows(
+            rows = self._postgres.rows(
                 f"SELECT id, name FROM partitions WHERE id = ANY('{{{new}}}'::bigint[])"
             )
-            self._names.update(found)
+            self._names.update(rows)
         return pa.array([self._names[one] for one in ids], pa.string()).take(met.indices)
 
 

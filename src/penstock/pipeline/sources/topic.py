@@ -169,16 +169,16 @@ class TopicOptions:
     def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Task]:
         """Tasks for (incarnation, start, end) by topic; the same again for the same spans."""
         total = sum(end - start for _, start, end in spans.values())
-        found: list[list[Range]] = []
+        groups: list[list[Range]] = []
         for topic in sorted(spans):
             incarnation, start, end = spans[topic]
             share = -(-self.min_partitions * (end - start) // total) if total else 0
-            found += [[part] for part in self.split(topic, incarnation, start, end, share)]
+            groups += [[part] for part in self.split(topic, incarnation, start, end, share)]
         if len(spans) > max(GROUP_FROM, self.min_partitions):
             # `minPartitions` asks for more tasks, so for shorter ones.
             most = total // self.min_partitions if self.min_partitions > 1 else total
-            found = _grouped(found, min(most, GROUP_RECORDS, self.per_task))
-        return [Task(ranges) for ranges in found]
+            groups = _grouped(groups, min(most, GROUP_RECORDS, self.per_task))
+        return [Task(ranges) for ranges in groups]
 
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
         """A task's records. DataLoss when they are gone and `failOnDataLoss` is set."""
@@ -192,9 +192,9 @@ class TopicOptions:
         start = task.start
         while True:
             try:
-                for found in self.topics.read(task.topic, task.incarnation, start, task.end):
-                    yield topic_batch(task.topic, found, self.columns)
-                    start = int(found.offsets[-1]) + 1
+                for batch in self.topics.read(task.topic, task.incarnation, start, task.end):
+                    yield topic_batch(task.topic, batch, self.columns)
+                    start = int(batch.offsets[-1]) + 1
                 return
             except InvalidOffset as error:
                 state = self.topics.state(task.topic)
@@ -219,17 +219,17 @@ def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
     """The ranges of neighbouring topics together, up to the limits of one task. Nothing but their
     lengths counts.
     """
-    found: list[list[Range]] = []
+    tasks: list[list[Range]] = []
     records = 0
     for (part,) in parts:
         size = part.end - part.start
-        if found and records + size <= most and len(found[-1]) < GROUP_TOPICS:
-            found[-1].append(part)
+        if tasks and records + size <= most and len(tasks[-1]) < GROUP_TOPICS:
+            tasks[-1].append(part)
             records += size
         else:
-            found.append([part])
+            tasks.append([part])
             records = size
-    return found
+    return tasks
 
 
 class TopicReader(DataSourceReader):
@@ -241,18 +241,18 @@ class TopicReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Bounds on the offset narrow what is read; Spark still applies every filter."""
-        for found in filters:
-            value = getattr(found, "value", None)
-            if getattr(found, "attribute", None) == ("offset",) and isinstance(value, int):
-                if isinstance(found, EqualTo | GreaterThanOrEqual):
+        for bound in filters:
+            value = getattr(bound, "value", None)
+            if getattr(bound, "attribute", None) == ("offset",) and isinstance(value, int):
+                if isinstance(bound, EqualTo | GreaterThanOrEqual):
                     self._low = max(self._low, value)
-                if isinstance(found, GreaterThan):
+                if isinstance(bound, GreaterThan):
                     self._low = max(self._low, value + 1)
-                if isinstance(found, EqualTo | LessThanOrEqual):
+                if isinstance(bound, EqualTo | LessThanOrEqual):
                     self._high = min(self._high, value + 1)
-                if isinstance(found, LessThan):
+                if isinstance(bound, LessThan):
                     self._high = min(self._high, value)
-            yield found
+            yield bound
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
@@ -288,11 +288,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins."""
         o = self.options
-        found = {}
+        offsets = {}
         for topic, state in o.states().items():
             start = o.resolve(topic, state, o.starting, o.starting_at, EARLIEST)
-            found[topic] = {"incarnation": state.incarnation, "next": start}
-        return found
+            offsets[topic] = {"incarnation": state.incarnation, "next": start}
+        return offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """How much a batch takes, by the options."""
@@ -319,13 +319,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins[topic] = self._begin(topic, start.get(topic), state)
             lags[topic] = max(0, state.next - begins[topic])
         takes = self._admit(now, lags, limit)
-        found = {
+        offsets = {
             topic: {"incarnation": state.incarnation, "next": begins[topic] + takes[topic]}
             for topic, state in now.items()
         }
         # A topic that matched a pattern and is gone stays where it was: there is nothing more to
         # read from it.
-        return {**{topic: at for topic, at in start.items() if topic not in now}, **found}
+        return {**{topic: at for topic, at in start.items() if topic not in now}, **offsets}
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
         """Where reading goes on in the topic as it is now; DataLoss when that is not where it
