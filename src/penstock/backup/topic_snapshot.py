@@ -1,0 +1,158 @@
+"""The files of one topic as of one moment, beside the broker that appends to it.
+
+All files are opened, and then the directory is looked at again: if no segment was rolled, swapped
+or deleted in between, the open files belong together and stay readable whatever happens to their
+names. Only the active segment grows; it is cut after its last batch that is whole in all its files.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import Unavailable
+from penstock.log.layout import (
+    ARCHIVED,
+    BATCH_SIZE,
+    BATCH_TYPE,
+    BATCHES,
+    CHECKPOINT,
+    DAMAGE,
+    DATA,
+    HEADER_SIZE,
+    INCARNATION,
+    INDEX,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    METADATA,
+    POLICY,
+    RECORD_HEADER,
+    SWAP_PREFIX,
+    pack_metadata,
+    parse_metadata,
+    parse_sealed,
+)
+
+MAX_ATTEMPTS = 50
+READ_BYTES = 8 << 20
+SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE)
+
+
+@dataclass(slots=True)
+class OpenFile:
+    fd: int
+    size: int  # how much of it belongs to the snapshot
+
+    def parts(self) -> Iterator[bytes]:
+        position = 0
+        while position < self.size:
+            part = os.pread(self.fd, min(READ_BYTES, self.size - position), position)
+            if not part:
+                raise Unavailable("a file became shorter while it was copied")
+            position += len(part)
+            yield part
+
+
+@dataclass(slots=True)
+class TopicSnapshot:
+    """Use as a context manager: leaving closes the files."""
+
+    name: str
+    next_offset: int = 0
+    small: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, OpenFile] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    def __enter__(self) -> "TopicSnapshot":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for file in self.files.values():
+            os.close(file.fd)
+        self.files = {}
+
+
+def open_topic(directory: Path) -> TopicSnapshot | None:
+    """The topic as it is now; None when there is none in this directory (any more)."""
+    for _ in range(MAX_ATTEMPTS):
+        snapshot = TopicSnapshot(directory.name)
+        try:
+            before = _shape(directory)
+            if before is None:
+                continue  # segments are being swapped
+            if DATA not in before:
+                return None
+            for name in SMALL:  # before the segments: what they say is then in those
+                if (directory / name).exists():
+                    snapshot.small[name] = (directory / name).read_bytes()
+            metadata = parse_metadata((directory / METADATA).read_bytes()) or 0
+            for name in before:
+                fd = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+                snapshot.files[name] = OpenFile(fd, os.fstat(fd).st_size)
+            if _shape(directory) == before:
+                _cut(snapshot, metadata)
+                return snapshot
+        except FileNotFoundError:
+            if not directory.exists():
+                snapshot.__exit__()
+                return None
+        snapshot.__exit__()
+    raise Unavailable(f"the segments of topic {directory.name} change faster than they are opened")
+
+
+def _shape(directory: Path) -> dict[str, int] | None:
+    """Names and inodes of the segments' files; None while a swap or a roll is being made."""
+    shape = {}
+    for entry in os.scandir(directory):
+        if entry.name.startswith(SWAP_PREFIX) or entry.name.endswith((".new", ".swap")):
+            return None
+        if entry.name in (DATA, INDEX, BATCHES) or parse_sealed(entry.name) is not None:
+            shape[entry.name] = entry.inode()
+    return shape
+
+
+def _cut(snapshot: TopicSnapshot, metadata: int) -> None:
+    """Cut the active segment's files after the last batch that is whole in all of them."""
+    data, index = snapshot.files[DATA], snapshot.files[INDEX]
+    batches = snapshot.files.get(BATCHES)
+    rows = np.frombuffer(_all_of(index), INDEX_TYPE, index.size // INDEX_SIZE)
+    while rows.size and not _is_whole(data, rows[-1]):
+        rows = rows[:-1]
+    if batches is not None:
+        sidecar = np.frombuffer(_all_of(batches), BATCH_TYPE, batches.size // BATCH_SIZE)
+        ends = sidecar["first"] + sidecar["count"]
+        last = int(rows["offset"][-1]) + 1 if rows.size else 0
+        whole = sidecar[(sidecar["end"] <= data.size) & (ends <= last)]
+        # What another server appended has no row: then the records count.
+        if whole.size and whole.size < sidecar.size:
+            rows = rows[rows["offset"] < ends[whole.size - 1]]
+        elif not whole.size and sidecar.size:
+            rows = rows[:0]
+        batches.size = whole.size * BATCH_SIZE
+    index.size = rows.size * INDEX_SIZE
+    if rows.size:
+        data.size = int(rows["position"][-1]) + _length(data, rows[-1])
+        snapshot.next_offset = int(rows["offset"][-1]) + 1
+    else:
+        data.size = 0
+        snapshot.next_offset = metadata
+    snapshot.small[METADATA] = pack_metadata(snapshot.next_offset)
+
+
+def _all_of(file: OpenFile) -> bytes:
+    return b"".join(file.parts())
+
+
+def _length(data: OpenFile, row: np.void) -> int:
+    header = os.pread(data.fd, HEADER_SIZE, int(row["position"]))
+    return HEADER_SIZE + int(RECORD_HEADER.unpack(header)[1])
+
+
+def _is_whole(data: OpenFile, row: np.void) -> bool:
+    position = int(row["position"])
+    return position + HEADER_SIZE <= data.size and position + _length(data, row) <= data.size

@@ -1,0 +1,236 @@
+"""Backups of real brokers under load, restored and counted; to a directory and to an S3 server."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from moto.server import ThreadedMotoServer
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.cli import backup as _commands  # noqa: F401 - they register themselves
+from penstock.log.layout import METADATA, parse_metadata, parse_sealed
+from penstock.log.verify import verify
+from penstock.net.topic_link import TopicLink
+from penstock.protocol import frames
+from tests.conftest import fresh_database
+from tests.support.broker import BrokerProcess
+from tests.support.wait import until
+
+
+def penstock(*words: str, code: int = 0, **env: str) -> str:
+    """Run a command here; what it printed."""
+    done = CliRunner(env=env).invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def address(broker: BrokerProcess) -> str:
+    host, port = broker.tcp
+    return f"{host}:{port}"
+
+
+class Load:
+    """Pushes, acknowledgements and appends, and which of them were answered."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self._stop = threading.Event()
+        self.pushed: list[int] = []
+        self.acked: set[int] = set()
+        self.appended = 0
+        self._threads = [
+            threading.Thread(target=work, daemon=True)
+            for work in (self._push, self._take, self._append)
+        ]
+
+    def __enter__(self) -> "Load":
+        with TopicLink(address(self._broker), 30) as link:
+            link.create("log")
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _push(self) -> None:
+        with httpx.Client(base_url=self._broker.url, timeout=60) as client:
+            number = 0
+            while not self._stop.wait(0.002):
+                items = [
+                    {"queue": "q", "partition": str(n % 3), "payload": n}
+                    for n in range(number, number + 5)
+                ]
+                client.post("/api/v1/push", json={"items": items}).raise_for_status()
+                self.pushed += range(number, number + 5)
+                number += 5
+
+    def _take(self) -> None:
+        """Every second batch is acknowledged, the rest stays under its lease."""
+        with httpx.Client(base_url=self._broker.url, timeout=60) as client:
+            while not self._stop.wait(0.02):
+                popped = client.get("/api/v1/pop/queue/q?batch=10&consumerGroup=g")
+                messages = popped.json()["messages"] if popped.status_code == 200 else []
+                if messages:
+                    acks = [
+                        {
+                            "transactionId": m["transactionId"],
+                            "partitionId": m["partitionId"],
+                            "leaseId": m["leaseId"],
+                            "status": "completed",
+                        }
+                        for m in messages
+                    ]
+                    body = {"acknowledgments": acks, "consumerGroup": "g"}
+                    client.post("/api/v1/ack/batch", json=body).raise_for_status()
+                    self.acked |= {message["data"] for message in messages}
+
+    def _append(self) -> None:
+        with TopicLink(address(self._broker), 60) as link:
+            while not self._stop.wait(0.002):
+                first = self.appended
+                payloads = [b"%d" % n for n in range(first, first + 20)]
+                link.append(frames.produce_batch("log", payloads))
+                self.appended += 20
+
+
+@pytest.fixture(scope="module")
+def loaded(postgres, tmp_path_factory) -> Iterator[tuple[BrokerProcess, dict[str, str]]]:
+    """A broker that has a route nobody receives, and small segments."""
+    url = fresh_database(postgres)
+    settings = {"database__url": url, "topics__segment_bytes": 20_000}
+    with BrokerProcess(tmp_path_factory.mktemp("broker"), **settings) as broker:
+        route = {
+            "name": "away",
+            "source": {"topic": "log"},
+            "destination": {"type": "http", "url": "http://127.0.0.1:1/"},
+        }
+        with TopicLink(address(broker), 30) as link:
+            link.create("log")
+        httpx.post(f"{broker.url}/api/v1/routes", json=route).raise_for_status()
+        yield (
+            broker,
+            {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_DATA_DIRECTORY": str(broker.data_dir)},
+        )
+
+
+def drained(broker: BrokerProcess, group: str) -> list[int]:
+    values: list[int] = []
+    with httpx.Client(base_url=broker.url, timeout=60) as client:
+        while True:
+            popped = client.get(
+                f"/api/v1/pop/queue/q?batch=1000&partitions=10&autoAck=true&consumerGroup={group}"
+                "&subscriptionMode=all"
+            )
+            if popped.status_code != 200 or not popped.json()["messages"]:
+                return values
+            values += [message["data"] for message in popped.json()["messages"]]
+
+
+def appended_to(broker: BrokerProcess, topic: str, end: int) -> list[str]:
+    payloads: list[str] = []
+    while len(payloads) < end:
+        query = f"offset={len(payloads)}&max_messages=1000"
+        answer = httpx.get(f"{broker.url}/topics/{topic}/consume?{query}").json()
+        payloads += [message["payload"] for message in answer]
+    return payloads
+
+
+def test_a_backup_under_load_has_all_that_was_acknowledged_before_and_nothing_half(
+    loaded, postgres, tmp_path
+) -> None:
+    broker, env = loaded
+    place = tmp_path / "copy"
+    with Load(broker) as load:
+        until(lambda: len(load.acked) > 100 and load.appended > 3000, 60)
+        pushed, acked, appended = len(load.pushed), set(load.acked), load.appended
+        assert "1 topics and all queues" in penstock("backup", str(place), **env)
+        later = load.appended
+    assert "has a backup already" in penstock("backup", str(place), code=1, **env)
+    assert "sound" in penstock("restore", str(place), "--check")
+
+    url = fresh_database(postgres)
+    there = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data")}
+    penstock("restore", str(place), **there)
+    assert "is not empty" in penstock("restore", str(place), code=1, **there)
+    with BrokerProcess(tmp_path / "data", database__url=url) as again:
+        everything = drained(again, "check")
+        assert len(everything) == len(set(everything)) >= pushed
+        assert set(everything) >= set(range(pushed))
+        assert not acked & set(drained(again, "g"))  # acknowledged before: not delivered again
+        with TopicLink(address(again), 30) as link:
+            end = link.info("log").next_offset
+        assert appended <= end <= later + 20
+        assert [int(payload) for payload in appended_to(again, "log", end)] == list(range(end))
+        routes = httpx.get(f"{again.url}/api/v1/routes").json()
+        assert [route["name"] for route in routes["routes"]] == ["away"]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """A real S3 endpoint, and what finds it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    httpx.put(f"{endpoint}/bucket").raise_for_status()
+    yield {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }
+    server.stop()
+
+
+def test_a_backup_goes_to_an_object_store_and_comes_back_with_every_offset(
+    loaded, s3, postgres, tmp_path
+) -> None:
+    broker, env = loaded
+    before = TopicLink(address(broker), 30)
+    before.append(frames.produce_batch("log", [b"the last"]))
+    end = before.info("log").next_offset
+    before.close()
+    penstock("backup", "s3://bucket/backups/one", **env, **s3)
+    assert "sound" in penstock("restore", "s3://bucket/backups/one", "--check", **s3)
+    there = {
+        "PENSTOCK_DATABASE_URL": fresh_database(postgres),
+        "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data"),
+    }
+    penstock("restore", "s3://bucket/backups/one", **there, **s3)
+    for name in os.listdir(broker.data_dir / "log"):
+        if parse_sealed(name):  # byte for byte
+            copy = tmp_path / "data" / "log" / name
+            assert copy.read_bytes() == (broker.data_dir / "log" / name).read_bytes()
+    assert verify(tmp_path / "data" / "log").sound
+    metadata = (tmp_path / "data" / "log" / METADATA).read_bytes()
+    assert parse_metadata(metadata) == end
+    assert "holds no backup" in penstock("restore", "s3://bucket/none", code=1, **there, **s3)
+
+
+def test_what_is_damaged_or_incomplete_is_not_restored_and_a_broker_does_not_start_on_it(
+    loaded, postgres, tmp_path
+) -> None:
+    _, env = loaded
+    place = tmp_path / "copy"
+    penstock("backup", str(place), **env)
+    victim = place / "queues.dump"
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    there = {
+        "PENSTOCK_DATABASE_URL": fresh_database(postgres),
+        "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data"),
+    }
+    assert "is not what was written" in penstock("restore", str(place), "--check", code=1)
+    assert "is not what was written" in penstock("restore", str(place), code=1, **there)
+    refused = BrokerProcess(tmp_path / "data", database__url=there["PENSTOCK_DATABASE_URL"])
+    with pytest.raises(AssertionError, match="a restore into"):
+        refused.start()
+    assert "was interrupted" in penstock("restore", str(place), code=1, **there)
+    (place / "manifest.json").unlink()
+    assert "holds no backup" in penstock("restore", str(place), code=1, **there)
