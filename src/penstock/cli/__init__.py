@@ -25,13 +25,9 @@ from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
 REFUSED, INTERRUPTED, READER_GONE = 1, 130, 141  # exit codes
 NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
-<<<<<<< HEAD
 WATCH_SECONDS = "2"
 F = TypeVar("F", bound=Callable[..., Any])
 HELP = {"help_option_names": ["-h", "--help"]}
-=======
-GROUPS = ("serve", "config", "database", "queue", "topic", "buffer", "export", "pipeline", "backup")
->>>>>>> 7970bbb (Backup and restore: queues, topics, groups, routes and buffered pushes, while the broker runs)
 
 
 def explain(error: Exception) -> str:
@@ -154,7 +150,7 @@ Settings = Annotated[
 LOCAL_URL = "http://127.0.0.1:6632"
 GROUPS = (
     *("serve", "config", "database"),
-    *("queue", "topic", "buffer", "export", "pipeline"),
+    *("queue", "topic", "buffer", "export", "pipeline", "backup"),
 )  # words and modules
 
 

@@ -15,24 +15,11 @@ from penstock.backup.create import create
 from penstock.backup.manifest import Manifest
 from penstock.backup.place import Place
 from penstock.backup.restore import check, restore
-from penstock.cli import app, errors_explained
-from penstock.config import load
-from penstock.config.load import Loaded, default_file, parse_settings
-from penstock.errors import ConfigError
+from penstock.cli import ConfigFile, DataDir, Settings, app
+from penstock.cli.database import loaded
 
 Address = Annotated[
     str, typer.Argument(metavar="PLACE", help="A directory, or s3://, gs:// or az://.")
-]
-Configuration = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="The broker's YAML file; default: as for `serve`."),
-]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", "-d", help="The broker's data directory.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
 ]
 Programs = Annotated[
     Path | None,
@@ -43,7 +30,7 @@ Programs = Annotated[
 @app.command("backup")
 def backup_command(
     place: Address,
-    config: Configuration = None,
+    config: ConfigFile = None,
     data_dir: DataDir = None,
     settings: Settings = None,
     programs: Programs = None,
@@ -57,9 +44,9 @@ def backup_command(
 
         penstock backup s3://bucket/penstock/monday
     """
-    with errors_explained(), _bar("backup") as bar:
+    with _bar("backup") as bar:
         done = create(
-            _load(config, data_dir, settings), Place(place), programs=programs, progress=bar
+            loaded(config, data_dir, settings), Place(place), programs=programs, progress=bar
         )
     _say("backed up", done)
 
@@ -67,7 +54,7 @@ def backup_command(
 @app.command("restore")
 def restore_command(
     place: Address,
-    config: Configuration = None,
+    config: ConfigFile = None,
     data_dir: DataDir = None,
     settings: Settings = None,
     programs: Programs = None,
@@ -81,23 +68,14 @@ def restore_command(
 
     penstock restore s3://bucket/penstock/monday --check
     """
-    with errors_explained(), _bar("check" if only_check else "restore") as bar:
+    with _bar("check" if only_check else "restore") as bar:
         source = Place(place, create=False)
         if only_check:
             done = check(source, bar)
         else:
-            loaded = _load(config, data_dir, settings)
-            done = restore(loaded.config, source, programs=programs, progress=bar)
+            made = loaded(config, data_dir, settings)
+            done = restore(made.config, source, programs=programs, progress=bar)
     _say("sound:" if only_check else "restored", done)
-
-
-def _load(config: Path | None, data_dir: Path | None, settings: list[str] | None) -> Loaded:
-    try:
-        flags = {"data_directory": data_dir, **parse_settings(settings or [])}
-        return load(config or default_file(), flags=flags)
-    except ConfigError as error:
-        typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
-        raise typer.Exit(2) from None
 
 
 def _say(what: str, done: Manifest) -> None:

@@ -12,7 +12,7 @@ import typer
 from penstock.cli import Commands, ConfigFile, DataDir, Settings, app
 from penstock.config import load
 from penstock.config.database_url import url_here
-from penstock.config.load import default_file, parse_settings
+from penstock.config.load import Loaded, default_file, parse_settings
 from penstock.errors import ConfigError, Unavailable
 from penstock.queues.grants import change_grant
 
@@ -70,17 +70,22 @@ def revoke_command(
     typer.echo(f"{role} may not use the outbox any more.")
 
 
+def loaded(config: Path | None, data_dir: Path | None, settings: list[str] | None) -> Loaded:
+    """The configuration of the broker on this machine, as the options of a command name it."""
+    try:
+        flags = {"data_directory": data_dir, **parse_settings(settings or [])}
+        return load(config or default_file(), flags=flags)
+    except ConfigError as error:
+        typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
+        raise typer.Exit(2) from None
+
+
 def _place(
     config: Path | None, data_dir: Path | None, settings: list[str] | None
 ) -> tuple[str, str]:
     """URL and schema of the broker's database."""
-    try:
-        flags = {"data_directory": data_dir, **parse_settings(settings or [])}
-        loaded = load(config or default_file(), flags=flags).config
-        return url_here(loaded), loaded.database.db_schema
-    except ConfigError as error:
-        typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
-        raise typer.Exit(2) from None
+    made = loaded(config, data_dir, settings).config
+    return url_here(made), made.database.db_schema
 
 
 async def _change(verb: str, role: str, url: str, schema: str) -> None:
