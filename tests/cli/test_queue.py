@@ -2,47 +2,19 @@
 
 import json
 import uuid
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.cli.queue import commands
-from tests.conftest import fresh_database
-from tests.support.broker import BrokerProcess
+from tests.cli.conftest import Shell
 
-pytestmark = pytest.mark.xdist_group("queue-cli")
-
-
-@pytest.fixture(scope="module")
-def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("cli"), database_url=fresh_database(postgres)
-    ) as process:
-        yield process
-
-
-class Shell:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def run(self, *words: str, given: str = "", code: int = 0) -> Result:
-        done = CliRunner(env={"PENSTOCK_URL": self.url}).invoke(commands, list(words), input=given)
-        assert done.exit_code == code, done.output
-        return done
-
-    def lines(self, *words: str, given: str = "", code: int = 0) -> list[Any]:
-        return [
-            json.loads(line)
-            for line in self.run(*words, given=given, code=code).stdout.splitlines()
-        ]
+pytestmark = pytest.mark.xdist_group("cli")
 
 
 @pytest.fixture
 def shell(broker) -> Shell:
-    return Shell(broker.url)
+    return Shell(broker, commands)
 
 
 @pytest.fixture

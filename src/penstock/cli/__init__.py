@@ -149,8 +149,8 @@ Settings = Annotated[
 ]
 LOCAL_URL = "http://127.0.0.1:6632"
 GROUPS = (
-    *("serve", "config", "database"),
-    *("queue", "topic", "buffer", "export", "pipeline", "backup"),
+    *("serve", "status", "top", "queue", "topic", "export", "pipeline", "buffer", "maintenance"),
+    *("audit", "logs", "token", "config", "database", "backup"),
 )  # words and modules
 
 

@@ -35,7 +35,7 @@ from rich.text import Text
 from penstock.errors import PenstockError
 
 GAP = 2  # blanks between columns
-MIN_PROSE, MIN_NAME = 16, 8  # characters to which text may be cut
+MIN_WRAPPED, MIN_PROSE, MIN_NAME = 40, 16, 8  # characters to which text may be cut
 UNKNOWN = "-"
 STYLES = {
     **dict.fromkeys(("active", "direct", "running", "ready", "Stable", "up", "closed"), "green"),
@@ -123,6 +123,7 @@ class Column:
     value: str | Callable[[Any], Any] = ""  # a key of the row (a.b for nested ones), or a function
     format: Callable[[Any], str] = text
     prose: bool = False  # long text that may be cut
+    wrap: bool = False  # it is wrapped instead, between words
     optional: bool = False  # left out where it does not fit
 
     def of(self, row: Any) -> Any:
@@ -182,7 +183,7 @@ class Table:
             drawn.add_column(
                 Text(columns[at].title, "bold"),
                 justify="right" if columns[at].format in NUMBERS else "left",
-                no_wrap=True,
+                no_wrap=not columns[at].wrap,
                 overflow="ellipsis",
                 width=widths[at],
             )
@@ -203,8 +204,11 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
 
     def cut(able: list[int], least: int) -> None:
         """Take blanks from the widest of them, one by one."""
+        floors = {at: max(least, cell_len(columns[at].title)) for at in able}
+        if least != MIN_NAME:
+            floors |= {at: MIN_WRAPPED for at in able if columns[at].wrap}
         while excess() > 0:
-            able = [at for at in able if widths[at] > max(least, cell_len(columns[at].title))]
+            able = [at for at in able if widths[at] > floors[at]]
             if not able:
                 return
             widths[max(able, key=lambda at: widths[at])] -= 1
@@ -310,35 +314,43 @@ def _print(view: View, as_json: bool) -> None:
 
 
 def show(
-    look: Callable[[], View], as_json: bool = False, watch: float | None = None
+    look: Callable[[], View],
+    as_json: bool = False,
+    watch: float | None = None,
+    *,
+    paced: bool = False,
 ) -> View | None:
-    """Show the view once, or every `watch` seconds until Ctrl-C; what was shown last."""
+    """Show the view once, which is returned, or every `watch` seconds until Ctrl-C. `paced`: it is
+    `look` that waits until there is something new.
+    """
     if watch is None:
         view = look()
         _print(view, as_json)
         return view
     with contextlib.suppress(KeyboardInterrupt):
-        _watch(look, as_json, watch)
+        _watch(look, as_json, watch, 0.0 if paced else watch)
     return None
 
 
-def _watch(look: Callable[[], View], as_json: bool, seconds: float) -> None:
+def _watch(
+    look: Callable[[], View], as_json: bool, retry_seconds: float, sleep_seconds: float
+) -> None:
     from penstock.cli import explain
 
     console = Console()
-    live = console.is_terminal and not as_json
     view = look()  # the first one fails as it would without --watch
-    if not live:
+    if as_json or not console.is_terminal:
         while True:
             _print(view, as_json)
             sys.stdout.flush()
-            time.sleep(seconds)
+            time.sleep(sleep_seconds)
             view = look()
     with Live(view.drawn(console), console=console, auto_refresh=False) as screen:
         while True:
-            time.sleep(seconds)
+            time.sleep(sleep_seconds)
             try:
-                shown: RenderableType = (view := look()).drawn(console)
+                view = look()
+                screen.update(view.drawn(console), refresh=True)
             except PenstockError as error:
-                shown = Group(Text(explain(error), "red"), view.drawn(console))
-            screen.update(shown, refresh=True)
+                screen.update(Group(Text(explain(error), "red"), view.drawn(console)), refresh=True)
+                time.sleep(retry_seconds)

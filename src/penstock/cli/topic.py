@@ -58,7 +58,7 @@ Broker = Annotated[
 ]
 Name = Annotated[
     str,
-    typer.Argument(metavar="TOPIC", autocompletion=completer("/api/v1/topics", "topics")),
+    typer.Argument(metavar="TOPIC", autocompletion=completer("/topics", "")),
 ]
 DEFAULT_BROKER = "127.0.0.1:12345"
 

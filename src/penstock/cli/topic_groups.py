@@ -22,7 +22,7 @@ from penstock.cli import (
 from penstock.cli.tables import Column, View, count, rate, show, size, table
 from penstock.cli.topic import commands
 
-TOPICS = "/api/v1/topics"
+TOPICS = "/topics"
 PAGE_ROWS = 500  # topics asked for at a time
 Address = Annotated[str, typer.Argument(metavar="TOPIC@GROUP", help="The topic and its group.")]
 
@@ -31,7 +31,7 @@ def topics(url: str, token: str, filter: str, sort: str) -> list[dict[str, Any]]
     rows: list[dict[str, Any]] = []
     while True:
         query = {"filter": filter, "sort": sort, "limit": PAGE_ROWS, "offset": len(rows)}
-        page = ask(url, token, "GET", resource(TOPICS, **query))
+        page = ask(url, token, "GET", resource(TOPICS, details="true", **query))
         rows += page["topics"]
         if not page["topics"] or len(rows) >= page["total"]:
             return rows
@@ -80,7 +80,7 @@ def groups(
         typer.Argument(
             metavar="[TOPIC]",
             help="Default: the groups of all topics.",
-            autocompletion=completer(TOPICS, "topics"),
+            autocompletion=completer(TOPICS, ""),
         ),
     ] = None,
     json: Json = False,
@@ -94,7 +94,7 @@ def groups(
     """
 
     def look() -> View:
-        names = [topic] if topic else [row["name"] for row in topics(url, token, "", "name")]
+        names = [topic] if topic else ask(url, token, "GET", TOPICS)
         rows = [row for name in names for row in ask(url, token, "GET", _groups(name))]
         return table(
             rows,
@@ -135,31 +135,26 @@ def seek(
     Example: `penstock topic seek orders@billing @2026-01-31T12:00`
     """
     topic, group = _parsed(address)
-    rows = ask(url, token, "GET", _groups(topic))
-    before = next((row["committed"] for row in rows if row["group"] == group), None)
-    offset = _offset(url, token, topic, to)
-    if before is None:
-        change = f"Make group {group} of topic {topic}, which begins at offset {offset:,}?"
-    elif offset <= before:
-        change = f"Deliver offsets {offset:,} to {before:,} of {topic} again to {group}?"
-    else:
-        change = f"Skip offsets {before:,} to {offset:,} of {topic} for {group}?"
-    confirm(change, yes)
-    done = ask(url, token, "POST", _groups(topic, group, "commit"), {"offset": offset})
+    target, where = _groups(topic, group, "reset"), _place(to)
+    preview = ask(url, token, "POST", target, where | {"dryRun": True})
+    before, offset = preview["before"], preview["committed"]
+    confirm(
+        f"Deliver offsets {offset:,} to {before:,} of {topic} again to {group}?"
+        if offset <= before
+        else f"Skip offsets {before:,} to {offset:,} of {topic} for {group}?",
+        yes,
+    )
+    done = ask(url, token, "POST", target, where)
     typer.echo(f"{group} is at offset {offset:,} of {topic}, {done['lag']:,} behind", err=True)
 
 
-def _offset(url: str, token: str, topic: str, to: str) -> int:
+def _place(to: str) -> dict[str, Any]:
     if to.isdecimal():
-        return int(to)
-    about = ask(url, token, "GET", resource("/topics", topic))
-    if to in ("earliest", "beginning"):
-        return int(about["first_offset"])
-    if to in ("latest", "end"):
-        return int(about["next_offset"])
+        return {"offset": int(to)}
+    if to in ("earliest", "beginning", "latest", "end"):
+        return {"to": "beginning" if to in ("earliest", "beginning") else "end"}
     if to.startswith("@"):
-        at = ask(url, token, "GET", resource("/topics", topic, "offset", at=to[1:]))
-        return int(at["offset"])
+        return {"at": to[1:]}
     raise usage(f"{to!r} is no place: earliest, latest, an offset, or @time")
 
 

@@ -10,6 +10,7 @@ import http.client
 import os
 import ssl
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -119,6 +120,31 @@ class BrokerCaller:
                 raise failure
             time.sleep(delay)
             self.repeated = True
+
+    def events(self, path: str, *, timeout: float | None = None) -> Iterator[Any]:
+        """Server-sent events with JSON in them, as they arrive, until the broker ends the stream.
+
+        `timeout` limits the wait for the next one. The connection is of no use afterwards.
+        """
+        connection, seconds = self._connection, self._timeout if timeout is None else timeout
+        if connection.sock is None:
+            self._connect(min(seconds, CONNECT_SECONDS))
+        connection.sock.settimeout(seconds)
+        try:
+            connection.request("GET", self._prefix + path, None, self._headers(b""))
+            answer = connection.getresponse()
+            if answer.status >= 300:
+                raise error_from_http(answer.status, answer.read())
+            while line := answer.readline():
+                if line.startswith(b"data: "):
+                    yield msgspec.json.decode(line[6:])
+        except (OSError, http.client.HTTPException) as error:
+            why = explain(error) or type(error).__name__
+            raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unavailable(f"the answer of {self.url} is not a broker's: {error}") from error
+        finally:
+            connection.close()
 
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None

@@ -1,0 +1,60 @@
+"""`penstock audit`: who changed what and when."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import LOCAL_URL, Json, Token, Url, Watch, app, ask, resource
+from penstock.cli.tables import Column, Line, Table, View, show, when
+
+PAGE_ROWS = 1000  # that the broker answers at most
+
+
+@app.command()
+def audit(
+    filter: Annotated[str, typer.Argument(help="Only with this in who, action or object.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most.")] = 50,
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Show who changed what and when, the newest first.
+
+    Examples:
+
+    `penstock audit orders -n 20`
+
+    `penstock audit queue.delete --json | jq -r '.[].who'`
+    """
+
+    def look() -> View:
+        entries: list[dict[str, Any]] = []
+        before = None
+        while True:
+            query = {"filter": filter, "before": before, "limit": min(limit, PAGE_ROWS)}
+            page = ask(url, token, "GET", resource("/api/v1/audit", **query))
+            entries += page["entries"]
+            before = page["next"]
+            if before is None or len(entries) >= limit:
+                break
+        entries = entries[:limit]
+        columns = (
+            Column("at", format=when),
+            Column("who"),
+            Column("action"),
+            Column("object"),
+            Column("detail", _detail, prose=True),
+        )
+        more = [Line("there is more: --limit")] if before is not None else []
+        return View(entries, [Table(columns, entries, "nothing was changed yet"), *more])
+
+    show(look, as_json, watch)
+
+
+def _detail(entry: dict[str, Any]) -> str:
+    detail = entry["detail"]
+    if isinstance(detail, dict):
+        return ", ".join(f"{name} {json.dumps(value)}" for name, value in detail.items())
+    return "" if detail is None else str(detail)

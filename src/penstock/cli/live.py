@@ -1,0 +1,48 @@
+"""The broker's live figures, as the Console has them: one stream, opened again when it ends."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.cli import broker
+from penstock.errors import PenstockError, Unavailable
+from penstock.net.broker_caller import BrokerCaller
+
+LIVE = "/api/v1/live"
+SILENCE_SECONDS = 15.0  # without an event, which comes about once a second
+RATE_SECONDS = 0.9  # the least over which a rate is a rate
+
+
+class LiveFigures:
+    """What `GET /api/v1/live` said so far, its events merged."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._token = token
+        self._caller: BrokerCaller | None = None
+        self._events: Iterator[Any] = iter(())
+        self._now: dict[str, Any] = {}
+
+    def take(self, seconds: float = RATE_SECONDS) -> dict[str, Any]:
+        """The figures as of `seconds` from now on."""
+        try:
+            if self._caller is None:
+                self._caller = broker(self._url, self._token, SILENCE_SECONDS)
+                self._events = self._caller.events(LIVE)
+            began: float | None = None
+            for event in self._events:
+                event.pop("history", None)
+                if "last" in event:
+                    event["sample"] = event.pop("last")
+                self._now |= event
+                began = event["at"] if began is None else began
+                if event["at"] - began >= 1000 * seconds:
+                    return dict(self._now)
+            raise Unavailable(f"the broker at {self._url} ended the stream of its figures")
+        except PenstockError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._caller is not None:
+            self._caller.close()
+            self._caller = None

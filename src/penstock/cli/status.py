@@ -1,0 +1,208 @@
+"""`penstock status`: the whole broker on one screen, what is wrong first.
+
+It shows the figures of the Console: the same list of what needs somebody, the same counts. With
+`--check` the exit code is that of monitoring plugins: 0 well, 1 a warning, 2 an error, 3 unknown
+(no broker answers, or it refuses to say).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from penstock import __version__
+from penstock.cli import (
+    LOCAL_URL,
+    REFUSED,
+    Json,
+    Token,
+    Url,
+    Watch,
+    app,
+    ask,
+    errors_explained,
+    resource,
+)
+from penstock.cli.live import RATE_SECONDS, LiveFigures
+from penstock.cli.queue import FIGURES
+from penstock.cli.tables import (
+    UNKNOWN,
+    Column,
+    Facts,
+    Line,
+    Table,
+    View,
+    count,
+    duration,
+    fact,
+    rate,
+    show,
+    size,
+)
+
+WELL, WARNING, ERROR, UNANSWERED = 0, 1, 2, 3  # exit codes of --check
+BUSIEST_QUEUES = 5
+COMMANDS = {  # view of the Console -> the command that shows the same
+    "queues": "queue describe {}",
+    "routes": "export status {}",
+    "topics": "topic status {}",
+    "buffers": "buffer status",
+    "pipelines": "pipeline status {}",
+    "deadletters": "queue dlq errors",
+}
+
+
+@app.command()
+def status(
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Exit code 1 after a warning, 2 after an error, 3 without an answer."
+        ),
+    ] = False,
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Show everything on one screen: what needs you first, then each part of the broker.
+
+    Examples:
+
+    `penstock status --watch`
+
+    `penstock status --check || echo "somebody should look"`
+    """
+    figures = LiveFigures(url, token)
+    try:
+        with errors_explained():
+            view = show(
+                lambda: whole(url, token, figures.take(watch or RATE_SECONDS)),
+                as_json,
+                watch,
+                paced=True,
+            )
+    except typer.Exit as ended:
+        raise typer.Exit(
+            UNANSWERED if check and ended.exit_code == REFUSED else ended.exit_code
+        ) from None
+    finally:
+        figures.close()
+    if check and view is not None:
+        levels = {problem["level"] for problem in view.data["problems"]}
+        raise typer.Exit(ERROR if "error" in levels else WARNING if levels else WELL)
+
+
+def whole(
+    url: str, token: str, now: dict[str, Any], sort: str = "-waiting", limit: int = BUSIEST_QUEUES
+) -> View:
+    """All of it: figures that are live, and what is asked for besides."""
+    todo = [problem | {"command": _command(problem)} for problem in now["problems"]]
+    found = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
+    counts = now["counts"]
+    if counts.get("queues"):
+        page = ask(url, token, "GET", resource("/api/v1/queues", sort=sort, limit=limit))
+        found["queues"] = [
+            {key: value for key, value in row.items() if key != "history"} for row in page["queues"]
+        ]
+    for part in ("routes", "pipelines"):
+        if counts.get(part):
+            found[part] = ask(url, token, "GET", f"/api/v1/{part}")[part]
+    queues = Table((Column("queue", "name"), *FIGURES), found["queues"])
+    return View(
+        found,
+        [
+            *problems(url, found),
+            Facts(list(_parts(found))),
+            *([queues] if found["queues"] else []),
+        ],
+    )
+
+
+def problems(url: str, now: dict[str, Any]) -> Iterator[Line | Table]:
+    """What needs somebody, worst first."""
+    rows = now["problems"]
+    mine = next((one for one in now["brokers"] if one.get("self")), {"version": __version__})
+    title = f"Penstock {mine['version']} at {url}"
+    if not rows:
+        yield Line(f"{title}: all is well", "green")
+        return
+    things = "1 thing needs you" if len(rows) == 1 else f"{len(rows)} things need you"
+    yield Line(f"{title}: {things}", "bold red")
+    columns = (
+        Column("level"),
+        Column("what", "text", prose=True, wrap=True),
+        Column("for", _age, duration),
+        Column("look with", "command", optional=True),
+    )
+    yield Table(columns, rows)
+
+
+def _age(problem: dict[str, Any]) -> float | None:
+    since = problem["since"]
+    return None if since is None else max(0.0, time.time() - since / 1000)
+
+
+def _command(problem: dict[str, Any]) -> str | None:
+    view, _, name = problem["path"].strip("/").partition("/")
+    command = COMMANDS.get(view.replace("-", ""))
+    return None if command is None else f"penstock {command.format(name)}".rstrip()
+
+
+def _parts(now: dict[str, Any]) -> Iterator[Column]:
+    counts, sample = now["counts"], now.get("sample") or {}
+    yield fact("PostgreSQL", _database(now["database"]))
+    yield fact(
+        "queues",
+        f"{_count(counts['queues'])}: {_rate(sample.get('pushed'))} pushed/s, "
+        f"{_rate(sample.get('delivered'))} done/s, {_count(sample.get('waiting'))} waiting, "
+        f"oldest {_or(duration, now['oldest'])}, {_count(counts['deadLetters'])} dead letters",
+    )
+    if counts.get("topics") is not None:
+        yield fact("topics", _count(counts["topics"]))
+    for part in ("routes", "pipelines"):
+        if counts.get(part) is not None:
+            states = Counter(one["state"] for one in now[part])
+            each = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+            yield fact(part, f"{counts[part]}: {each}" if each else "0")
+    if counts.get("schedules") is not None:
+        yield fact("schedules", _count(counts["schedules"]))
+    buffers = now["buffers"]
+    yield fact(
+        "buffers",
+        f"{buffers['mode']}, {_count(buffers['pending'])} events wait"
+        + ("" if buffers["oldest"] is None else f" for up to {duration(buffers['oldest'])}")
+        + f", {_count(buffers['failed'])} failed",
+    )
+    if disk := now["disk"]:
+        yield fact("disk", f"{size(disk['free'])} of {size(disk['total'])} free")
+    yield fact("brokers", ", ".join(str(one["id"]) for one in now["brokers"]))
+
+
+def _database(about: dict[str, Any] | None) -> str:
+    if about is None:
+        return UNKNOWN
+    if not about["up"]:
+        return "down"
+    latency = about.get("answerSeconds", about.get("latency"))
+    text = (
+        f"answers in {_or(duration, latency)}, {_count(about['connections'])} of "
+        f"{_count(about['maxConnections'])} connections, {_count(about['deadRows'])} dead rows"
+    )
+    if oldest := about.get("oldestTransaction"):
+        text += f", oldest transaction {duration(oldest['seconds'])} ({oldest['who']})"
+    return text
+
+
+def _or(format: Any, value: Any) -> str:
+    return UNKNOWN if value is None else str(format(value))
+
+
+def _count(value: int | None) -> str:
+    return _or(count, value)
+
+
+def _rate(value: float | None) -> str:
+    return _or(rate, value)

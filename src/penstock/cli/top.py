@@ -1,0 +1,150 @@
+"""`penstock top`: the broker live on a whole screen, with rates, sorted by the key that is pressed.
+
+One thread reads the live figures; the main one waits for keys and draws. What cannot be asked just
+now is said above the last figures, which stay.
+"""
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from penstock.cli import LOCAL_URL, Json, Token, Url, app, explain, usage
+from penstock.cli.live import LiveFigures
+from penstock.cli.status import whole
+from penstock.cli.tables import View, show
+from penstock.errors import PenstockError
+
+KEY_SECONDS = 0.2  # between two looks whether there are new figures
+OTHER_LINES = 18  # of the screen, besides the queues
+SORTS = {
+    "n": ("name", "name"),
+    "w": ("-waiting", "waiting"),
+    "p": ("-pushedRate", "pushed/s"),
+    "d": ("-deliveredRate", "done/s"),
+    "o": ("-oldest", "oldest"),
+    "x": ("-deadLetters", "dead"),
+    "g": ("-groups", "groups"),
+}
+QUIT = ("q", "\x03", "\x04")
+
+
+@app.command()
+def top(
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two figures.")] = 1.0,
+    sort: Annotated[
+        str, typer.Option(help=f"Begin sorted by: {', '.join(SORTS)} (the key to press).")
+    ] = "w",
+    as_json: Json = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s, done/s,
+    oldest, dead letters, groups; r turns the order round, q leaves.
+
+    In a pipe, or with --json, it prints the figures again and again.
+
+    Example: `penstock top --sort p`
+    """
+    if sort not in SORTS:
+        raise usage(f"--sort {sort}: one of {', '.join(SORTS)}")
+    figures = LiveFigures(url, token)
+    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        show(lambda: whole(url, token, figures.take(interval)), as_json, interval, paced=True)
+    else:
+        _Screen(url, token, figures, interval).run(SORTS[sort][0])
+
+
+class _Screen:
+    def __init__(self, url: str, token: str, figures: LiveFigures, interval: float) -> None:
+        self._url = url
+        self._token = token
+        self._figures = figures
+        self._interval = interval
+        self._console = Console()
+        self._new = threading.Event()  # figures, or an error, that are not drawn yet
+        self._stopped = threading.Event()
+        self._now: dict[str, Any] = {}
+        self._error = ""
+
+    def run(self, sort: str) -> None:
+        self._now = self._figures.take()  # fails as any command does
+        threading.Thread(target=self._read, daemon=True).start()  # it ends with the process
+        view = self._look(sort)
+        try:
+            with (
+                _single_keys(),
+                Live(
+                    self._drawn(view, sort), console=self._console, screen=True, auto_refresh=False
+                ) as live,
+            ):
+                while (key := _key(KEY_SECONDS)) not in QUIT:
+                    if key in SORTS:
+                        sort = SORTS[key][0]
+                    elif key == "r":
+                        sort = sort.removeprefix("-") if sort.startswith("-") else f"-{sort}"
+                    elif not self._new.is_set():
+                        continue
+                    self._new.clear()
+                    try:
+                        view = self._look(sort)
+                    except PenstockError as error:
+                        self._error = explain(error)
+                    live.update(self._drawn(view, sort), refresh=True)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._stopped.set()
+
+    def _read(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._now, self._error = self._figures.take(self._interval), ""
+            except PenstockError as error:
+                self._error = explain(error)
+                self._stopped.wait(self._interval)
+            self._new.set()
+
+    def _look(self, sort: str) -> View:
+        rows = max(1, self._console.height - OTHER_LINES)
+        return whole(self._url, self._token, self._now, sort, rows)
+
+    def _drawn(self, view: View, sort: str) -> RenderableType:
+        keys = " · ".join(
+            f"{key} {title}{'*' if by.strip('-') == sort.strip('-') else ''}"
+            for key, (by, title) in SORTS.items()
+        )
+        footer = Text(f"sort: {keys}\nr reverse · q quit", "dim")
+        error = [Text(self._error, "red")] if self._error else []
+        return Group(*error, view.drawn(self._console), "", footer)
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[None]:
+    """Keys come one by one and are not echoed."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _key(seconds: float) -> str:
+    """The key that was pressed within this time, or nothing."""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    if not ready:
+        return ""
+    pressed = os.read(sys.stdin.fileno(), 1)
+    return pressed.decode("latin-1") if pressed else "q"

@@ -1,0 +1,204 @@
+"""Commands for people who run a broker: state, changes, tokens; on a terminal and in scripts."""
+
+import io
+import json
+import time
+import uuid
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from rich.console import Console
+from typer.testing import CliRunner
+
+from penstock.cli import GROUPS, app, ask, tables
+from penstock.cli.tables import Line, View
+from penstock.config.schema import Auth
+from penstock.errors import Unavailable
+from penstock.metrics import Metrics
+from penstock.protocol.roles import Role
+from penstock.wire.auth import Verifier
+from tests.cli.conftest import Shell, Terminal
+from tests.support.tokens import AUDIENCE, ISSUER, SECRET, pem, private_key
+from tests.support.wait import until
+
+pytestmark = pytest.mark.xdist_group("cli")
+for group in GROUPS:
+    __import__(f"penstock.cli.{group}")
+
+
+@pytest.fixture
+def shell(broker) -> Shell:
+    return Shell(broker)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"n-{uuid.uuid4().hex[:12]}"
+
+
+def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, name):
+    route = {"destination": {"type": "http", "url": "http://127.0.0.1:1/in"}}
+    shell.run("export", "create", name, "-", given=json.dumps(route))
+    try:
+        shell.run("queue", "push", name, "1")
+        ask(shell.env["PENSTOCK_URL"], "", "POST", f"/api/v1/routes/{name}/push", {"records": [1]})
+        until(lambda: "lastError" in shell.lines("export", "status", name, "--json")[0], 30)
+        (about,) = shell.lines("status", "--json")
+        problem = next(one for one in about["problems"] if name in one["text"])
+        assert (problem["level"], problem["command"]) == ("error", f"penstock export status {name}")
+        assert about["counts"]["queues"] >= 1
+        assert [one["name"] for one in about["routes"]] == [name]
+        shell.run("status", "--check", code=2)
+        shown = shell.run("status").stdout
+        assert shown.startswith("level\twhat\tfor (s)\tlook with\nerror\t")
+        for part in ("PostgreSQL", "queues", "topics", "routes", "pipelines", "buffers", "disk"):
+            assert f"\n{part}\t" in shown
+        assert "records wait" in shell.run("export", "delete", name, code=2).output  # nobody to ask
+    finally:
+        shell.run("export", "delete", name, "--force", "--yes")
+    assert shell.rows("export", "list") == []
+    until(lambda: CliRunner(env=shell.env).invoke(app, ["status", "--check"]).exit_code == 0, 30)
+
+
+def test_a_check_without_a_broker_is_neither_well_nor_wrong():
+    done = CliRunner().invoke(app, ["status", "--check", "--url", "http://127.0.0.1:1"])
+    assert (done.exit_code, "no broker answers" in done.stderr) == (3, True)
+
+
+def test_of_several_addresses_the_first_that_answers_is_asked(shell):
+    url = f"http://127.0.0.1:1,{shell.env['PENSTOCK_URL']}"
+    shell.run("queue", "list", "--url", url)
+
+
+def test_maintenance_is_switched(shell):
+    assert "pushes\tas always\n" in shell.run("maintenance", "status").stdout
+    assert "is on" in shell.run("maintenance", "on").stderr
+    try:
+        assert "pushes\tto the buffer\n" in shell.run("maintenance", "status").stdout
+        assert "is on" in shell.run("maintenance", "on", "--pops").stderr
+    finally:
+        shell.run("maintenance", "off", "--pops")
+        shell.run("maintenance", "off")
+    report = shell.lines("maintenance", "status", "--json")[0]
+    assert (report["maintenanceMode"], report["popMaintenanceMode"]) == (False, False)
+
+
+def test_groups_of_topics_are_shown_moved_and_forgotten(shell, name):
+    shell.run("topic", "produce", name, "--quiet", given="a\nb\nc\n")
+    shell.run("topic", "consume", name, "-g", "billing", "-n", "2")
+    (group,) = shell.rows("topic", "groups", name)
+    assert (group["group"], group["committed"], group["lag"]) == ("billing", "2", "1")
+    assert name in [row["topic"] for row in shell.rows("topic", "status", "--sort", "-bytes")]
+    asked = shell.run("topic", "seek", f"{name}@billing", "earliest", code=2).output
+    assert "Deliver offsets 0 to 2" in asked
+    assert "3 behind" in shell.run("topic", "seek", f"{name}@billing", "earliest", "--yes").stderr
+    shell.run("topic", "seek", f"{name}@billing", "@2000-01-01T00:00:00Z", "--yes")
+    assert "skip" in shell.run("topic", "seek", f"{name}@billing", "latest", code=2).output.lower()
+    assert "no place" in shell.run("topic", "seek", f"{name}@billing", "soon", code=2).output
+    shell.run("topic", "forget", f"{name}@billing", "--yes")
+    assert shell.rows("topic", "groups", name) == []
+
+
+def test_changes_are_in_the_audit_log(shell, name):
+    shell.run("queue", "configure", name)
+    shell.run("queue", "delete", name, "--yes")
+    entries = until(lambda: [row for row in shell.rows("audit", name) if row["object"]], 20)
+    assert {"at", "who", "action", "object", "detail"} <= entries[0].keys()
+    assert all(name in row["object"] for row in entries)
+    assert shell.lines("audit", name, "--json", "-n", "1")[0][0]["object"] == entries[0]["object"]
+    assert shell.rows("logs", "--limit", "5")
+
+
+@pytest.mark.parametrize("kind", ["HS256", "RS256", "ES256", "EdDSA"])
+def test_a_token_is_made_for_the_configured_key(kind, tmp_path):
+    settings = ["auth.enabled=true", f"auth.issuer={ISSUER}", f"auth.audience={AUDIENCE}"]
+    settings += ["auth.roles_claim=realm.roles", "auth.role_read_write=writer"]
+    more, auth = [], {}
+    if kind == "HS256":
+        auth = {"secret": SECRET}
+        settings.append(f"auth.secret={SECRET}")
+    else:
+        key = private_key(kind)
+        auth = {"public_key": pem(key)}
+        (tmp_path / "public.pem").write_text(pem(key))
+        settings.append(f"auth.public_key={tmp_path / 'public.pem'}")
+        (tmp_path / "private.pem").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        more = ["--private-key", str(tmp_path / "private.pem")]
+    words = ["token", "create", "--role", "read-write", "--subject", "ana", "--days", "2", *more]
+    done = CliRunner().invoke(app, [*words, *(x for one in settings for x in ("--set", one))])
+    assert done.exit_code == 0, done.output
+    verifier = Verifier(
+        Auth(
+            issuer=ISSUER,
+            audience=AUDIENCE,
+            roles_claim="realm.roles",
+            role_read_write="writer",
+            clock_skew=0,
+            **auth,
+        ),
+        Metrics(),
+    )
+    identity = verifier.identify(done.stdout.strip())
+    assert (identity.subject, identity.role) == ("ana", Role.READ_WRITE)
+    assert abs(identity.expires - time.time() - 2 * 86_400) < 600
+
+
+def test_a_token_needs_a_key_and_a_role():
+    def said(*words: str) -> str:
+        done = CliRunner(env={"JWT_SECRET": ""}).invoke(app, ["token", "create", *words])
+        assert done.exit_code != 0
+        return done.output
+
+    assert "no auth.secret" in said("--role", "admin", "--subject", "ana")
+    assert "there is no role" in said("--role", "boss", "--subject", "ana")
+    short = ("--role", "admin", "--subject", "ana", "--set", "auth.secret=short")
+    assert "at least 32 bytes" in said(*short)
+
+
+def test_a_view_is_watched_until_ctrl_c_and_colour_can_be_refused(shell, name):
+    shell.run("queue", "push", name, "1")
+    shell.run("queue", "pop", f"{name}@g", "--ack")
+    watching = Terminal("queue", "groups", "--watch", "0.2", **shell.env, NO_COLOR="1")
+    watching.wait_for(lambda text: text.count(name) >= 3)
+    watching.press("\x03")
+    assert watching.exit_code() == 0
+    assert "Traceback" not in watching.shown
+    assert "\x1b[3" not in watching.shown, "no colours"
+    assert watching.shown.rstrip().endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_top_sorts_by_the_key_that_is_pressed(shell, name):
+    shell.run("queue", "push", name, "1")
+    live = Terminal("top", **shell.env)
+    live.wait_for(lambda text: "w waiting*" in text)
+    live.press("p")
+    live.wait_for(lambda text: "p pushed/s*" in text)
+    live.press("r")
+    live.press("q")
+    assert live.exit_code() == 0
+    assert "Traceback" not in live.shown
+    assert live.shown.rstrip().endswith("\x1b[?1049l"), "the screen of before is back"
+
+
+def test_watching_says_when_the_broker_is_away_and_goes_on(monkeypatch):
+    screen = io.StringIO()
+    looks = iter(["first", Unavailable("no broker answers"), "back", KeyboardInterrupt()])
+
+    def look() -> View:
+        following = next(looks)
+        if isinstance(following, BaseException):
+            raise following
+        return View({}, [Line(following)])
+
+    monkeypatch.setattr(
+        tables, "Console", lambda: Console(file=screen, force_terminal=True, width=80)
+    )
+    assert tables.show(look, watch=0.01) is None
+    shown = screen.getvalue()
+    assert shown.index("first") < shown.index("no broker answers") < shown.index("back")
