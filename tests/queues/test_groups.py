@@ -241,7 +241,7 @@ def test_a_group_with_lag_that_no_partition_shows_is_not_called_stable_and_seeki
         await push(queues, "q", *range(100))
         await queues.database.fetch("UPDATE cursors SET due_at = NULL, version = version + 1")
         entry = (await queues.groups.listing("g"))[0]
-        assert (entry.figures.waiting, entry.backlog.partitions, entry.state) == (100, 0, "Dead")
+        assert (entry.figures.waiting, entry.backlog.partitions, entry.state) == (100, 0, "Empty")
         rows = await queues.database.fetch("SELECT max(seq) AS last FROM messages")
         assert rows[0]["last"] == 200
         await queues.groups.seek("g", "q", to="beginning")

@@ -1,8 +1,9 @@
 """Random histories against a model small enough to be obviously right.
 
 The model knows, per group, what every message has been through: settled, dead, attempts, and which
-live lease holds it. Each step does the same to both and compares the answers; at the end every
-group drains the queue and nothing may be lost, doubled, out of order or wrongly counted.
+live lease holds it. Each step does the same to both and compares the answers and every figure; at
+the end every group drains the queue and nothing may be lost, doubled, out of order or wrongly
+counted.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from penstock.errors import NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, Message, PopRequest, Queues
 from penstock.queues.dead import Which
@@ -42,6 +44,16 @@ class Lease:
 
 
 @dataclass
+class Figures:
+    """What cannot be derived from the messages that are there."""
+
+    completed: int = 0
+    failed: int = 0
+    dropped: int = 0
+    skipped: int = 0
+
+
+@dataclass
 class Model:
     competing: bool
     retry_limit: int
@@ -49,8 +61,12 @@ class Model:
     settled: dict[str, set[tuple[str, int]]] = field(
         default_factory=lambda: {group: set() for group in GROUPS}
     )
-    dead: dict[str, dict[tuple[str, int], int]] = field(
-        default_factory=lambda: {group: {} for group in GROUPS}
+    dead: dict[str, list[tuple[tuple[str, int], int]]] = field(  # the message, its attempts
+        default_factory=lambda: {group: [] for group in GROUPS}
+    )
+    gone: set[tuple[str, int]] = field(default_factory=set)  # deleted
+    figures: dict[str, Figures] = field(
+        default_factory=lambda: {group: Figures() for group in GROUPS}
     )
     attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
@@ -71,21 +87,39 @@ class Model:
             seq for seq in range(1, self.pushed[partition] + 1) if (partition, seq) not in taken
         ]
 
+    def stored(self) -> set[tuple[str, int]]:
+        places = {(p, seq) for p, last in self.pushed.items() for seq in range(1, last + 1)}
+        return places - self.gone
+
+    def waiting(self, group: str) -> set[tuple[str, int]]:
+        return self.stored() - self.settled[group]
+
     def settle(self, group: str, place: tuple[str, int]) -> None:
         self.settled[group].add(place)
         self.attempts.pop((group, *place), None)
 
+    def complete(self, group: str, place: tuple[str, int]) -> None:
+        self.figures[group].completed += 1
+        self.settle(group, place)
+
     def fail(self, group: str, place: tuple[str, int], *, force: bool = False) -> bool:
+        self.figures[group].failed += 1
         count = self.attempts.get((group, *place), 0) + 1
         self.attempts[group, *place] = count
         if force or count > self.retry_limit:
-            self.dead[group][place] = count
+            self.dead[group].append((place, count))
             self.settle(group, place)
             return True
         return False
 
-    def lag(self, group: str) -> int:
-        return sum(self.pushed.values()) - len(self.settled[group])
+    def end_leases(self, group: str, places: set[tuple[str, int]]) -> None:
+        """These are not leased any more, and nobody counts an attempt of them."""
+        for lease in self.leases:
+            if lease.group == group and lease.live:
+                lease.open -= places
+                lease.live = bool(lease.open)
+        for place in places:
+            self.attempts.pop((group, *place), None)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -145,7 +179,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.check_taken(group, popped.messages, batch, spans)
         if auto:
             for message in popped.messages:
-                self.model.settle(group, (message.partition, message.seq))
+                self.model.complete(group, (message.partition, message.seq))
         elif popped.messages:
             places = {(message.partition, message.seq) for message in popped.messages}
             self.model.leases.append(Lease(group, popped.messages, places))
@@ -217,8 +251,12 @@ class QueueMachine(RuleBasedStateMachine):
         for message, status, answer in zip(messages, statuses, acked, strict=True):
             place = (message.partition, message.seq)
             alive = message.partition in living
+            if place in self.model.gone:
+                assert not answer.success, (place, status, answer)
+                continue
             if place in before:
-                allowed = status == "completed" or alive or place in self.model.dead[lease.group]
+                dead = any(place == one for one, _ in self.model.dead[lease.group])
+                allowed = status == "completed" or alive or dead
                 assert answer.success == allowed, (place, status, answer)
                 continue
             if not alive:
@@ -228,7 +266,7 @@ class QueueMachine(RuleBasedStateMachine):
                 if status == "completed":
                     assert answer.success == (place not in held), (place, answer)
                     if answer.success:
-                        self.model.settle(lease.group, place)
+                        self.model.complete(lease.group, place)
                 else:
                     assert answer.success
                 continue
@@ -236,7 +274,7 @@ class QueueMachine(RuleBasedStateMachine):
             lease.open.discard(place)
             died = False
             if status == "completed":
-                self.model.settle(lease.group, place)
+                self.model.complete(lease.group, place)
             elif status == "dlq":
                 died = self.model.fail(lease.group, place, force=True)
             elif status == "failed":
@@ -282,9 +320,49 @@ class QueueMachine(RuleBasedStateMachine):
     def dead_letters_go_back(self, group: str) -> None:
         count = self.run(self.queues.dead.requeue(Which(queue=self.queue, group=group)))
         assert count == len(self.model.dead[group])
-        for place in self.model.dead[group]:
-            self.model.settled[group].discard(place)
+        back = {place for place, _ in self.model.dead[group]} & self.model.settled[group]
+        self.model.settled[group] -= back
+        self.model.figures[group].skipped += count - len(back)
         self.model.dead[group].clear()
+
+    @rule(group=st.sampled_from(GROUPS))
+    def dead_letters_are_purged(self, group: str) -> None:
+        count = self.run(self.queues.dead.purge(Which(queue=self.queue, group=group)))
+        assert count == len(self.model.dead[group])
+        self.model.figures[group].dropped += count
+        self.model.dead[group].clear()
+
+    @rule(group=st.sampled_from(GROUPS), to=st.sampled_from(["beginning", "end"]))
+    def a_group_is_moved(self, group: str, to: str) -> None:
+        try:
+            self.run(self.queues.groups.seek(group, self.queue, to=to))
+        except NotFound:  # it has never popped
+            return
+        stored, settled = self.model.stored(), self.model.settled[group]
+        self.model.end_leases(group, stored)
+        if to == "end":
+            self.model.figures[group].skipped += len(stored - settled)
+            settled |= stored
+        else:
+            self.model.figures[group].skipped -= len(stored & settled)
+            settled -= stored
+
+    @rule()
+    def the_queue_is_cleared(self) -> None:
+        if any(self.model.dead.values()):  # putting one back would store a copy
+            return
+        stored = self.model.stored()
+        assert self.run(self.queues.admin.clear(self.queue)) == len(stored)
+        known = {entry.name for entry in self.run(self.queues.groups.listing(queue=self.queue))}
+        for group in GROUPS:
+            unanswered = len(stored - self.model.settled[group])
+            if group in known:
+                self.model.figures[group].dropped += unanswered
+            else:
+                self.model.figures[group].skipped += unanswered
+            self.model.end_leases(group, stored)
+            self.model.settled[group] |= stored
+        self.model.gone |= stored
 
     @rule()
     def the_broker_restarts(self) -> None:
@@ -296,20 +374,34 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self.queues.upkeep.roll_up())
 
     @invariant()
-    def lag_and_dead_letters_are_exact(self) -> None:
+    def every_figure_is_exact(self) -> None:
         if not hasattr(self, "queues"):
             return
-        known = {
-            entry.name: entry for entry in self.run(self.queues.groups.listing(queue=self.queue))
-        }
-        for group, entry in known.items():
-            assert entry.figures.waiting == self.model.lag(group), group
-        dead = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000)).letters
-        assert {(d.group, d.partition, seq_of(d.message_id), d.attempts) for d in dead} == {
+        model = self.model
+        status = self.run(self.queues.status.queue(self.queue))
+        pushed = sum(model.pushed.values())
+        assert (status.figures.pushed, status.figures.stored) == (pushed, len(model.stored()))
+        for one in status.figures.groups:
+            expected = model.figures[one.name]
+            assert one.waiting == len(model.waiting(one.name)), one
+            assert one.leased == len(model.held(one.name)), one
+            assert one.dead_letters == len(model.dead[one.name]), one
+            assert (one.completed, one.failed) == (expected.completed, expected.failed), one
+            assert (one.dropped, one.skipped) == (expected.dropped, expected.skipped), one
+            ends = one.completed + one.dead_letters + one.dropped + one.waiting + one.skipped
+            assert ends == pushed, one
+        partitions = [p.counts for p in self.run(self.queues.status.partitions(status))]
+        for name in ("total", "pending", "processing", "completed", "dead_letter"):
+            assert sum(getattr(p, name) for p in partitions) == getattr(status.counts, name), name
+        page = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))
+        assert page.total == status.counts.dead_letter
+        assert sorted(
+            (d.group, d.partition, seq_of(d.message_id), d.attempts) for d in page.letters
+        ) == sorted(
             (group, *place, count)
-            for group, places in self.model.dead.items()
-            for place, count in places.items()
-        }
+            for group, letters in model.dead.items()
+            for place, count in letters
+        )
 
     def teardown(self) -> None:
         if not hasattr(self, "queues"):

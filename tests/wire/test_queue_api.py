@@ -996,3 +996,68 @@ def test_headers_travel_with_their_message_and_nobody_else_sees_the_field(api, q
 def test_headers_that_are_too_many_or_no_strings_are_refused(api, queue, headers, said):
     body = {"items": [{"queue": queue, "payload": 1, "headers": headers}]}
     assert said in api.post("push", body, status=400)["error"]
+
+
+def test_counts_agree_wherever_they_are_shown(api, broker, queue):
+    """As a new user would: sixty messages fail for good, some are put back, the rest is purged."""
+    api.post("configure", {"queue": queue, "options": {"retryLimit": 0}})
+    for partition in ("a", "b", "c"):
+        api.push(queue, *range(20), partition=partition)
+
+    def counts() -> dict[str, Any]:
+        """The six numbers; everything that shows them shows the same."""
+        about = api.get(f"status/queues/{queue}")
+        totals = about["totals"]
+        assert totals["messages"] == api.get(f"resources/queues/{queue}")["totals"]
+        (listed,) = [q for q in api.get("resources/queues")["queues"] if q["name"] == queue]
+        assert {name: listed["messages"][name] for name in totals["messages"]} == totals["messages"]
+        for name in ("total", "pending", "processing", "completed", "deadLetter"):
+            assert sum(row["stats"][name] for row in about["partitions"]) == totals[name], name
+        assert totals["deadLetter"] == api.get("dlq", queue=queue, limit=1)["total"]
+        (group,) = [g for g in api.get("consumer-groups") if g["queueName"] == queue]
+        assert group["totalLag"] == totals["pending"] + totals["processing"]
+        assert (group["completed"], group["failed"]) == (totals["completed"], totals["failed"])
+        assert group["deadLetters"] == totals["deadLetter"]
+        ends = ("completed", "deadLetters", "dropped", "totalLag", "skipped")
+        assert sum(group[name] for name in ends) == 60
+        assert group["members"] == 1  # the one connection of this test, not the partitions
+        assert group["state"] == "Stable"
+        shown = api.get(f"queues/{queue}")  # the Console
+        assert (shown["stored"], shown["deadLetters"]) == (totals["total"], totals["deadLetter"])
+        (mine,) = shown["groups"]
+        assert mine["name"] == ""  # not a group: queue mode
+        names = ("lag", "leased", "acked", "failed", "dead", "dropped", "skipped")
+        assert [mine[name] for name in names] == [
+            *(group["totalLag"], totals["processing"], totals["completed"], totals["failed"]),
+            *(totals["deadLetter"], group["dropped"], group["skipped"]),
+        ]
+        return {**totals["messages"], "dropped": group["dropped"]}
+
+    def fail(messages: list[dict[str, Any]], status: str = "failed") -> None:
+        acks = [
+            {**{key: m[key] for key in ("transactionId", "partitionId", "leaseId")}}
+            | {"status": status, "error": "no"}
+            for m in messages
+        ]
+        api.post("ack/batch", {"acknowledgments": acks})
+
+    fail(api.pop(queue, batch=100, partitions=3))
+    gone = {"total": 60, "pending": 0, "processing": 0, "completed": 0}
+    assert counts() == gone | {"failed": 60, "deadLetter": 60, "dropped": 0}
+    processed = sum(p["processed"] for p in api.get("status", queue=queue)["throughput"])
+    assert processed == 0
+    newest = api.get("dlq", queue=queue, limit=5)["messages"]
+    for letter in newest:
+        api.post("dlq/requeue", id=letter["dlqId"])
+    assert counts() == gone | {"pending": 5, "failed": 60, "deadLetter": 55, "dropped": 0}
+    held = api.pop(queue, batch=3, partitions=3)
+    assert counts()["processing"] == 3
+    for _ in range(3):  # one message, acknowledged three times
+        fail(held, "completed")
+    assert len(api.pop(queue, batch=5, partitions=3, autoAck="true")) == 2
+    assert counts() == gone | {"completed": 5, "failed": 60, "deadLetter": 55, "dropped": 0}
+    assert api.delete("dlq", queue=queue)["deleted"] == 55
+    assert counts() == gone | {"completed": 5, "failed": 60, "deadLetter": 0, "dropped": 55}
+    metrics = api.client.get("/metrics.json").json()["metrics"]
+    acked = f'penstock_queue_acked_total{{queue="{queue}",status="completed"}}'
+    assert metrics[acked] == 5

@@ -44,7 +44,7 @@ STYLES = {
         "yellow",
     ),
     **dict.fromkeys(("blocked", "broken", "down", "error", "failed", "lost", "open"), "red"),
-    **dict.fromkeys(("Dead", "damaged"), "red"),
+    **dict.fromkeys(("damaged",), "red"),
 }
 
 

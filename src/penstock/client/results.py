@@ -22,7 +22,7 @@ class Counts(Result, kw_only=True):
     pending: int
     processing: int
     completed: int
-    failed: int
+    failed: int | None = None  # attempts; None: it is not counted per partition
     dead_letter: int
     dropped: int = 0
     scheduled: int = 0
@@ -117,7 +117,8 @@ class GroupSummary(Result, kw_only=True):
     state: str
     subscription_mode: str = ""
     subscription_timestamp: datetime | None = None
-    consumed: int = 0
+    leased: int = 0
+    completed: int = 0
     failed: int = 0
     dead_letters: int = 0
     dropped: int = 0

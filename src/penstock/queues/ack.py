@@ -142,6 +142,7 @@ class Acknowledger:
                         partition,
                         free,
                         buried,
+                        outcome == "ok",
                     )
         return answers
 
@@ -151,8 +152,9 @@ class Acknowledger:
         counted: dict[tuple[str, str], int] = {}
         for ack, answer in zip(acks, answers, strict=True):
             if answer.success and answer.queue is not None:
-                key = answer.queue, STATUSES[ack.status]
-                counted[key] = counted.get(key, 0) + 1
+                if answer.changed:
+                    key = answer.queue, STATUSES[ack.status]
+                    counted[key] = counted.get(key, 0) + 1
                 if answer.lease_released or ack.status in ("failed", "retry"):
                     freed.setdefault((answer.queue, ack.group), set()).add(answer.partition or "")
         for (queue, status), count in counted.items():

@@ -59,14 +59,19 @@ class Queues:
         self.figures = Figures(database)
         self.consumers = Consumers(database)
         pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
-        popped = metrics.counter("penstock_queue_popped_total", "Messages delivered", "queue")
+        popped = metrics.counter("penstock_queue_popped_total", "Deliveries of messages", "queue")
         acked = metrics.counter(
-            "penstock_queue_acked_total", "Messages acknowledged", "queue", "status"
+            "penstock_queue_acked_total",
+            "Messages answered, each answer once however often it is repeated",
+            "queue",
+            "status",
         )
         self._pusher = Pusher(
             database, self.catalog, self.keys, self.signals, pushed, settings.merge_max
         )
-        self._popper = Popper(database, self.catalog, self.keys, self.signals, settings, popped)
+        self._popper = Popper(
+            database, self.catalog, self.keys, self.signals, settings, popped, acked
+        )
         self._acknowledger = Acknowledger(
             database, self.catalog, self.signals, acked, settings.merge_max
         )

@@ -294,9 +294,7 @@ def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> 
 
 
 def state_of(members: int, *, late: bool) -> str:
-    """Stable or Lagging while somebody is connected; Empty or, when messages wait for longer than
-    LATE_SECONDS, Dead while nobody is.
+    """Empty while nobody is connected; otherwise Lagging when messages wait for longer than
+    LATE_SECONDS, or Stable.
     """
-    if members:
-        return "Lagging" if late else "Stable"
-    return "Dead" if late else "Empty"
+    return "Empty" if not members else "Lagging" if late else "Stable"

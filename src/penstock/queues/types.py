@@ -113,6 +113,7 @@ class Acked(msgspec.Struct, gc=False):
     partition: str | None = None
     lease_released: bool | None = None
     dlq: bool = False
+    changed: bool = True  # False: it had been answered before, and this changed nothing
 
 
 class Extended(msgspec.Struct):
