@@ -1061,3 +1061,53 @@ def test_counts_agree_wherever_they_are_shown(api, broker, queue):
     metrics = api.client.get("/metrics.json").json()["metrics"]
     acked = f'penstock_queue_acked_total{{queue="{queue}",status="completed"}}'
     assert metrics[acked] == 5
+
+
+def test_a_message_for_later_is_answered_listed_counted_and_cancelled(api, queue):
+    moment = "2100-01-31T12:00:00.250Z"
+    items = [
+        {"queue": queue, "payload": 1, "delay": 3600, "transactionId": "a", "headers": {"h": "v"}},
+        {"queue": queue, "payload": 2, "deliverAt": moment, "transactionId": "b/1"},
+        {"queue": queue, "payload": 3, "delay": 0},
+        {"queue": queue, "payload": 4, "transactionId": "a"},
+    ]
+    answers = api.post("push", {"items": items}, status=201)
+    assert [one["status"] for one in answers] == ["scheduled", "scheduled", "queued", "duplicate"]
+    assert answers[0]["message_id"] is None
+    assert answers[1]["deliverAt"] == "2100-01-31T12:00:00.250000Z"
+    assert MICROS.match(answers[0]["deliverAt"])
+    operation = {"type": "push", "queue": queue, "payload": 5, "deliverAt": moment}
+    (result,) = api.post("transaction", {"operations": [operation]})["results"]
+    assert (result["success"], result["deliverAt"]) == (True, answers[1]["deliverAt"])
+    assert [m["data"] for m in api.get(f"pop/queue/{queue}", batch=10)["messages"]] == [3]
+    page = api.get("scheduled", queue=queue, limit=2)
+    assert [one["transactionId"] for one in page["messages"]] == ["a", "b/1"]
+    first, second = page["messages"]
+    assert (first["headers"], "headers" in second) == ({"h": "v"}, False)
+    assert (second["deliverAt"], MILLIS.match(second["pushedAt"]) is not None) == (moment, True)
+    rest = api.get("scheduled", queue=queue, limit=2, cursor=page["next"])
+    assert ([one["queue"] for one in rest["messages"]], rest["next"]) == ([queue], None)
+    one = f"scheduled/{queue}/Default/b%2F1"
+    assert api.get(one)["payload"] == 2
+    assert api.delete(one)["success"] is True
+    assert "waits" in api.delete(one, status=404)["error"]
+    found = api.get(f"resources/queues/{queue}")
+    assert found["totals"]["scheduled"] == 2
+    listed = [q for q in api.get("resources/queues")["queues"] if q["name"] == queue]
+    assert listed[0]["messages"]["scheduled"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"delay": -1}, "delay must be between 0 and 315360000 seconds"),
+        ({"delay": 1e9}, "delay must be between 0 and 315360000 seconds"),
+        ({"delay": "1"}, "delay must be a number of seconds"),
+        ({"deliverAt": 5}, "deliverAt must be an ISO 8601 time"),
+        ({"deliverAt": "soon"}, "deliverAt must be an ISO 8601 time, not 'soon'"),
+        ({"delay": 1, "deliverAt": "2100-01-01T00:00:00Z"}, "give delay or deliverAt, not both"),
+    ],
+)
+def test_a_time_that_is_none_is_refused(api, queue, fields, said):
+    body = {"items": [{"queue": queue, "payload": 1, **fields}]}
+    assert said in api.post("push", body, status=400)["error"]

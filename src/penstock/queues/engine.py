@@ -25,10 +25,12 @@ from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
+from penstock.queues.later import Later
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
+from penstock.queues.scheduled import Scheduled
 from penstock.queues.signals import Signals
 from penstock.queues.sinks import Sinks
 from penstock.queues.status import Status
@@ -49,7 +51,7 @@ from penstock.queues.upkeep import Upkeep
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
-    `status`, `analytics`, `sinks`, `upkeep`."""
+    `scheduled`, `status`, `analytics`, `sinks`, `later`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
@@ -66,8 +68,15 @@ class Queues:
             "queue",
             "status",
         )
+        self.later = Later(database, self.catalog, self.signals, pushed)
         self._pusher = Pusher(
-            database, self.catalog, self.keys, self.signals, pushed, settings.merge_max
+            database,
+            self.catalog,
+            self.keys,
+            self.signals,
+            self.later,
+            pushed,
+            settings.merge_max,
         )
         self._popper = Popper(
             database, self.catalog, self.keys, self.signals, settings, popped, acked
@@ -76,7 +85,8 @@ class Queues:
             database, self.catalog, self.signals, acked, settings.merge_max
         )
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
-        self.admin = Admin(database, self.catalog, self.signals, self.keys)
+        self.scheduled = Scheduled(database, self.catalog, self.keys)
+        self.admin = Admin(database, self.catalog, self.signals, self.keys, self.scheduled)
         self.groups = Groups(database, self.catalog, self.signals, self.figures, self.consumers)
         self.dead = DeadLetters(database, self.catalog, self.keys, self.signals)
         self.messages = Messages(database, self.catalog, self.keys, self.signals)
@@ -102,12 +112,14 @@ class Queues:
             await self.catalog.load_installation()
         self.database.on_change(self._database_changed)
         await self.signals.start()
+        self.later.start()
         await self.upkeep.start()
 
     async def stop(self) -> None:
         await self._popper.stop()
         await self._pusher.merger.drain()
         await self._acknowledger.merger.drain()
+        await self.later.stop()
         await self.upkeep.stop()
         await self.signals.stop()
 
@@ -138,9 +150,11 @@ class Queues:
             raise self.keys.missing
 
     def at_rest(self, item: Item) -> Item:
-        """The item as it may lie in a file: sealed, unless its queue is known to be kept in clear
-        or we have no key.
+        """The item as it may lie in a file: with the moment it is due instead of a delay, which
+        begins now; and sealed, unless its queue is known to be kept in clear or we have no key.
         """
+        if isinstance(item.due, float):
+            item.due = self.later.moment(item.due)
         if (
             item.key_id is not None
             or self.keys.current is None

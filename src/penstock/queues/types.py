@@ -28,20 +28,22 @@ class Item(msgspec.Struct, gc=False):
     # the payload and the headers are sealed with this key for a buffer file (crypto.py)
     key_id: str | None = None
     headers: bytes | None = None  # JSON text (protocol/headers.py)
+    due: float | datetime | None = None  # for later: in so many seconds, or at this moment
 
 
 class Pushed(msgspec.Struct, gc=False):
-    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored.
-    `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine,
-    never by the engine)."""
+    """What became of an item. `scheduled`: it waits for its time, `deliver_at`. `full`: the queue
+    is at its `maxSize`, the item was not stored. `buffered`: it is on disk and will be stored later
+    (said by the buffer in front of the engine, never by the engine)."""
 
-    status: Literal["queued", "duplicate", "full", "buffered"]
+    status: Literal["queued", "scheduled", "duplicate", "full", "buffered"]
     queue: str
     partition: str
     transaction_id: str
     message_id: str | None
     partition_id: str
     trace_id: str | None = None
+    deliver_at: datetime | None = None
 
 
 class PopRequest(msgspec.Struct):

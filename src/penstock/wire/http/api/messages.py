@@ -19,7 +19,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.push import named
 from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
+from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds, moment
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.messages import (
     EMPTY,
@@ -34,6 +34,7 @@ NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
 LONGEST_BUFFERING = 3_600_000
+LONGEST_DELAY_SECONDS = 315_360_000  # ten years
 LEASE_TIME = "Lease-Time"
 # A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
 NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
@@ -48,6 +49,8 @@ class PushItem(msgspec.Struct, rename="camel", gc=False):
     transaction_id: str | None = None
     trace_id: str | None = None
     headers: dict[str, str] | None = None
+    delay: float | None = None
+    deliver_at: str | None = None
 
 
 class PushBody(msgspec.Struct, rename="camel"):
@@ -98,6 +101,8 @@ _ITEM_TEXTS = {
     "transactionId": "TransactionId must be a string",
     "traceId": "TraceId must be a string",
     "headers": "headers must be an object of strings",
+    "delay": "delay must be a number of seconds",
+    "deliverAt": "deliverAt must be an ISO 8601 time",
 }
 read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
 read_ack = decoder(
@@ -132,6 +137,12 @@ class Queued(msgspec.Struct, gc=False):
     partition_id: str
     trace_id: str | None
     queue_name: str = msgspec.field(name="queueName")
+
+
+class Scheduled(Queued, gc=False):
+    """An item that waits for its time."""
+
+    deliver_at: str = msgspec.field(name="deliverAt")
 
 
 class Duplicate(msgspec.Struct, gc=False):
@@ -173,6 +184,7 @@ class PushAnswer(msgspec.Struct, omit_defaults=True):
     partition_id: str = ""
     trace_id: str | None = None
     queue_name: str = msgspec.field(name="queueName", default="")
+    deliver_at: str = msgspec.field(name="deliverAt", default="")
 
 
 class Delivered(msgspec.Struct, rename="camel", gc=False):
@@ -370,9 +382,23 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
             item.trace_id,
             producer,
             headers=headers.encode(item.headers) if item.headers else None,
+            due=None
+            if item.delay is None and item.deliver_at is None
+            else due_of(item.delay, item.deliver_at),
         )
         for item in items
     ]
+
+
+def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | None:
+    """When an item is due, if not now."""
+    if delay is None:
+        return None if deliver_at is None else moment(deliver_at, "deliverAt")
+    if deliver_at is not None:
+        raise InvalidRequest("give delay or deliverAt, not both")
+    if not 0 <= delay <= LONGEST_DELAY_SECONDS:
+        raise InvalidRequest(f"delay must be between 0 and {LONGEST_DELAY_SECONDS} seconds")
+    return delay or None
 
 
 async def push_many(buffer: Buffer, body: PushBody, producer: str | None) -> Response:
@@ -434,6 +460,19 @@ def push_answers(results: Sequence[Pushed], first: int = 0) -> list[Queued | Dup
                     result.partition_id,
                     result.trace_id,
                     result.queue,
+                )
+            )
+        elif result.deliver_at is not None and status == "scheduled":
+            answers.append(
+                Scheduled(
+                    index,
+                    status,
+                    None,
+                    result.transaction_id,
+                    result.partition_id,
+                    result.trace_id,
+                    result.queue,
+                    microseconds(result.deliver_at),
                 )
             )
         elif status == "duplicate":

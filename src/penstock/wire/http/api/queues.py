@@ -9,6 +9,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
 from penstock.wire.http.api import analytics, cluster, deadletters, groups, resources, stored
 from penstock.wire.http.api.messages import MessagesApi
+from penstock.wire.http.api.scheduled import ScheduledApi
 from penstock.wire.http.api.sinks import SinksApi
 from penstock.wire.http.api.transactions import TransactionsApi
 from penstock.wire.http.routes import Route, routes_of
@@ -22,6 +23,7 @@ def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
         *routes_of(groups.GroupsApi(queues)),
         *routes_of(deadletters.DeadLettersApi(queues)),
         *routes_of(stored.StoredApi(queues)),
+        *routes_of(ScheduledApi(queues.scheduled)),
         *routes_of(analytics.AnalyticsApi(queues)),
         *routes_of(cluster.ClusterApi(queues, presence)),
         *routes_of(SinksApi(queues.sinks)),
