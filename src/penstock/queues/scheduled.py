@@ -8,7 +8,7 @@ import msgspec
 from penstock.database import Database
 from penstock.errors import InvalidRequest, NotFound
 from penstock.queues.catalog import Catalog, check_text
-from penstock.queues.crypto import Keys
+from penstock.queues.crypto import Keys, opened_headers
 from penstock.queues.schema import query
 
 LISTING = query("scheduled")
@@ -28,7 +28,7 @@ class Waiting(msgspec.Struct, gc=False):
     trace_id: str | None
     producer: str | None
     encrypted: bool
-    headers: bytes | None  # JSON text
+    headers: dict[str, str] | None
     payload: bytes | None = None  # None in a listing
 
 
@@ -122,9 +122,6 @@ class Scheduled:
         return number
 
     def _waiting(self, row: Any, payload: bytes | None = None) -> Waiting:
-        headers = row["headers"]
-        if headers is not None and row["key_id"] is not None:
-            headers = self._keys.open_headers(row["partition_id"], row["key_id"], headers)
         return Waiting(
             row["transaction_id"],
             row["queue"],
@@ -135,7 +132,7 @@ class Scheduled:
             str(row["trace_id"]) if row["trace_id"] else None,
             row["producer"],
             row["key_id"] is not None,
-            headers,
+            opened_headers(self._keys, row),
             payload,
         )
 

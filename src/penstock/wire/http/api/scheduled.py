@@ -28,7 +28,7 @@ class ScheduledMessage(msgspec.Struct, rename="camel"):
     trace_id: str | None
     producer_sub: str | None
     is_encrypted: bool
-    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -97,6 +97,6 @@ def _message(waiting: Waiting) -> ScheduledMessage:
         waiting.trace_id,
         waiting.producer,
         waiting.encrypted,
-        msgspec.UNSET if waiting.headers is None else msgspec.Raw(waiting.headers),
+        msgspec.UNSET if waiting.headers is None else waiting.headers,
         msgspec.UNSET if waiting.payload is None else msgspec.Raw(waiting.payload),
     )
