@@ -149,8 +149,8 @@ Settings = Annotated[
 ]
 LOCAL_URL = "http://127.0.0.1:6632"
 GROUPS = (
-    *("serve", "status", "top", "queue", "topic", "export", "pipeline", "buffer", "maintenance"),
-    *("audit", "logs", "token", "config", "database", "backup"),
+    *("serve", "status", "top", "queue", "schedule", "topic", "export", "pipeline", "buffer"),
+    *("maintenance", "audit", "logs", "token", "config", "database", "backup"),
 )  # words and modules
 
 

@@ -31,6 +31,7 @@ from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
 from penstock.queues.scheduled import Scheduled
+from penstock.queues.schedules import Schedules
 from penstock.queues.signals import Signals
 from penstock.queues.sinks import Sinks
 from penstock.queues.status import Status
@@ -51,13 +52,13 @@ from penstock.queues.upkeep import Upkeep
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
-    `scheduled`, `status`, `analytics`, `sinks`, `later`, `upkeep`."""
+    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `later`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
         self.catalog = Catalog(database)
         self.keys = Keys(settings)
-        self.signals = Signals(database, self.catalog.forget)
+        self.signals = Signals(database, self._changed)
         self.figures = Figures(database)
         self.consumers = Consumers(database)
         pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
@@ -87,6 +88,7 @@ class Queues:
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
         self.scheduled = Scheduled(database, self.catalog, self.keys)
         self.admin = Admin(database, self.catalog, self.signals, self.keys, self.scheduled)
+        self.schedules = Schedules(database, self.catalog, self._pusher, self.keys, self.signals)
         self.groups = Groups(database, self.catalog, self.signals, self.figures, self.consumers)
         self.dead = DeadLetters(database, self.catalog, self.keys, self.signals)
         self.messages = Messages(database, self.catalog, self.keys, self.signals)
@@ -114,8 +116,10 @@ class Queues:
         await self.signals.start()
         self.later.start()
         await self.upkeep.start()
+        self.schedules.start()
 
     async def stop(self) -> None:
+        await self.schedules.stop()
         await self._popper.stop()
         await self._pusher.merger.drain()
         await self._acknowledger.merger.drain()
@@ -198,6 +202,11 @@ class Queues:
         """Push and acknowledge, all or nothing."""
         await self.catalog.load_installation()
         return await self._transactions.run(operations, required_leases or [])
+
+    def _changed(self) -> None:
+        """Something was configured, here or elsewhere."""
+        self.catalog.forget()
+        self.schedules.look()
 
     def _database_changed(self, healthy: bool) -> None:
         if healthy:

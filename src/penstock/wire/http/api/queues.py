@@ -10,6 +10,7 @@ from penstock.queues.presence import Presence
 from penstock.wire.http.api import analytics, cluster, deadletters, groups, resources, stored
 from penstock.wire.http.api.messages import MessagesApi
 from penstock.wire.http.api.scheduled import ScheduledApi
+from penstock.wire.http.api.schedules import SchedulesApi
 from penstock.wire.http.api.sinks import SinksApi
 from penstock.wire.http.api.transactions import TransactionsApi
 from penstock.wire.http.routes import Route, routes_of
@@ -27,4 +28,5 @@ def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
         *routes_of(analytics.AnalyticsApi(queues)),
         *routes_of(cluster.ClusterApi(queues, presence)),
         *routes_of(SinksApi(queues.sinks)),
+        *routes_of(SchedulesApi(queues.schedules)),
     ]
