@@ -22,7 +22,7 @@ class DefinitionBody(msgspec.Struct, rename="camel"):
     queue: str
     timezone: str = "UTC"
     partition: str = DEFAULT_PARTITION
-    payload: msgspec.Raw = msgspec.Raw(b"null")
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     headers: dict[str, str] | None = None
     catch_up: Literal["none", "one", "all"] = "one"
     paused: bool = False
