@@ -22,7 +22,8 @@ from urllib.parse import quote, urlencode
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer
 from penstock.client.connection import Endpoint
-from penstock.client.consumer import Consumer, ConsumerOptions, Handler
+from penstock.client.consumer import Consumer, ConsumerOptions
+from penstock.client.handlers import Handler
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
