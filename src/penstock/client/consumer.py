@@ -158,6 +158,11 @@ class Consumer:
         """The function itself, as if it had not been decorated."""
         return self._handler.function(*arguments)
 
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for their next attempt."""
+        return sum(map(len, self._waiting.values()))
+
     async def run(self) -> None:
         """Consume until `stop`; raises what no retry can help (a request the broker refuses for
         good).

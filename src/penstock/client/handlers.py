@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from penstock.client.messages import Received
 from penstock.errors import InvalidRequest
@@ -118,6 +119,11 @@ def _decoder(wanted: Any, each: bool, function: Handler) -> Decode | None:
         decode = validate or msgspec.json.Decoder(wanted).decode
     except TypeError as error:
         raise InvalidRequest(f"payloads cannot be decoded as {name}: {error}") from error
+    if not validate and isinstance(msgspec.inspect.type_info(wanted), msgspec.inspect.CustomType):
+        raise InvalidRequest(
+            f"payloads cannot be decoded as {name}: use a msgspec struct, a dataclass or a pydantic"
+            " model"
+        )
 
     def checked(text: bytes) -> Any:
         try:

@@ -1,7 +1,7 @@
 /** One queue: its groups, messages and options, in tabs whose choice stands in the address. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { count, plural, rate } from "../format.js";
+import { ago, count, plural, rate } from "../format.js";
 import { sparkline } from "../components/chart.js";
 import { confirm, form } from "../components/dialog.js";
 import { table } from "../components/table.js";
@@ -29,9 +29,24 @@ function groups(data, context) {
     empty: teach("Nobody has consumed from this queue yet.", `penstock queue pop ${data.name}@billing`) });
 }
 
+function consumers(data) {
+  const columns = [
+    { name: "name", title: "Consumer", cell: (c) => html`<b>${c.name}</b>` },
+    { name: "group", title: "Group", cell: (c) => title(c.group === QUEUE_MODE ? "" : c.group) },
+    { name: "hand", title: "In hand", number: true, card: true, cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}` },
+    { name: "waiting", title: "Wait for a retry", number: true, cell: (c) => count(c.waiting) },
+    { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
+    { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
+    { name: "error", title: "Last error", cell: (c) => c.lastError ? html`${c.lastError} <small>${ago(c.lastErrorAt)}</small>` : "" },
+    { name: "seen", title: "Seen", cell: (c) => ago(c.seenAt) },
+  ];
+  return table({ columns, rows: data.consumers, key: (c) => c.id, caption: "Consumers",
+    empty: teach("No consumer reports from this queue. Those of the Python client do.", "penstock worker shop.consumers:client") });
+}
+
 const options = (data) => html`<div class="card">${pairs(Object.entries(data.options).map(([name, value]) => [name, String(value)]))}</div>`;
 
-const TABS = [["groups", "Groups", groups], ["messages", "Messages", messages], ["options", "Options", options]];
+const TABS = [["groups", "Groups", groups], ["consumers", "Consumers", consumers], ["messages", "Messages", messages], ["options", "Options", options]];
 
 export const queue = {
   path: "/queues/:queue",
@@ -39,6 +54,7 @@ export const queue = {
   crumbs: ({ queue: name }) => html`<a href="#/queues">Queues</a> / <b>${name}</b>`,
   async load({ queue: name }, query, signal) {
     const one = get(path`/api/v1/queues/${name}`, {}, signal);
+    if (query.tab === "consumers") return { ...(await one), ...(await get("/api/v1/consumers", { queue: name }, signal)) };
     if (query.tab !== "messages") return one;
     const from = query.from ? new Date(query.from).toISOString() : "2000-01-01T00:00:00Z";
     const rows = get("/api/v1/messages", { queue: name, partition: query.partition, from, cursor: query.cursor, limit: 50 }, signal);
@@ -46,7 +62,7 @@ export const queue = {
   },
   view(data, context) {
     const tab = TABS.find(([name]) => name === context.query.tab) ?? TABS[0];
-    if (tab[0] === "messages" && !data.list) return html`<p class="loading">…</p>`;
+    if ((tab[0] === "messages" && !data.list) || (tab[0] === "consumers" && !data.consumers)) return html`<p class="loading">…</p>`;
     return html`<h1>${data.name} <small>${data.namespace ?? ""} ${data.task ?? ""}</small></h1>
       <div class="tools">${button(context, "read_write", "push", "Push a message", { primary: true })}
         ${button(context, "admin", "clear", "Clear", { danger: true })}${button(context, "admin", "delete", "Delete", { danger: true })}</div>

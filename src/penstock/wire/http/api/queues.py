@@ -8,6 +8,7 @@ from penstock.buffer import Buffer
 from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
 from penstock.wire.http.api import analytics, cluster, deadletters, groups, resources, stored
+from penstock.wire.http.api.consumers import ConsumersApi
 from penstock.wire.http.api.messages import MessagesApi
 from penstock.wire.http.api.scheduled import ScheduledApi
 from penstock.wire.http.api.schedules import SchedulesApi
@@ -22,6 +23,7 @@ def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
         *routes_of(TransactionsApi(queues, buffer)),
         *routes_of(resources.ResourcesApi(queues, presence)),
         *routes_of(groups.GroupsApi(queues)),
+        *routes_of(ConsumersApi(presence)),
         *routes_of(deadletters.DeadLettersApi(queues)),
         *routes_of(stored.StoredApi(queues)),
         *routes_of(ScheduledApi(queues.scheduled)),

@@ -437,7 +437,7 @@ class ResourcesApi:
                     {
                         name: value
                         for name, value in worker_answer(worker).items()
-                        if name not in ("parked", "consumers")
+                        if name not in ("parked", "consumers", "reports")
                     }
                     for worker in workers
                 ],
