@@ -252,3 +252,20 @@ def test_a_token_is_asked_for_and_what_a_role_may_not_do_is_greyed_out_and_refus
     cleared = httpx.delete(f"{guarded.url}/api/v1/queues/q/clear", headers=mine)
     assert cleared.is_success == may_clear
     page.close()
+
+
+def test_the_consumers_of_a_queue_are_shown_with_their_last_error(page, broker):
+    report = {
+        "id": "one", "name": "biller-1", "queue": "billed", "group": "billing", "concurrency": 8,
+        "inFlight": 3, "failed": 2, "lastError": "ValueError: no such customer",
+        "lastErrorAt": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    push(broker, "billed", 1)
+    httpx.post(f"{broker.url}/api/v1/consumers", json={"consumers": [report]}).raise_for_status()
+    visit(page, broker, "queues/billed?tab=consumers")
+    row = page.locator("tr", has_text="biller-1")
+    row.wait_for()
+    text = row.inner_text()
+    assert "3 of 8" in text
+    assert "billing" in text
+    assert "ValueError: no such customer" in text
