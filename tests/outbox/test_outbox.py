@@ -6,6 +6,7 @@ import statistics
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -131,6 +132,30 @@ def test_headers_travel_with_the_message(database_url: str, queue: str) -> None:
         ]  # fmt: skip
 
     run(database_url, body)
+
+
+def test_a_message_may_be_for_later(database_url: str, queue: str) -> None:
+    async def body(queues: Queues) -> None:
+        later = datetime.now(UTC) + timedelta(days=1)
+        async with connected(database_url) as connection:
+            async with connection.transaction():
+                await outbox.push(connection, queue, "tomorrow", deliver_at=later)
+                await outbox.push(connection, queue, "soon", delay=0.3)
+                await outbox.push(connection, queue, "now")
+            first = await pop(queues, queue, 1)
+            await answer(queues, first.messages)
+            second = await pop(queues, queue, wait=True, timeout=60)  # brokers were told of it
+            assert values(first) + values(second) == ["now", "soon"]
+            waited = second.messages[0].created_at - first.messages[0].created_at
+            assert waited >= timedelta(seconds=0.3)
+            waiting = (await queues.scheduled.listing(queue)).messages
+            assert [message.deliver_at for message in waiting] == [later]
+            for wrong in ({"delay": -1}, {"delay": 1e12}, {"delay": 1, "deliver_at": later}):
+                with pytest.raises(InvalidRequest, match="delay"):
+                    async with connection.transaction():
+                        await outbox.push(connection, queue, 1, **wrong)
+
+    run(database_url, body, poll_interval=HOUR)
 
 
 def test_a_savepoint_takes_back_what_was_asked_for_since(database_url: str, queue: str) -> None:
