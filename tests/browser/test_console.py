@@ -269,3 +269,21 @@ def test_the_consumers_of_a_queue_are_shown_with_their_last_error(page, broker):
     assert "3 of 8" in text
     assert "billing" in text
     assert "ValueError: no such customer" in text
+
+
+def test_the_page_of_the_api_runs_its_own_script_and_asks_nobody_else(page, broker):
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{broker.url}/docs#post_api_v1_push")
+    page.wait_for_selector("#post_api_v1_push[open]")
+    assert page.text_content("#base") == broker.url
+    page.keyboard.press("/")
+    page.fill("input", "/topics/{topic}/produce")
+    page.wait_for_function(
+        "[...document.querySelectorAll('main details.post')].filter(one => !one.hidden).length == 1"
+    )
+    verbs = page.eval_on_selector_all(
+        "summary b", "all => all.map(one => getComputedStyle(one).color)"
+    )
+    assert len(set(verbs)) >= 4, "verbs are told apart by colour"
+    assert {url.partition("#")[0] for url in asked} == {f"{broker.url}/docs"}

@@ -1,6 +1,8 @@
 """The HTTP contract of queues, on the wire of a real broker process with a real PostgreSQL."""
 
+import html
 import json
+import os
 import re
 import socket
 import subprocess
@@ -14,11 +16,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
 from penstock.protocol.buffer_lines import Event, encode
+from penstock.wire.http.examples import recorded
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
@@ -854,6 +858,39 @@ def test_every_route_of_the_contract_is_served(api):
     assert {
         route.strip() for route in re.split(r"  +|\n", CONTRACT) if route.strip()
     } - served == set()
+
+
+def test_the_document_says_what_parameters_mean_and_shows_examples_that_fit(api):
+    made = api.client.get("/openapi.json").json()
+    served = {}
+    for path, operations in made["paths"].items():
+        for method, operation in operations.items():
+            name = f"{method.upper()} {path}"
+            served[name] = operation
+            for parameter in operation.get("parameters", ()):
+                assert parameter.get("description"), f"{name}: {parameter['name']}"
+            contents = [answer.get("content", {}) for answer in operation["responses"].values()][:1]
+            contents.append(operation.get("requestBody", {}).get("content", {}))
+            for about in (one["application/json"] for one in contents if "application/json" in one):
+                schema = about["schema"] | {"components": made["components"]}
+                jsonschema.validate(about["example"], schema)
+    assert recorded().keys() <= served.keys(), "run tools/api-examples again"
+
+
+def test_the_page_has_a_curl_line_per_operation_that_works(api):
+    answer = api.client.get("/docs")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    page = html.unescape(answer.text)
+    document = api.client.get("/openapi.json").json()
+    operations = sum(len(path) for path in document["paths"].values())
+    lines = re.findall(r"^<pre>(curl .*?)</pre>", page.replace("<pre>curl", "\n<pre>curl"), re.M)
+    assert len(lines) == operations
+    assert "#/components" not in page, "types are written out"
+    (push,) = [line for line in lines if '/api/v1/push"' in line]
+    where = {"PENSTOCK_URL": str(api.client.base_url).rstrip("/"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(["sh", "-c", f"{push} -s"], capture_output=True, env=where, check=True)
+    assert {row["status"] for row in json.loads(done.stdout)} <= {"queued", "duplicate"}
 
 
 def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
