@@ -283,15 +283,15 @@ class Popper:
                     self._full_look[take.target.group_id] = now + min(cost, MAX_FULL_LOOK_SECONDS)
         results: list[Taken | PenstockError] = [Unavailable("no answer")] * len(takes)
         begin = 0
-        for end, row in enumerate(rows):
-            if row["seqs"] is None:
+        for end, row in enumerate(rows, 1):
+            if (note := row["note"]) is not None:
                 position = row["request"] - 1
                 take = ordered[position]
                 results[takes_in_order[position]] = Taken(
-                    take, rows[begin:end], row["note"], row["wait"]
+                    take, [one for one in rows[begin:end] if one["seqs"] is not None], note, row["wait"]
                 )
                 self._remember(take, row, since[position])
-                begin = end + 1
+                begin = end
         return results
 
     def _since(self, group_id: int, now: float) -> datetime | None:
