@@ -232,6 +232,27 @@ def test_a_pop_answers_with_the_shape_of_the_contract(api, queue):
     assert (message["consumerGroup"], message["partition"]) == ("g", "p 1")
 
 
+def test_a_pop_that_answers_messages_first_has_both_answers(api, queue):
+    api.push(queue, 1, 2, 3, partition="p")
+    path = f"pop/queue/{queue}"
+    first = api.post(path, {"acknowledgments": []}, batch=1)
+    keys = ("transactionId", "partitionId", "leaseId")
+    acks = [{key: first["messages"][0][key] for key in keys}]
+    wrong = {**acks[0], "leaseId": str(uuid.uuid4()), "status": "failed"}
+    second = api.post(path, {"acknowledgments": [*acks, wrong]}, batch=5)
+    assert [m["data"] for m in second["messages"]] == [2, 3]
+    assert second.keys() == first.keys()
+    assert second["leaseId"] == second["messages"][0]["leaseId"]
+    assert [(a["index"], a["success"]) for a in second["acknowledged"]] == [(0, True), (1, False)]
+    assert second["acknowledged"][0]["leaseReleased"] is True
+    last = [{key: message[key] for key in keys} for message in second["messages"]]
+    empty = api.post(f"{path}/partition/p", {"acknowledgments": last})
+    assert (empty["messages"], empty["leaseId"]) == ([], "")
+    assert [a["success"] for a in empty["acknowledged"]] == [True, True]
+    api.post(path, {"acks": []}, 400)
+    assert api.pop(queue) == []
+
+
 def test_an_empty_pop_is_204_without_a_body(api, queue):
     api.get(f"pop/queue/{queue}", 204)
     api.get(f"pop/queue/{queue}/partition/nowhere", 204)

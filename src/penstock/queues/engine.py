@@ -11,6 +11,7 @@ All state is in the database: any number of brokers may do this on the same one.
 for the promises.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.schema import Queues as Settings
@@ -84,6 +85,9 @@ class Queues:
         )
         self._acknowledger = Acknowledger(
             database, self.catalog, self.signals, acked, settings.merge_max
+        )
+        self._popper = Popper(
+            database, self.catalog, self.keys, self.signals, self._acknowledger, settings, popped
         )
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
         self.scheduled = Scheduled(database, self.catalog, self.keys)
@@ -171,11 +175,13 @@ class Queues:
         """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
-    async def pop(self, request: PopRequest) -> Popped:
-        """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""
+    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+        """Take messages under a lease, after answering those of `acks`, in one commit. Cancelling
+        the caller returns whatever was taken for it; what it acknowledged stays so.
+        """
         await self.catalog.load_installation()
         self._seen(request, request.queue)
-        popped = await self._popper.pop(request)
+        popped = await self._popper.pop(request, acks)
         self._seen(request, popped.queue)
         return popped
 

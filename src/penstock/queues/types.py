@@ -94,6 +94,9 @@ class Popped(msgspec.Struct):
     messages: list[Message] = msgspec.field(default_factory=list)
     partitions_claimed: int = 0
     reason: str = ""
+    acked: "list[Acked]" = msgspec.field(
+        default_factory=list
+    )  # of the acknowledgements that came with the request
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -116,6 +119,7 @@ class Acked(msgspec.Struct, gc=False):
     lease_released: bool | None = None
     dlq: bool = False
     changed: bool = True  # False: it had been answered before, and this changed nothing
+    more: bool = True  # false: nothing is left for the group in the partition; nobody has to look
 
 
 class Extended(msgspec.Struct):

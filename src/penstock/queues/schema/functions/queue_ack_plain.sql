@@ -7,7 +7,7 @@
 CREATE FUNCTION queue_ack_plain(
   p_starts int[], p_partitions bigint[], p_groups text[], p_leases uuid[], p_statuses text[],
   p_transactions text[]
-) RETURNS TABLE (run int, items int[], queue text, partition text) LANGUAGE plpgsql AS $$
+) RETURNS TABLE (run int, items int[], queue text, partition text, more boolean) LANGUAGE plpgsql AS $$
 DECLARE
   t timestamptz := clock_timestamp();
 BEGIN
@@ -49,7 +49,7 @@ BEGIN
                          ELSE queue_rest(w.partition_id, w.group_id, w.hi, false, NULL) END
       FROM whole w
      WHERE c.ctid = w.place AND c.version = w.version
-    RETURNING w.*
+    RETURNING w.*, c.due_at IS NOT NULL AS more
   ), ended AS (
     DELETE FROM leases l USING moved w
      WHERE l.lease_id = w.lease_id AND l.partition_id = w.partition_id AND l.group_id = w.group_id
@@ -61,6 +61,6 @@ BEGIN
   )
   SELECT w.ord::int,
          CASE WHEN w.n = 1 THEN ARRAY[w.stop] ELSE ARRAY(SELECT generate_series(w.start + 1, w.stop)) END,
-         w.queue, w.partition
+         w.queue, w.partition, w.more
     FROM moved w;
 END $$;

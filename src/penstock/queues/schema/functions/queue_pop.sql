@@ -18,12 +18,13 @@ CREATE FUNCTION queue_pop(
   request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
   producers text[], keys text[], payloads bytea[], headers bytea[], note text, wait double precision, due timestamptz
 ) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
   i int; t timestamptz; next_due timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
   dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;
-  served boolean[] := '{}'; places int[]; tried int; size bigint;
+  served boolean[] := '{}'; tried int; size bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
     IF g.id IS DISTINCT FROM p_groups[i] THEN
@@ -37,14 +38,15 @@ BEGIN
       RETURN NEXT;
       CONTINUE;
     END IF;
-    IF tried IS DISTINCT FROM g.id THEN  -- the usual requests of this group, all at once
+    IF p_partitions[i] IS NULL AND p_spans[i] = 1 AND tried IS DISTINCT FROM g.id THEN
       tried := g.id;
       IF NOT q.competing AND q.window_buffer = 0 AND q.delayed_processing = 0 AND q.ttl = 0 THEN
-        SELECT array_agg(u.place) INTO places FROM unnest(p_groups, p_partitions, p_spans) WITH ORDINALITY u (id, partition_id, span, place)
-         WHERE u.id = g.id AND u.partition_id IS NULL AND u.span = 1;
         note := 'ok'; wait := NULL;
         FOR request, partition_id, partition, seqs, transactions, traces, times, producers, keys, payloads, headers, size, due IN
-          SELECT * FROM queue_pop_plain(g, q, places, p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
+          SELECT * FROM queue_pop_plain(g, q, ARRAY(
+            SELECT u.place::int FROM unnest(p_groups, p_partitions, p_spans) WITH ORDINALITY u (id, partition_id, span, place)
+             WHERE u.id = g.id AND u.partition_id IS NULL AND u.span = 1),
+            p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
         LOOP
           served[request] := true;
           p_bytes := p_bytes - size;
