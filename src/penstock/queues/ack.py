@@ -128,7 +128,7 @@ class Acknowledger:
     def __init__(
         self, database: Database, catalog: Catalog, signals: Signals, acked: Counter, merge_max: int
     ) -> None:
-        self._database, self._catalog, self._signals, self._acked = (
+        self._database, self._catalog, self._signals, self.acked = (
             database,
             catalog,
             signals,
@@ -183,12 +183,13 @@ class Acknowledger:
         counted: dict[tuple[str, str], int] = {}
         for ack, answer in zip(acks, answers, strict=True):
             if answer.success and answer.queue is not None:
-                key = answer.queue, STATUSES[ack.status]
-                counted[key] = counted.get(key, 0) + 1
+                if answer.changed:
+                    key = answer.queue, STATUSES[ack.status]
+                    counted[key] = counted.get(key, 0) + 1
                 if answer.more and (answer.lease_released or ack.status in ("failed", "retry")):
                     freed.setdefault((answer.queue, ack.group), set()).add(answer.partition or "")
         for (queue, status), count in counted.items():
-            self._acked.add(count, queue, status)
+            self.acked.add(count, queue, status)
         for (queue, group), partitions in freed.items():
             self._signals.available(queue, len(partitions), group)
 

@@ -80,9 +80,6 @@ class Queues:
             pushed,
             settings.merge_max,
         )
-        self._popper = Popper(
-            database, self.catalog, self.keys, self.signals, settings, popped, acked
-        )
         self._acknowledger = Acknowledger(
             database, self.catalog, self.signals, acked, settings.merge_max
         )

@@ -96,13 +96,11 @@ class Popper:
         acknowledger: Acknowledger,
         settings: Settings,
         popped: Counter,
-        acked: Counter,
     ) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._acknowledger = acknowledger
         self._settings = settings
         self._popped = popped
-        self._acked = acked
         self.merger: Merger[Take, Taken] = Merger(
             self._run, size=_weight, limit=256, slots=3, orphan=self._orphaned
         )
@@ -417,7 +415,7 @@ class Popper:
             raise
         self._popped.add(len(messages), queue)
         if request.auto_ack:
-            self._acked.add(len(messages), queue, "completed")
+            self._acknowledger.acked.add(len(messages), queue, "completed")
         return Popped(request.group, queue, lease, messages, len(taken.rows))
 
     async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
