@@ -176,6 +176,10 @@ class Client(QueueClient):
 
         return register
 
+    def registered(self) -> list[Consumer]:
+        """The consumers that `run` runs."""
+        return list(self._consumers)
+
     async def run(self, *, handle_signals: bool = True) -> None:
         """Run all consumers until `stop`. SIGTERM is one, unless the program handles it itself or
         says `handle_signals=False`.

@@ -189,6 +189,7 @@ class SyncClient(ClosingFacade[Client]):
     transaction = wrapping(SyncTransaction, Client.transaction)
     buffer = wrapping(SyncPushBuffer, Client.buffer)
     consumer = passing(Client.consumer)
+    registered = passing(Client.registered)
     topic = wrapping(SyncTopic, Client.topic)
     topics = blocking(Client.topics)
     status = blocking(Client.status)
