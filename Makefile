@@ -4,6 +4,7 @@
 #   make test-fast  the tests that need no JVM and kill nothing
 #   make check    format, lint, types, architecture
 #   make bench    run the benchmarks, print the table, write bench/results.json (B=name narrows)
+#   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
 #   make soak     the tests' long forms: more kills, more rounds
 #   make lock     compile the pinned requirements anew
 
@@ -14,11 +15,11 @@ UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
 PYTEST := $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n 2 --dist loadgroup)
 SHELL  := /bin/bash
 
-.PHONY: run test test-fast check bench soak lock fmt java chromium clean
+.PHONY: run test test-fast check bench screenshots soak lock fmt java chromium clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile
+	@sed -n '1,9s/^# \{0,1\}//p' Makefile
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -67,6 +68,9 @@ fmt: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m bench $(B) $(ARGS)
+
+screenshots: $(VENV)/.dev chromium
+	@$(BIN)/python tools/screenshots
 
 lock: $(BIN)/uv
 	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --group dev"; do set -- $$set; name=$$1; shift; \

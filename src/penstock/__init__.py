@@ -25,7 +25,6 @@ _FROM_CLIENT = frozenset(
         "Conflict",
         "ConnectionLost",
         "Consumer",
-        "ConsumerHealth",
         "Counts",
         "Damaged",
         "DeadLetter",
@@ -56,7 +55,6 @@ _FROM_CLIENT = frozenset(
         "Received",
         "Record",
         "Retry",
-        "RetryPolicy",
         "RoutePushed",
         "RouteStatus",
         "Routes",
@@ -87,7 +85,6 @@ _FROM_CLIENT = frozenset(
         "TransactionStep",
         "Unauthorized",
         "Unavailable",
-        "backoff",
     }
 )
 

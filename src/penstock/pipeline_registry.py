@@ -22,6 +22,8 @@ log = logging.getLogger("penstock.pipeline_registry")
 LOST_AFTER_SECONDS = 15.0
 ENDED = ("finished", "failed")
 MAX_PIPELINES = 1000
+MAX_RUNS = 20  # of a pipeline that are remembered
+RUN_FIELDS = ("state", "started_at", "rows", "batch", "error", "host")
 
 
 class Pipelines:
@@ -58,7 +60,9 @@ class Pipelines:
         if name not in self._reports and len(self._reports) >= MAX_PIPELINES:
             oldest = min(self._reports, key=lambda known: self._reports[known]["reported_at"])
             del self._reports[oldest]
-        self._reports[name] = {**report, "name": name, "reported_at": self._clock()}
+        now = self._clock()
+        runs = _runs(before.get("runs", []), report, now)
+        self._reports[name] = {**report, "name": name, "reported_at": now, "runs": runs}
         state = report.get("state")
         if state == "starting" or state in ENDED:
             self._stops.discard(name)
@@ -79,6 +83,7 @@ class Pipelines:
         silent = self._clock() - report["reported_at"]
         lost = report.get("state") not in ENDED and silent > LOST_AFTER_SECONDS
         return {
+            "runs": [],
             **report,
             "state": "lost" if lost else report.get("state"),
             "stopping": name in self._stops,
@@ -105,6 +110,13 @@ class Pipelines:
             PenstockError
         ) as error:  # reports come again; the pipelines themselves do not depend on this
             log.warning("what pipelines reported could not be saved: %s", error)
+
+
+def _runs(before: list[dict[str, Any]], report: dict[str, Any], now: float) -> list[dict[str, Any]]:
+    """The last runs, the newest first, with what this report says of the one it is about."""
+    run = {field: report.get(field) for field in RUN_FIELDS} | {"reported_at": now}
+    same = bool(before) and before[0].get("started_at") == run["started_at"]
+    return [run, *(before[1:] if same else before)][:MAX_RUNS]
 
 
 def _because(report: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ class FailedFile:
     size: int
     due: float  # on the monotonic clock
     pause: float
+    reason: str  # of its first event
 
 
 class Failed:
@@ -78,7 +79,16 @@ class Failed:
             name = parse(text)
             if name and name.tag in wanted and text not in self.files:
                 path = self._directory / text
-                self._add(name, path, count_events(self._fs, path), self._clock())
+                reason = self._reason_beside(path)
+                self._add(name, path, count_events(self._fs, path), self._clock(), reason)
+
+    def _reason_beside(self, path: Path) -> str:
+        """Why the first event of a failed file was refused. Blocks."""
+        try:
+            lines = self._fs.read(path.with_name(path.name + ".error")).splitlines()
+        except FileNotFoundError:
+            return "unknown: the file of reasons is gone"
+        return lines[0].decode(errors="replace") if lines else "unknown"
 
     def write(self, name: Name, refusals: list[Refusal]) -> None:
         """Put the refused events of the buffer file `name` aside, durably. Twice is the same as
@@ -97,12 +107,14 @@ class Failed:
             b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)),
         )
         self._fs.replace(path, b"".join(self._encode(refusal.item for refusal in refusals)))
-        self._add(name.complete, path, len(refusals), self._clock() + self._interval)
+        due = self._clock() + self._interval
+        self._add(name.complete, path, len(refusals), due, refusals[0].error)
 
-    def _add(self, name: Name, path: Path, events: int, due: float) -> None:
+    def _add(self, name: Name, path: Path, events: int, due: float, reason: str) -> None:
         before = self.files.get(str(name))
         pause = before.pause if before else self._interval
-        self.files[str(name)] = FailedFile(name, path, events, self._fs.size(path), due, pause)
+        size = self._fs.size(path)
+        self.files[str(name)] = FailedFile(name, path, events, size, due, pause, reason)
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
         """The files to try again, oldest first."""

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.buffer.backlog import BufferFile
+from penstock.buffer.failed import FailedFile
 from penstock.buffer.files import KINDS, Kind
 from penstock.database import Database
 from penstock.metrics import Metrics
 
 if TYPE_CHECKING:
     from penstock.buffer.buffer import Buffer
+
+
+MAX_FILES = 200  # that a status names
 
 
 class KindStatus(msgspec.Struct, rename="camel"):
@@ -31,6 +36,18 @@ class Recovery(msgspec.Struct):
     total: int
 
 
+class FileStatus(msgspec.Struct, rename="camel"):
+    """One buffer file."""
+
+    name: str
+    kind: str
+    events: int
+    bytes: int
+    age: float | None  # seconds since it was begun
+    state: str  # growing, waiting (for its replay) or failed
+    reason: str | None  # of a failed one: why its first event was refused
+
+
 class BufferStatus(msgspec.Struct, rename="camel"):
     pending: int
     failed: int
@@ -43,6 +60,8 @@ class BufferStatus(msgspec.Struct, rename="camel"):
     quarantined: int
     failed_files: list[str]
     directory: str
+    files: list[FileStatus]  # of this process, the oldest first, MAX_FILES of them
+    drain_seconds: float | None  # until all is replayed, at the rate of now; null: not known
     recovery: Recovery | None
     failover: KindStatus
     qos0: KindStatus
@@ -151,6 +170,21 @@ class Status:
             flushed=int(buffer.replay.flushed.value(kind)),
         )
 
+    def files(self) -> list[FileStatus]:
+        buffer = self._buffer
+        active = buffer.journal.active
+        growing = [batch.file for batch in buffer.qos0.batches] + ([active] if active else [])
+        files = [_file(file, "failed", file.reason) for file in buffer.failed.files.values()]
+        files += [_file(file, "waiting") for file in buffer.backlog.files[:MAX_FILES]]
+        files += [_file(file, "growing") for file in growing]
+        return sorted(files, key=lambda file: -(file.age or 0.0))[:MAX_FILES]
+
+    def _drain_seconds(self) -> float | None:
+        if not self.pending:
+            return 0.0
+        rate = self._buffer.replay.rate
+        return round(self.pending / rate, 1) if rate > 0 else None
+
     def report(self) -> BufferStatus:
         buffer, progress = self._buffer, self._buffer.recovering
         return BufferStatus(
@@ -165,7 +199,22 @@ class Status:
             quarantined=int(buffer.replay.quarantined.value()),
             failed_files=sorted(buffer.failed.files),
             directory=str(buffer.directory),
+            files=self.files(),
+            drain_seconds=self._drain_seconds(),
             recovery=Recovery(progress.what, progress.done, progress.total) if progress else None,
             failover=self.kind("failover"),
             qos0=self.kind("qos0"),
         )
+
+
+def _file(file: BufferFile | FailedFile, state: str, reason: str | None = None) -> FileStatus:
+    begun = file.name.created_at
+    return FileStatus(
+        name=str(file.name),
+        kind=file.name.kind,
+        events=file.events,
+        bytes=file.size,
+        age=round(max(0.0, time.time() - begun), 3) if begun else None,
+        state=state,
+        reason=reason,
+    )

@@ -4,7 +4,7 @@ the way in; what is exported here is exported there.
 
 from penstock.client.buffer import PushBuffer
 from penstock.client.client import Client
-from penstock.client.consumer import Consumer, RetryPolicy, backoff
+from penstock.client.consumer import Consumer
 from penstock.client.messages import (
     Acked,
     AckRefused,
@@ -22,7 +22,6 @@ from penstock.client.reader import Reader
 from penstock.client.results import (
     BrokerStatus,
     Configured,
-    ConsumerHealth,
     Counts,
     DeadLetterMessage,
     DeadLetters,
@@ -96,7 +95,6 @@ __all__ = [
     "Conflict",
     "ConnectionLost",
     "Consumer",
-    "ConsumerHealth",
     "Counts",
     "Damaged",
     "DeadLetter",
@@ -127,7 +125,6 @@ __all__ = [
     "Received",
     "Record",
     "Retry",
-    "RetryPolicy",
     "RoutePushed",
     "RouteStatus",
     "Routes",
@@ -158,5 +155,4 @@ __all__ = [
     "TransactionStep",
     "Unauthorized",
     "Unavailable",
-    "backoff",
 ]

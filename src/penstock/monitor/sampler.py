@@ -15,14 +15,14 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 
-from penstock import __version__
 from penstock.broker import Broker
 from penstock.errors import PenstockError
+from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
+from penstock.monitor.inspection import push_to_ack
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.figures import GroupFigures, QueueFigures
 
@@ -35,14 +35,12 @@ SPARK_SAMPLES = 60  # of a queue's line in a list
 LOOKED_AT_PARTITIONS = 200
 LONG_WAIT_SECONDS = 300.0
 WORST_GROUPS = 5
+DISK_SECONDS = 30.0  # between two notes of the free space
+DISK_SAMPLES = 120  # an hour
+LEAST_DISK_SECONDS = 300.0  # for a guess when the disk is full
 LOW_DISK = 0.05  # of the disk's size
 
 
-def _sql(name: str) -> str:
-    return files("penstock.monitor").joinpath(f"{name}.sql").read_text()
-
-
-DATABASE = _sql("database_figures")
 MINUTES = """
 SELECT extract(epoch FROM minute)::bigint AS minute,
        sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
@@ -61,6 +59,7 @@ class Group(msgspec.Struct, rename="camel"):
     dead: int  # dead letters
     dropped: int
     skipped: int
+    consumers: int | None  # connections that pop for it, at all brokers
     rate: float | None  # completed per second
 
 
@@ -97,6 +96,22 @@ class Problem(msgspec.Struct):
     path: str  # of the view where it is mended
 
 
+class Process(msgspec.Struct, rename="camel"):
+    """A broker process on this database."""
+
+    id: str
+    host: str
+    worker: int
+    server: str
+    version: str | None
+    cpu: float  # cores in use
+    memory: int
+    waiting_pops: int
+    started_at: float
+    last_seen: float
+    self: bool
+
+
 class Sampler:
     """The broker's state as of the last second, and its last 15 minutes."""
 
@@ -110,8 +125,13 @@ class Sampler:
         self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
         self._waits: dict[int, float | None] = {}  # group -> how long its oldest message waits
         self._slow_at = 0.0
-        self._database: dict[str, Any] | None = None
-        self._wal: tuple[float, int] | None = None  # when, bytes
+        self._database_watch = DatabaseWatch(broker.database)
+        self._database: DatabaseCard | None = None
+        self._consumers: dict[tuple[str, str], int] | None = None  # by queue and group
+        self._processes: list[Process] = []
+        self._latency: dict[str, float | None] | None = None
+        self._free: deque[tuple[float, int]] = deque(maxlen=DISK_SAMPLES)  # when, bytes
+        self._sent: dict[str, Any] = {}  # what viewers have
         self._since: dict[str, float] = {}  # problem -> when it was first seen
         self._now: dict[str, Any] = {}
 
@@ -129,6 +149,10 @@ class Sampler:
         if not self._now or time.time() - self._now["at"] / 1000 > 2 * SAMPLE_SECONDS:
             await self._fill()
             await self._sample()
+        return self.whole()
+
+    def whole(self) -> bytes:
+        """Everything as of the last sample."""
         names = sorted({name for _, sample in self._samples for name in sample})
         history = {
             "times": [at * 1000 for at, _ in self._samples],
@@ -151,13 +175,22 @@ class Sampler:
         while self._viewers:
             began = time.monotonic()
             try:
-                event = _event(await self._sample())
+                event = _event(self._changes(await self._sample()))
             except Exception:  # a bug here must not end the view of everything for good
                 log.exception("the broker could not be sampled")
             else:
                 for viewer in list(self._viewers):
                     viewer(event)
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
+
+    def _changes(self, now: dict[str, Any]) -> dict[str, Any]:
+        """What viewers do not have yet; the sample always."""
+        before, self._sent = self._sent, now
+        return {
+            name: value
+            for name, value in now.items()
+            if name in ("at", "sample") or name not in before or before[name] != value
+        }
 
     # Sampling
 
@@ -186,7 +219,7 @@ class Sampler:
         else:
             sample = self._take(at, figures)
         self._samples.append((at, sample))
-        disk = _disk(broker)
+        disk = self._disk(at)
         routes = broker.exports.status() if broker.exports else []
         self._now = {
             "at": at * 1000,
@@ -196,12 +229,13 @@ class Sampler:
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
             ),
-            "ledger": self._ledger(),
+            "ledger": self._ledger(routes),
             "groups": self._worst(),
-            "database": self._database if broker.database.healthy else {"up": False},
+            "latency": self._latency,
+            "database": self._database if broker.database.healthy else DOWN,
             "disk": disk,
             "buffers": _buffers(broker),
-            "brokers": _brokers(broker),
+            "brokers": self._processes,
         }
         return self._now
 
@@ -225,7 +259,7 @@ class Sampler:
                 None,
                 queue.dead_letters,
                 [
-                    self._group(group, before[2] if before else None, seconds)
+                    self._group(queue.name, group, before[2] if before else None, seconds)
                     for group in queue.groups
                 ],
             )
@@ -247,7 +281,9 @@ class Sampler:
             "waiting": sum(queue.waiting for queue in queues.values()),
         }
 
-    def _group(self, group: GroupFigures, before: dict[int, int] | None, seconds: float) -> Group:
+    def _group(
+        self, queue: str, group: GroupFigures, before: dict[int, int] | None, seconds: float
+    ) -> Group:
         rate = None
         if before is not None:
             rate = max(0, group.completed - before.get(group.id, group.completed)) / seconds
@@ -261,6 +297,9 @@ class Sampler:
             dead=group.dead_letters,
             dropped=group.dropped,
             skipped=group.skipped,
+            consumers=None
+            if self._consumers is None
+            else self._consumers.get((queue, group.name), 0),
             rate=rate,
         )
 
@@ -269,24 +308,31 @@ class Sampler:
         behind = [group.id for queue in figures for group in queue.groups if group.waiting]
         backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
         self._waits = {group: backlog.seconds for group, backlog in backlogs.items()}
-        began = time.perf_counter()
-        (row,) = await self._broker.database.browse(DATABASE)
-        oldest = None
-        if row["oldest_seconds"] is not None:
-            oldest = {
-                "seconds": row["oldest_seconds"],
-                "who": f"{row['oldest_who']}, pid {row['oldest_pid']}",
-            }
-        before, self._wal = self._wal, (at, row["wal"])
-        self._database = {
-            "up": True,
-            "answerSeconds": time.perf_counter() - began,
-            "oldestTransaction": oldest,
-            "deadRows": row["dead_rows"],
-            "walPerSecond": (row["wal"] - before[1]) / (at - before[0]) if before else None,
-            "connections": row["connections"],
-            "maxConnections": row["max_connections"],
-        }
+        moved = sum(queue.pushed for queue in figures)
+        moved += sum(group.completed for queue in figures for group in queue.groups)
+        self._database = await self._database_watch.look(moved)
+        self._consumers = await self._broker.queues.consumers.members()
+        latencies = await push_to_ack(self._broker.queues)
+        self._latency = None
+        if latencies.total:
+            self._latency = {f"p{one}": latencies.percentile(one) for one in (50, 99)}
+        mine = self._broker.presence.member
+        self._processes = [
+            Process(
+                id=member.id,
+                host=member.hostname,
+                worker=member.worker,
+                server=member.server,
+                version=member.figures.version or None,
+                cpu=member.figures.cpu,
+                memory=member.figures.memory_bytes,
+                waiting_pops=member.figures.waiting_pops,
+                started_at=member.started_at.timestamp() * 1000,
+                last_seen=member.last_seen.timestamp() * 1000,
+                self=member.id == mine,
+            )
+            for member in await self._broker.presence.members()
+        ]
 
     # What is made of it
 
@@ -333,21 +379,56 @@ class Sampler:
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
         }
 
-    def _ledger(self) -> list[dict[str, Any]]:
+    def _ledger(self, routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
+
+        What a group skipped is what the others leave over, so only a part without any shows that
+        its figures, each counted for itself, add up.
+        """
         pairs = [(queue, group) for queue in self.queues.values() for group in queue.groups]
-        if not pairs:
-            return []
-        return [
-            {
-                "part": "queues",
-                "accepted": sum(queue.pushed for queue, _ in pairs),
-                "delivered": sum(group.acked for _, group in pairs),
-                "dead": sum(group.dead for _, group in pairs),
-                "dropped": sum(group.dropped for _, group in pairs),
-                "skipped": sum(group.skipped for _, group in pairs),
-                "waiting": sum(group.lag for _, group in pairs),
+        rows = []
+        if pairs:
+            skipped = sum(group.skipped for _, group in pairs)
+            rows.append(
+                {
+                    "part": "queues",
+                    "accepted": sum(queue.pushed for queue, _ in pairs),
+                    "delivered": sum(group.acked for _, group in pairs),
+                    "dead": sum(group.dead for _, group in pairs),
+                    "dropped": sum(group.dropped for _, group in pairs),
+                    "waiting": sum(group.lag for _, group in pairs),
+                    "skipped": skipped,
+                    "agrees": True if all(not group.skipped for _, group in pairs) else None,
+                }
+            )
+        if routes:
+            books = [route["queue"]["accounting"] for route in routes]
+            row = {
+                "part": "routes",
+                "accepted": sum(book["accepted"] for book in books),
+                "delivered": sum(book["delivered"] for book in books),
+                "dead": sum(book["deadLettered"] for book in books),
+                "dropped": sum(sum(book["dropped"].values()) for book in books),
+                "waiting": sum(book["queued"] for book in books),
             }
-        ]
+            parts = ("delivered", "dead", "dropped", "waiting")
+            rows.append(row | {"agrees": row["accepted"] == sum(row[part] for part in parts)})
+        return rows
+
+    def _disk(self, at: float) -> dict[str, Any] | None:
+        """Free and total bytes, and how many days are left at the rate of the time watched."""
+        try:
+            usage = shutil.disk_usage(self._broker.config.data_directory)
+        except OSError:
+            return None
+        if not self._free or at - self._free[-1][0] >= DISK_SECONDS:
+            self._free.append((at, usage.free))
+        since, free = self._free[0]
+        used, seconds = free - usage.free, at - since
+        days = None
+        if seconds >= LEAST_DISK_SECONDS and used > 0:
+            days = round(usage.free / (used / seconds) / 86400, 1)
+        return {"free": usage.free, "total": usage.total, "daysLeft": days}
 
     def _worst(self) -> list[dict[str, Any]]:
         pairs = [(queue, group) for queue in self.queues.values() for group in queue.groups]
@@ -363,14 +444,6 @@ class Sampler:
         ]
 
 
-def _disk(broker: Broker) -> dict[str, Any] | None:
-    try:
-        usage = shutil.disk_usage(broker.config.data_directory)
-    except OSError:
-        return None
-    return {"free": usage.free, "total": usage.total}
-
-
 def _buffers(broker: Broker) -> dict[str, Any]:
     report = broker.buffer.status.report()
     mode = (
@@ -383,18 +456,6 @@ def _buffers(broker: Broker) -> dict[str, Any]:
         "failed": report.failed,
         "mode": mode,
     }
-
-
-def _brokers(broker: Broker) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": broker.presence.member,
-            "host": "",
-            "version": __version__,
-            "lastSeen": time.time() * 1000,
-            "self": True,
-        }
-    ]
 
 
 def _event(value: dict[str, Any]) -> bytes:

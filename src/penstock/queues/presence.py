@@ -18,10 +18,10 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
+from penstock import __version__
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
-from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
 from penstock.queues.signals import Signals
 
@@ -82,6 +82,7 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     releases: names stay, and what is not there has a default.
     """
 
+    version: str = ""
     cpu: float = 0.0  # cores in use, on average since the last row
     cpu_user_seconds: float = 0.0
     cpu_system_seconds: float = 0.0
@@ -90,7 +91,6 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     waiting_pops: int = 0
     parked: dict[str, int] = {}  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]] = []  # queue, group, connections that pop
-    reports: list[ConsumerReport] = []  # of consumers that say how they are
     requests: RequestCounts = msgspec.field(default_factory=RequestCounts)
     messages: OperationCounts = msgspec.field(default_factory=OperationCounts)
     db_errors: int = 0
@@ -145,7 +145,6 @@ class Presence:
     ) -> None:
         self._database, self._signals, self._metrics = database, signals, metrics
         self._consumers = consumers
-        self.reports = ConsumerReports()
         self.server, self.worker = server, worker
         self.member = f"{socket.gethostname()}-{worker}-{os.urandom(4).hex()}"
         consumers.member = self.member
@@ -203,6 +202,7 @@ class Presence:
         times = resource.getrusage(resource.RUSAGE_SELF)
         consumers = islice(self._consumers.counts().items(), MAX_REPORTED)
         return ProcessFigures(
+            version=__version__,
             cpu_user_seconds=times.ru_utime,
             cpu_system_seconds=times.ru_stime,
             memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
@@ -210,7 +210,6 @@ class Presence:
             waiting_pops=self._signals.waiting,
             parked=self._signals.parked(MOST_PARKED),
             consumers=[(queue, group, count) for (queue, group), count in consumers],
-            reports=self.reports.alive(),
             requests=self._requests(),
             messages=self._messages(),
             db_errors=self._total("penstock_database_outages_total"),
@@ -237,12 +236,6 @@ class Presence:
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
         return [Member(**{**row, "figures": decode(row["figures"])}) for row in rows]
-
-    async def consumers(self) -> list[ConsumerReport]:
-        """The consumers that report to any process, as they were last seen."""
-        others = [member for member in await self.members() if member.id != self.member]
-        reports = [report for member in others for report in member.figures.reports]
-        return merged([*reports, *self.reports.alive()])
 
     async def series(
         self,

@@ -163,7 +163,7 @@ function content() {
 
 function crumbs() {
   if (!page.route) return "";
-  return page.route.crumbs ? page.route.crumbs(page.params) : html`<b>${page.route.title(page.params)}</b>`;
+  return page.route.crumbs ? page.route.crumbs(page.params, page.data) : html`<b>${page.route.title(page.params)}</b>`;
 }
 
 let drawn = 0;

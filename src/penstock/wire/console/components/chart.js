@@ -56,7 +56,7 @@ export function lines({ times, series, format = short, title }) {
   const x = (i) => LEFT + ((times[i] - start) / span) * (WIDTH - LEFT - RIGHT);
   const y = (value) => TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM);
   const last = (values) => values.findLast((value) => value !== null && value !== undefined);
-  const label = span > 36 * 3600e3 ? day : (at) => clock(at).slice(0, 5);
+  const label = span > 36 * 3600e3 ? day : (at) => clock(at).slice(0, span > 300e3 ? 5 : 8);
   const ticks = [0, 0.5, 1].map((share) => share * top);
   const marks = [0, 0.5, 1].map((share) => start + share * span);
   const summary = some.map((one) => `${one.name} ${format(last(one.values) ?? 0)}`).join(", ");
@@ -87,14 +87,14 @@ export function sparkline(values, name = "in", title = "") {
     <path class="line c${colourOf(name)}" d="${d}"/></svg>`;
 }
 
-/** Bars beside their labels: rows of {label, value, href?}. */
+/** Bars beside their labels: rows of {label, value, href?, more?}. */
 export function bars(rows, format = short, title = "") {
   const top = Math.max(...rows.map((row) => row.value ?? 0), 1);
   return html`<table class="bars" aria-label="${title}">${rows.map((row) => html`<tr data-key="${row.label}">
     <th scope="row">${row.href ? html`<a href="${row.href}">${row.label}</a>` : row.label}</th>
     <td><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="bar"
       width="${((row.value ?? 0) / top) * 100}" height="8"/></svg></td>
-    <td class="number">${format(row.value)}</td></tr>`)}</table>`;
+    <td class="number">${format(row.value)}</td>${row.more === undefined ? "" : html`<td class="number"><small>${row.more}</small></td>`}</tr>`)}</table>`;
 }
 
 /** Show the values under the pointer. Called once, for all charts of the page. */

@@ -3,7 +3,9 @@
  * right-aligned; a click on a row (or Enter) opens it; up and down move; on a phone rows become cards
  * that show the columns marked `card`.
  *
- *   table({ columns: [{ name, title, number, card, sort, cell: (row) => markup }], rows, key, href, sort })
+ *   table({ columns: [{ name, title, number, card, sort, kind, cell: (row) => markup }], rows, key, href, sort })
+ *
+ * `kind`: text (long words break) or actions (buttons in one line).
  */
 import { html } from "../html.js";
 
@@ -22,11 +24,11 @@ export function table({ columns, rows, key, href, sort = "", caption, empty = ""
     ${shown.map((column) => html`<th scope="col" class="${column.number ? "number" : ""} ${column.card ? "card" : ""}"
       ${sort && sort.replace("-", "") === column.name ? html`aria-sort="${sort.startsWith("-") ? "descending" : "ascending"}"` : ""}>
       ${column.sort ? html`<button class="plain" data-action="sort" data-sort="${next(sort, column.name, column.number)}"
-        >${column.title} ${arrow(sort, column.name)}</button>` : column.title}</th>`)}
+        >${column.title} ${arrow(sort, column.name)}</button>` : column.title || html`<span class="hidden">Actions</span>`}</th>`)}
   </tr></thead><tbody>${rows.map((row) => html`<tr data-key="${key(row)}" ${href ? html`data-href="${href(row)}" tabindex="0"` : ""}>
     ${select ? html`<td class="select"><input type="checkbox" data-action="select" data-key-of="${key(row)}"
       aria-label="Select ${key(row)}" ${select.has(key(row)) ? html`checked` : ""}></td>` : ""}
-    ${shown.map((column) => html`<td class="${column.number ? "number" : ""} ${column.card ? "card" : ""}"
+    ${shown.map((column) => html`<td class="${column.number ? "number" : ""} ${column.card ? "card" : ""} ${column.kind ?? ""}"
       data-title="${column.title}">${column.cell(row)}</td>`)}
   </tr>`)}</tbody></table></div>`;
 }

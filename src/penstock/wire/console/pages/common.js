@@ -2,12 +2,26 @@
 import { html } from "../html.js";
 import { ago, count, duration, moment } from "../format.js";
 
+export const QUEUE_MODE = "__QUEUE_MODE__";
+
+/** What a group is called: consumers that name none share the queue itself. */
+export const groupName = (group) => (group && group !== QUEUE_MODE ? group : "queue mode");
+
 /** A large figure with its name, and what is said under it. */
 export const figure = (name, value, more = "") => html`<div class="figure"><span>${name}</span><b>${value}</b>${more}</div>`;
 
 /** The filter of a list; its text stands in the address. */
 export const filter = (query, what, name = "filter") => html`<input class="grow" type="search" data-filter="${name}"
   value="${query[name] ?? ""}" placeholder="${what} ( / )" aria-label="${what}">`;
+
+const STATES = {
+  running: "good", active: "good", sending: "good", closed: "good", direct: "good", finished: "good", idle: "good",
+  paused: "warn", draining: "warn", half_open: "warn", waiting: "warn", starting: "warn", stopping: "warn", maintenance: "warn", growing: "",
+  open: "bad", failed: "bad", lost: "bad", denied: "bad", failover: "bad", stopped: "warn", blocked: "bad",
+};
+
+/** A state as a word, in the colour that it means. */
+export const badge = (state) => html`<span class="badge ${STATES[state] ?? ""}">${state ? String(state).replace("_", "-") : "–"}</span>`;
 
 /** Names and values, one under the other. */
 export const pairs = (rows) => html`<dl class="pairs">${rows.filter(Boolean).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;

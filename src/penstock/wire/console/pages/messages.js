@@ -1,49 +1,71 @@
-/** The message browser of a queue, and one message as each group sees it. */
+/** The message browser of a queue, and one message: its life line, its payload, what can be done. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { clock, day, moment, size } from "../format.js";
+import { clock, count, day, moment, size } from "../format.js";
 import { confirm } from "../components/dialog.js";
 import { payload } from "../components/json.js";
 import { table } from "../components/table.js";
+import { timeline } from "../components/timeline.js";
 import { button, filter, pairs, teach } from "./common.js";
 
 const MODES = ["json", "raw", "hex"];
 const linkTo = (message) => `#/messages/${encodeURIComponent(message.partitionId)}/${encodeURIComponent(message.transactionId)}`;
-const at = (text) => Date.parse(text);
+const at = (value) => (typeof value === "number" ? value : Date.parse(value));
 const STATES = { dead_letter: "bad", failed: "bad", processing: "warn", completed: "good" };
 
 const COLUMNS = [
   { name: "createdAt", title: "Pushed", card: true, cell: (m) => html`<time title="${moment(at(m.createdAt))}">${day(at(m.createdAt))} <small>${clock(at(m.createdAt), true)}</small></time>` },
   { name: "partition", title: "Partition", card: true, cell: (m) => m.partition },
   { name: "transactionId", title: "Transaction id", cell: (m) => html`<code>${m.transactionId}</code>` },
-  { name: "status", title: "Status", cell: (m) => html`<span class="badge ${STATES[m.status] ?? ""}">${m.status}</span>` },
+  { name: "status", title: "Status", cell: (m) => (m.status ? html`<span class="badge ${STATES[m.status] ?? ""}">${m.status.replace("_", " ")}</span>` : html`<small>${size(m.size)}</small>`) },
   { name: "producer", title: "By", cell: (m) => m.producerSub ?? "" },
 ];
 
+/** The rows of a queue's messages tab: a search when one is asked for, else the newest. */
+export function loadMessages(queue, query, signal) {
+  const from = query.from ? new Date(query.from).toISOString() : "";
+  if (query.id) return get(path`/api/v1/queues/${queue}/messages`, { transactionId: query.id }, signal);
+  if (query.search) return get(path`/api/v1/queues/${queue}/messages`, { search: query.search, partition: query.partition, from, cursor: query.cursor }, signal);
+  return get("/api/v1/messages", { queue, partition: query.partition, from: from || "2000-01-01T00:00:00Z", cursor: query.cursor, limit: 50 }, signal);
+}
+
 export function messages(data, context) {
   const { query } = context;
-  return html`<div class="tools">${filter(query, "Partition", "partition")}
+  const { list } = data;
+  const narrow = query.partition || query.from || query.search || query.id;
+  return html`<div class="tools">${filter(query, "In the payload: text, or order.id=7", "search")}${filter(query, "Transaction id", "id")}${filter(query, "Partition", "partition")}
       <label>since <input type="datetime-local" data-choice="from" value="${query.from ?? ""}"></label></div>
-    ${table({ columns: COLUMNS, rows: data.list.messages, key: (m) => `${m.partitionId}/${m.transactionId}`, href: linkTo, caption: "Messages, the newest first",
-      empty: query.partition || query.from ? "No message matches." : teach("There is no message yet.", `penstock queue push ${data.name} '{"id": 7}'`) })}
+    ${query.search ? html`<p><small>${count(list.searched)} messages searched, the newest first${list.complete ? ": all that there are" : ""}.</small></p>` : ""}
+    ${table({ columns: COLUMNS, rows: list.messages, key: (m) => `${m.partitionId}/${m.transactionId}`, href: linkTo, caption: "Messages, the newest first",
+      empty: narrow ? "No message matches." : teach("There is no message yet.", `penstock queue push ${data.name} '{"id": 7}'`) })}
     <div class="pager">${query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← newest</a>` : ""}
-      ${data.list.next ? html`<a href="${context.withQuery({ cursor: data.list.next })}">older →</a>` : ""}</div>`;
+      ${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">${query.search ? "search on" : "older"} →</a>` : ""}</div>`;
 }
 
 export const message = {
   path: "/messages/:partition/:id",
   title: ({ id }) => `Message ${id}`,
-  crumbs: ({ id }) => html`<a href="#/queues">Queues</a> / <b>${id}</b>`,
-  load: ({ partition, id }, _, signal) => get(path`/api/v1/messages/${partition}/${id}`, {}, signal),
+  crumbs: ({ id }, data) => html`<a href="#/queues">Queues</a> / ${data ? html`<a href="#/queues/${encodeURIComponent(data.queue)}">${data.queue}</a> / ` : ""}<b>${id}</b>`,
+  every: 5000,
+  async load({ partition, id }, _, signal) {
+    const life = get(path`/api/v1/messages/${partition}/${id}/lifeline`, {}, signal);
+    const one = get(path`/api/v1/messages/${partition}/${id}`, {}, signal);
+    return { ...(await one), events: (await life).events };
+  },
   view(data, context) {
     const mode = context.query.mode ?? "json";
     const text = JSON.stringify(data.payload ?? null);
-    const known = Object.entries(data).filter(([name, value]) => name !== "payload" && value !== null && typeof value !== "object");
-    return html`<h1>${data.queue} / ${data.partition} <small>${size(text.length)}</small></h1>
+    const headers = Object.entries(data.headers ?? {});
+    return html`<h1>${data.queue} / ${data.partition} <small>${size(text.length)}${data.producerSub ? `, pushed by ${data.producerSub}` : ""}</small></h1>
       <div class="tools">${button(context, "read_write", "copy-message", "Push a copy")}${button(context, "read_write", "requeue", "Deliver again")}
-        ${button(context, "read_write", "remove", "Delete", { danger: true })}<button data-action="copy" data-text="${text}">Copy payload</button></div>
+        <button data-action="copy" data-text="${text}">Copy payload</button>${button(context, "read_write", "remove", "Delete", { danger: true })}</div>
+      <div class="card life">${timeline(data.events)}</div>
       <div class="cards"><div class="card"><div class="tabs">${MODES.map((one) => html`<a class="badge" href="${context.withQuery({ mode: one })}" ${one === mode ? html`aria-current="page"` : ""}>${one}</a>`)}</div>
-        ${payload(text, mode)}</div><div class="card">${pairs(known.map(([name, value]) => [name, String(value)]))}</div></div>`;
+        ${payload(text, mode)}</div><div class="card">${pairs([
+    ["transaction id", html`<code>${data.transactionId}</code>`], ["id", html`<code>${data.id}</code>`], ["partition id", html`<code>${data.partitionId}</code>`],
+    ["pushed", moment(at(data.createdAt))], data.traceId && ["trace id", html`<code>${data.traceId}</code>`],
+    ["status", data.status.replace("_", " ")], ["encrypted", data.isEncrypted ? "yes" : "no"],
+    ...headers.map(([name, value]) => [html`header <code>${name}</code>`, value])])}</div></div>`;
   },
   actions: {
     async "copy-message"(_, { data, say }) {

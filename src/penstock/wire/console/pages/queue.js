@@ -1,16 +1,14 @@
-/** One queue: its groups, messages and options, in tabs whose choice stands in the address. */
+/** One queue: its groups, partitions, messages, charts and options, in tabs whose choice stands in the address. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { ago, count, plural, rate } from "../format.js";
+import { clock, count, duration, plural, rate } from "../format.js";
 import { sparkline } from "../components/chart.js";
 import { confirm, form } from "../components/dialog.js";
 import { table } from "../components/table.js";
-import { age, bad, button, figure, pairs, teach } from "./common.js";
+import { QUEUE_MODE, age, bad, button, figure, filter, groupName as title, pager, teach } from "./common.js";
+import { history, loadHistory } from "./history.js";
+import { loadMessages, messages } from "./messages.js";
 import { linkTo } from "./queues.js";
-import { messages } from "./messages.js";
-
-const QUEUE_MODE = "__QUEUE_MODE__";
-const title = (group) => group || "queue mode";
 
 function groups(data, context) {
   const columns = [
@@ -18,58 +16,77 @@ function groups(data, context) {
     { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
     { name: "seconds", title: "Behind", number: true, card: true, cell: (g) => age(g.lagSeconds) },
     { name: "leased", title: "Leased", number: true, cell: (g) => count(g.leased) },
+    { name: "consumers", title: "Consumers", number: true, cell: (g) => count(g.consumers) },
     { name: "rate", title: "Acked/s", number: true, cell: (g) => rate(g.rate) },
     { name: "acked", title: "Acked", number: true, cell: (g) => count(g.acked) },
     { name: "failed", title: "Failed attempts", number: true, cell: (g) => count(g.failed) },
     { name: "dead", title: "Dead letters", number: true, cell: (g) => g.dead ? html`<a href="#/dead-letters?queue=${encodeURIComponent(data.name)}&group=${encodeURIComponent(g.name)}">${bad(g.dead)}</a>` : "0" },
-    { name: "actions", title: "", cell: (g) => html`${button(context, "read_write", "seek", "Seek", { data: { group: g.name } })}
+    { name: "actions", title: "", kind: "actions", cell: (g) => html`${button(context, "read_write", "seek", "Seek", { data: { group: g.name } })}
       ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, lag: g.lag } })}` },
   ];
   return table({ columns, rows: data.groups, key: (g) => g.name, caption: "Groups",
     empty: teach("Nobody has consumed from this queue yet.", `penstock queue pop ${data.name}@billing`) });
 }
 
-function consumers(data) {
-  const columns = [
-    { name: "name", title: "Consumer", cell: (c) => html`<b>${c.name}</b>` },
-    { name: "group", title: "Group", cell: (c) => title(c.group === QUEUE_MODE ? "" : c.group) },
-    { name: "hand", title: "In hand", number: true, card: true, cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}` },
-    { name: "waiting", title: "Wait for a retry", number: true, cell: (c) => count(c.waiting) },
-    { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
-    { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
-    { name: "error", title: "Last error", cell: (c) => c.lastError ? html`${c.lastError} <small>${ago(c.lastErrorAt)}</small>` : "" },
-    { name: "seen", title: "Seen", cell: (c) => ago(c.seenAt) },
-  ];
-  return table({ columns, rows: data.consumers, key: (c) => c.id, caption: "Consumers",
-    empty: teach("No consumer reports from this queue. Those of the Python client do.", "penstock worker shop.consumers:client") });
+const PARTITIONS = [
+  { name: "name", title: "Partition", card: true, cell: (p) => html`<b>${p.name}</b>` },
+  { name: "lag", title: "Lag", number: true, card: true, cell: (p) => count(p.lag) },
+  { name: "oldest", title: "Behind", number: true, card: true, cell: (p) => (p.lag ? age(p.oldest) : "") },
+  { name: "stored", title: "Stored", number: true, cell: (p) => count(p.stored) },
+  { name: "leased", title: "Leased", number: true, cell: (p) => count(p.leased) },
+  { name: "lease", title: "Lease", cell: (p) => (p.lease ? html`<code>${p.lease}</code> <small>until ${clock(p.leaseEndsAt)}</small>` : "") },
+  { name: "newest", title: "Last push", number: true, cell: (p) => (p.newest === null ? "–" : `${duration(p.newest)} ago`) },
+];
+
+/** The group whose partitions are shown: the one that was chosen, else the one with the largest lag. */
+const chosenGroup = (data, query) => query.group ?? data.groups.toSorted((a, b) => b.lag - a.lag)[0]?.name ?? "";
+
+function partitions(data, context) {
+  const { query } = context;
+  if (!data.groups.length) return html`<div class="empty">${teach("Lag is counted per group, and nobody has consumed from this queue yet.", `penstock queue pop ${data.name}@billing`)}</div>`;
+  return html`<div class="tools">${filter(query, "Filter by name")}<select data-choice="group" aria-label="Group">${data.groups.map((g) => html`<option value="${g.name || QUEUE_MODE}"
+      ${g.name === chosenGroup(data, query) || query.group === (g.name || QUEUE_MODE) ? html`selected` : ""}>${title(g.name)}</option>`)}</select></div>
+    ${table({ columns: PARTITIONS, rows: data.list.partitions, key: (p) => p.id, caption: "Partitions by lag", href: (p) => `${linkTo(data.name)}?tab=messages&partition=${encodeURIComponent(p.name)}`, empty: "No partition matches." })}
+    ${pager(query, data.list.total, data.list.partitions.length, context)}`;
 }
 
-const options = (data) => html`<div class="card">${pairs(Object.entries(data.options).map(([name, value]) => [name, String(value)]))}</div>`;
+function options(data, context) {
+  const { about, options: values } = data.list;
+  return html`<div class="tools">${button(context, "read_write", "configure", "Change options", { primary: true })}</div>
+    ${table({ columns: [
+      { name: "name", title: "Option", card: true, cell: (o) => html`<code>${o.name}</code>` },
+      { name: "value", title: "Value", number: true, card: true, cell: (o) => (values[o.name] === o.default ? String(o.default) : html`<b>${String(values[o.name])}</b>`) },
+      { name: "default", title: "Default", number: true, cell: (o) => String(o.default) },
+      { name: "meaning", title: "What it does", kind: "text", cell: (o) => o.meaning }], rows: about, key: (o) => o.name, caption: "Options" })}`;
+}
 
-const TABS = [["groups", "Groups", groups], ["consumers", "Consumers", consumers], ["messages", "Messages", messages], ["options", "Options", options]];
+const TABS = [
+  ["groups", "Groups", groups, null],
+  ["partitions", "Partitions", partitions, (name, query, signal, one) => get(path`/api/v1/queues/${name}/partitions`, { group: chosenGroup(one, query), filter: query.filter, offset: query.offset }, signal)],
+  ["messages", "Messages", messages, loadMessages],
+  ["charts", "Charts", history, (name, query, signal) => loadHistory(query, signal, name)],
+  ["options", "Options", options, (name, query, signal) => get(path`/api/v1/queues/${name}/options`, {}, signal)],
+];
+const tabOf = (query) => TABS.find(([name]) => name === query.tab) ?? TABS[0];
 
 export const queue = {
   path: "/queues/:queue",
   title: ({ queue: name }) => name,
   crumbs: ({ queue: name }) => html`<a href="#/queues">Queues</a> / <b>${name}</b>`,
   async load({ queue: name }, query, signal) {
-    const one = get(path`/api/v1/queues/${name}`, {}, signal);
-    if (query.tab === "consumers") return { ...(await one), ...(await get("/api/v1/consumers", { queue: name }, signal)) };
-    if (query.tab !== "messages") return one;
-    const from = query.from ? new Date(query.from).toISOString() : "2000-01-01T00:00:00Z";
-    const rows = get("/api/v1/messages", { queue: name, partition: query.partition, from, cursor: query.cursor, limit: 50 }, signal);
-    return { ...(await one), list: await rows };
+    const [tab, , , more] = tabOf(query);
+    const one = await get(path`/api/v1/queues/${name}`, {}, signal);
+    return { ...one, tab, list: more ? await more(name, query, signal, one) : null };
   },
   view(data, context) {
-    const tab = TABS.find(([name]) => name === context.query.tab) ?? TABS[0];
-    if ((tab[0] === "messages" && !data.list) || (tab[0] === "consumers" && !data.consumers)) return html`<p class="loading">…</p>`;
+    const tab = tabOf(context.query);
     return html`<h1>${data.name} <small>${data.namespace ?? ""} ${data.task ?? ""}</small></h1>
       <div class="tools">${button(context, "read_write", "push", "Push a message", { primary: true })}
         ${button(context, "admin", "clear", "Clear", { danger: true })}${button(context, "admin", "delete", "Delete", { danger: true })}</div>
       <div class="figures">${figure("waiting", count(data.waiting), sparkline(data.history ?? [], "waiting", "waiting, last minute"))}${figure("oldest waiting", age(data.oldest))}${figure("pushed/s", rate(data.pushedRate))}
         ${figure("acked/s", rate(data.deliveredRate))}${figure("stored", count(data.stored))}${figure("dead letters", bad(data.deadLetters))}</div>
       <div class="tabs" role="navigation" aria-label="Parts of this queue">${TABS.map(([name, label]) => html`<a class="badge" href="${linkTo(data.name)}?tab=${name}" ${name === tab[0] ? html`aria-current="page"` : ""}>${label}</a>`)}</div>
-      ${tab[2](data, context)}`;
+      ${tab[0] === data.tab ? tab[2](data, context) : html`<p class="loading">…</p>`}`;
   },
   actions: {
     async push(_, { params, say, refresh }) {
@@ -88,6 +105,24 @@ export const queue = {
         },
       });
       if (values) refresh();
+    },
+    async configure(_, { params, data, say, refresh }) {
+      const { about, options: now } = data.list;
+      const kind = (o) => (typeof o.default === "boolean" ? { choices: ["true", "false"] } : o.name === "ordering" ? { choices: ["partition", "none"] } : { kind: "number" });
+      const changed = (values) => Object.fromEntries(about.filter((o) => values[o.name] !== String(now[o.name]))
+        .map((o) => [o.name, o.name === "ordering" ? values[o.name] : JSON.parse(values[o.name] || "null")]));
+      let sent = {};
+      const values = await form({
+        title: `Options of ${params.queue}`, button: "Save what changed", text: "Only what you change is sent.",
+        fields: about.map((o) => ({ name: o.name, label: o.name, value: String(now[o.name]), help: o.meaning, ...kind(o) })),
+        check: async (given) => {
+          sent = changed(given);
+          if (!Object.keys(sent).length) return "Nothing is different.";
+          try { await ask("PATCH", path`/api/v1/queues/${params.queue}/options`, { body: sent }); } catch (error) { return error.message; }
+          return "";
+        },
+      });
+      if (values) { say(`Changed: ${Object.entries(sent).map(([name, value]) => `${name} = ${value}`).join(", ")}.`); refresh(); }
     },
     async clear(_, { params, data, say, refresh }) {
       const text = html`<p>${plural(data.stored, "message")} of ${params.queue} will be deleted for all groups, ${count(data.waiting)} of them not consumed yet. This cannot be undone.</p>`;

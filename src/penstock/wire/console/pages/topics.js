@@ -1,11 +1,12 @@
 /** Topics: size, rates, groups and lag; one topic with its records, a live tail, and what can be done. */
 import { ask, get, listen, path } from "../api.js";
 import { html } from "../html.js";
-import { clock, count, size } from "../format.js";
+import { clock, count, plural, rate, size } from "../format.js";
+import { sparkline } from "../components/chart.js";
 import { confirm, form } from "../components/dialog.js";
 import { payload, visible } from "../components/json.js";
 import { table } from "../components/table.js";
-import { bad, button, figure, filter, pager, teach } from "./common.js";
+import { bad, button, figure, filter, pager, since, teach } from "./common.js";
 
 const linkTo = (topic) => `#/topics/${encodeURIComponent(topic)}`;
 const MOST_TAILED = 200;
@@ -14,7 +15,11 @@ const COLUMNS = [
   { name: "name", title: "Topic", sort: true, cell: (t) => html`<a href="${linkTo(t.name)}">${t.name}</a>` },
   { name: "records", title: "Records", number: true, card: true, sort: true, cell: (t) => count(t.records) },
   { name: "bytes", title: "Size", number: true, sort: true, cell: (t) => size(t.bytes) },
-  { name: "segments", title: "Segments", number: true, cell: (t) => count(t.segments) },
+  { name: "rate", title: "Records/s", number: true, sort: true, cell: (t) => rate(t.rate) },
+  { name: "history", title: "Records/s, while you look", cell: (t) => sparkline(t.history, "produced", `records per second of ${t.name}`) },
+  { name: "groups", title: "Groups", number: true, sort: true, cell: (t) => count(t.groups) },
+  { name: "worstLag", title: "Largest lag", number: true, sort: true, cell: (t) => count(t.worstLag) },
+  { name: "segments", title: "Segments", number: true, sort: true, cell: (t) => count(t.segments) },
   { name: "policy", title: "Policy", cell: (t) => t.policy },
   { name: "damaged", title: "Damaged", number: true, cell: (t) => bad(t.damaged) },
 ];
@@ -25,12 +30,17 @@ export const topics = {
   load: (_, query, signal) => get("/topics", { details: true, filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
   view(data, context) {
     const { query } = context;
-    return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>
+    return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "admin", "scrub", "Check all segments")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>
       ${table({ columns: COLUMNS, rows: data.topics, key: (t) => t.name, href: (t) => linkTo(t.name), sort: query.sort ?? "name", caption: "Topics",
         empty: query.filter ? "No topic matches." : teach("There is no topic yet.", "echo hello | penstock topic produce greetings") })}
       ${pager(query, data.total, data.topics.length, context)}`;
   },
   actions: {
+    async scrub(_, { say }) {
+      if (!(await confirm({ title: "Check all segments", text: html`<p>The broker reads every sealed segment again and compares its checksums, slowly enough that others do not notice. Damage appears in the list and in the log.</p>`, button: "Check now", danger: false }))) return;
+      await ask("POST", "/api/v1/scrub");
+      say("The check has begun.");
+    },
     async create(_, context) {
       const values = await form({
         title: "Create a topic", button: "Create", fields: [{ name: "topic", label: "Name" }],
@@ -65,7 +75,16 @@ function tail(context) {
 
 const RECORDS = [
   { name: "offset", title: "Offset", number: true, card: true, cell: (r) => count(r.offset) },
-  { name: "payload", title: "Payload", card: true, cell: (r) => html`<details><summary class="mono">${visible(String(r.payload).slice(0, 200))}</summary>${payload(String(r.payload), "json")}</details>` },
+  { name: "payload", title: "Payload", kind: "text", card: true, cell: (r) => html`<details><summary class="mono">${visible(String(r.payload).slice(0, 200))}</summary>${payload(String(r.payload), "json")}</details>` },
+];
+
+const SEGMENTS = [
+  { name: "base", title: "From offset", number: true, card: true, cell: (one) => count(one.base) },
+  { name: "end", title: "Up to", number: true, cell: (one) => count(one.end) },
+  { name: "records", title: "Records", number: true, card: true, cell: (one) => count(one.records) },
+  { name: "bytes", title: "Size", number: true, cell: (one) => size(one.bytes) },
+  { name: "newest", title: "Newest record", number: true, cell: (one) => (one.records ? since(one.newest * 1000) : "–") },
+  { name: "state", title: "State", cell: (one) => html`<span class="badge">${one.sealed ? "sealed" : "being written"}</span>${one.compacted ? html` <span class="badge">compacted</span>` : ""}` },
 ];
 
 export const topic = {
@@ -83,17 +102,20 @@ export const topic = {
     const { state, query } = context;
     const list = state.tail ? state.tail.records : records.toReversed();
     return html`<h1>${info.topic} <small>${info.policy ?? ""}</small></h1>
-      <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "read_write", "policy", "Policy")}
+      <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "admin", "policy", "Policy")}
         ${button(context, "admin", "delete", "Delete", { danger: true })}</div>
       <div class="figures">${figure("records", count(info.records))}${figure("size", size(info.bytes))}${figure("first offset", count(info.first_offset))}
-        ${figure("next offset", count(info.next_offset))}${figure("segments", count(info.segments.length))}</div>
+        ${figure("next offset", count(info.next_offset))}${figure("damaged places", bad(info.damage.length))}${figure("segments", count(info.segments.length))}</div>
       <h2>Groups</h2>
       ${table({ columns: [
         { name: "group", title: "Group", cell: (g) => g.group },
         { name: "committed", title: "Committed", number: true, card: true, cell: (g) => count(g.committed) },
         { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
-        { name: "actions", title: "", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group } }) }],
+        { name: "members", title: "Members", cell: (g) => [...new Set(g.leases.map((lease) => lease.member))].join(", ") || html`<small>none holds a range</small>` },
+        { name: "actions", title: "", kind: "actions", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group } }) }],
       rows: groups, key: (g) => g.group, caption: "Groups", empty: teach("No group reads this topic.", `penstock topic consume ${context.params.topic} --group billing`) })}
+      <details class="segments"><summary><h2>Segments <small>${plural(info.segments.length, "file")}</small></h2></summary>
+        ${table({ columns: SEGMENTS, rows: info.segments.slice(-100).toReversed(), key: (one) => one.base, caption: "Segments, the newest first", empty: "" })}</details>
       <h2>Records</h2>
       <div class="tools"><label>offset <input type="number" min="0" data-choice="offset" value="${query.offset ?? from}"></label>
         <label>time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only what contains", "contains")}
@@ -132,14 +154,22 @@ export const topic = {
     },
     async reset(element, { params, say, refresh }) {
       const { group } = element.dataset;
+      const url = path`/topics/${params.topic}/groups/${group}/reset`;
       const values = await form({
-        title: `Reset ${group}`, button: "Reset", fields: [{ name: "offset", label: "Next offset to read", kind: "number", value: "0" }],
-        check: async ({ offset }) => {
-          try { await ask("POST", path`/topics/${params.topic}/groups/${group}/commit`, { body: { offset: Number(offset) } }); } catch (error) { return error.message; }
-          return "";
-        },
+        title: `Where should ${group} go on?`, button: "Preview",
+        fields: [{ name: "to", label: "To", choices: ["beginning", "end", "offset", "time"], value: "beginning" }, { name: "offset", label: "Offset", kind: "number", help: "only for “offset”" },
+          { name: "time", label: "Time", kind: "datetime-local", help: "only for “time”" }],
+        check: ({ to, offset, time }) => (to === "time" && !time ? "Choose a time." : to === "offset" && !offset ? "Which offset?" : ""),
       });
-      if (values) { say(`${group} goes on at ${values.offset}.`); refresh(); }
+      if (!values) return;
+      const body = { offset: { offset: Number(values.offset) }, time: { at: values.time && new Date(values.time).toISOString() } }[values.to] ?? { to: values.to };
+      const preview = await ask("POST", url, { body: { ...body, dryRun: true } });
+      const change = preview.lag - preview.lagBefore;
+      const text = html`<p>${group} goes from offset ${count(preview.before)} to ${count(preview.committed)}: ${change >= 0 ? html`${plural(change, "record")} come again` : html`${plural(-change, "record")} are skipped`}; ${plural(preview.lag, "record")} will be before it.</p>`;
+      if (!(await confirm({ title: "Reset the group", text, button: change >= 0 ? `Read ${plural(change, "record")} again` : `Skip ${plural(-change, "record")}`, danger: change < 0 }))) return;
+      await ask("POST", url, { body });
+      say(`${group} goes on at ${count(preview.committed)}.`);
+      refresh();
     },
     async delete(_, { params, data, say, go }) {
       const text = html`<p>${count(data.info.records)} records (${size(data.info.bytes)}) of ${params.topic} will be gone.</p>`;

@@ -131,9 +131,15 @@ class ConsoleApi:
         async def run(stream: Stream) -> None:
             events: asyncio.Queue[bytes] = asyncio.Queue(maxsize=2)  # a slow viewer misses some
 
+            missed = False
+
             def seen(event: bytes) -> None:
-                if not events.full():
-                    events.put_nowait(event)
+                nonlocal missed
+                if events.full():
+                    missed = True
+                else:
+                    events.put_nowait(self._sampler.whole() if missed else event)
+                    missed = False
 
             stop = self._sampler.watch(seen)
             try:

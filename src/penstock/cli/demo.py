@@ -1,0 +1,260 @@
+"""`penstock demo`: fills a running broker with lively example data, so that a Console has something
+to show.
+
+    penstock serve            # in one terminal
+    penstock demo             # in another; then open http://127.0.0.1:6632/
+
+A small shop: queues with several groups, one consumer that is too slow, one whose gateway fails, a
+topic with two groups, a route whose destination goes up and down, and the reports of three
+pipelines. Everything has `demo-` in front of its name and is removed again at Ctrl-C, unless
+`--keep`.
+
+Each part is a loop of its own that makes its requests over the public API. While the broker is away
+they wait and then go on.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from penstock.cli import LOCAL_URL, Token, Url, app, errors_explained, resource
+from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.net.http import HttpClient
+
+QUEUES = ("demo-orders", "demo-payments", "demo-emails", "demo-thumbnails", "demo-audit-log")
+TOPIC, ROUTE = "demo-clicks", "demo-warehouse"
+PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
+FAILURES = (
+    *["gateway timeout after 30 s"] * 6,
+    *["card declined by the issuer"] * 3,
+    "currency 'XXU' is unknown",
+)
+FAILING = 0.06  # of payments
+RETRY_SECONDS = 1.0
+UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # of the route's destination
+POP_WAIT_MS = 1000
+NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Margaret")
+
+
+class Shop:
+    """The example, on one broker."""
+
+    def __init__(self, url: str, token: str, rate: float) -> None:
+        headers = [("Authorization", f"Bearer {token}")] if token else []
+        self._http = HttpClient(url, headers=headers)
+        self._rate = rate  # orders per second
+        self._order = 0
+        self._chance = random.Random(7)
+        self._destination_up = True
+
+    async def ask(self, method: str, target: str, body: Any = None) -> Any:
+        """One request; an error of the broker is raised as what it means."""
+        encoded = b"" if body is None else msgspec.json.encode(body)
+        headers = [("Content-Type", "application/json")]
+        answer = await self._http.request(method, target, encoded, headers)
+        if answer.status == 404:
+            raise NotFound(target)
+        if answer.status >= 500:
+            raise Unavailable(f"{method} {target}: {answer.status}")
+        if answer.status >= 400:
+            raise PenstockError(f"{method} {target}: {answer.body.decode(errors='replace')[:300]}")
+        return msgspec.json.decode(answer.body) if answer.body else None
+
+    async def set_up(self) -> int:
+        """Make everything; the port of the route's destination."""
+        options: dict[str, dict[str, Any]] = {
+            "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
+            "demo-payments": {"retryLimit": 2, "retryDelay": 500, "leaseTime": 30},
+            "demo-emails": {"ordering": "none"},
+            "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
+            "demo-audit-log": {"ttl": 3600},
+        }
+        for queue in QUEUES:
+            body = {"queue": queue, "namespace": "shop", "options": options[queue]}
+            await self.ask("POST", "/api/v1/configure", body)
+        await self.ask("POST", f"/topics/{TOPIC}")
+        server = await asyncio.start_server(self._receive, "127.0.0.1", 0)
+        port = int(server.sockets[0].getsockname()[1])
+        with contextlib.suppress(PenstockError):  # from a demo before
+            await self.ask("DELETE", f"/api/v1/routes/{ROUTE}?force=true")
+        destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
+        body = {"name": ROUTE, "source": {"topic": TOPIC}, "destination": destination}
+        await self.ask("POST", "/api/v1/routes", body)
+        return port
+
+    def parts(self) -> list[Callable[[], Awaitable[None]]]:
+        """What goes on all the time."""
+        return [
+            self._push_orders,
+            self._produce_clicks,
+            self._switch_destination,
+            self._report_pipelines,
+            self._read_topic,
+            lambda: self._consume("demo-orders", "billing", 0.002),
+            lambda: self._consume("demo-orders", "mail", 0.02),
+            lambda: self._consume("demo-payments", "gateway", 0.01, failing=FAILING),
+            lambda: self._consume("demo-emails", "smtp", 0.004),
+            lambda: self._consume("demo-thumbnails", "resize", 0.25),
+        ]
+
+    async def _push_orders(self) -> None:
+        chance = self._chance
+        swing = 1 + 0.6 * random.Random(int(time.time() / 15)).random()
+        count = max(1, round(self._rate * swing))
+        items: list[dict[str, Any]] = []
+        for _ in range(count):
+            self._order += 1
+            order = {
+                "id": self._order,
+                "customer": {"name": chance.choice(NAMES), "country": chance.choice(["DE", "IT"])},
+                "total": round(chance.uniform(3, 180), 2),
+                "lines": [
+                    {"sku": f"s-{chance.randrange(100)}", "quantity": chance.randrange(1, 5)}
+                ],
+            }
+            partition = f"c-{chance.randrange(24)}"
+            wanted = ["demo-orders", "demo-payments"]
+            wanted += ["demo-emails"] * (chance.random() < 0.7)
+            wanted += ["demo-thumbnails"] * (chance.random() < 0.12)
+            wanted += ["demo-audit-log"] * (chance.random() < 0.2)
+            items += [
+                {"queue": queue, "partition": partition, "payload": order} for queue in wanted
+            ]
+        await self.ask("POST", "/api/v1/push", {"items": items})
+        await asyncio.sleep(1)
+
+    async def _consume(self, queue: str, group: str, seconds: float, failing: float = 0.0) -> None:
+        """Take some messages, work for `seconds` on each, and answer; `failing` of them fail."""
+        query = {"consumerGroup": group, "batch": 20, "partitions": 10}
+        target = resource("/api/v1/pop/queue", queue, **query, wait="true", timeout=POP_WAIT_MS)
+        popped = await self.ask("GET", target)
+        messages = popped["messages"] if popped else []
+        await asyncio.sleep(seconds * len(messages))
+        answers = []
+        for message in messages:
+            failed = message["data"]["id"] * 7919 % 1000 / 1000 < failing
+            error = random.Random(message["data"]["id"]).choice(FAILURES)
+            answers.append(
+                {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
+                | ({"status": "failed", "error": error} if failed else {"status": "completed"})
+            )
+        if answers:
+            body = {"consumerGroup": group, "acknowledgments": answers}
+            await self.ask("POST", "/api/v1/ack/batch", body)
+
+    async def _produce_clicks(self) -> None:
+        pages = [f"/p/{self._chance.randrange(40)}" for _ in range(max(1, round(self._rate * 2)))]
+        payloads = [
+            msgspec.json.encode({"page": page, "at": time.time()}).decode() for page in pages
+        ]
+        await self.ask("POST", f"/topics/{TOPIC}/produce", {"payloads": payloads})
+        await asyncio.sleep(0.5)
+
+    async def _read_topic(self) -> None:
+        """One group follows closely, the other one a good way behind."""
+        end = (await self.ask("GET", f"/topics/{TOPIC}/next_offset"))["next_offset"]
+        groups = f"/topics/{TOPIC}/groups"
+        await self.ask("POST", f"{groups}/dashboards/commit", {"offset": max(0, end - 3)})
+        await self.ask("POST", f"{groups}/reports/commit", {"offset": end * 9 // 10})
+        await asyncio.sleep(2)
+
+    async def _switch_destination(self) -> None:
+        self._destination_up = True
+        await asyncio.sleep(UP_SECONDS)
+        self._destination_up = False
+        await asyncio.sleep(DOWN_SECONDS)
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The route's destination: takes everything, or nothing."""
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    int(line.split(b":")[1])
+                    for line in head.lower().splitlines()
+                    if line.startswith(b"content-length")
+                )
+                await reader.readexactly(length)
+                status = b"204 No Content" if self._destination_up else b"503 Service Unavailable"
+                body = b"" if self._destination_up else b"Content-Length: 0\r\n"
+                writer.write(b"HTTP/1.1 " + status + b"\r\n" + body + b"\r\n")
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the broker has closed it
+        finally:
+            writer.close()
+
+    async def _report_pipelines(self) -> None:
+        begun, rows = time.time() - 5400, 1_250_000
+        reports: list[dict[str, Any]] = [
+            {"state": "finished", "rows": 4_820_331, "batch": 12, "started_at": begun - 30_000},
+            {"state": "failed", "rows": 1200, "batch": 3, "started_at": begun - 9000,
+             "error": "the file prices.csv has no column 'currency'"},
+        ]  # fmt: skip
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "master": "local[2]"}
+        for name, report in zip(PIPELINES[1:], reports, strict=True):
+            await self.ask("PUT", f"/api/v1/pipelines/{name}", {**about, **report})
+        while True:
+            rows += 740
+            report = {"state": "running", "rows": rows, "rows_per_second": 370.0, "lag": 42,
+                      "batch": rows // 5000, "batch_ms": 830, "started_at": begun}  # fmt: skip
+            await self.ask("PUT", f"/api/v1/pipelines/{PIPELINES[0]}", {**about, **report})
+            await asyncio.sleep(2)
+
+    async def clean_up(self) -> None:
+        """Remove everything; what is not there any more is fine."""
+        removals = [f"/api/v1/routes/{ROUTE}?force=true", f"/topics/{TOPIC}"]
+        removals += [f"/api/v1/resources/queues/{queue}" for queue in QUEUES]
+        removals += [f"/api/v1/pipelines/{name}" for name in PIPELINES]
+        for target in removals:
+            with contextlib.suppress(NotFound):
+                await self.ask("DELETE", target)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await part()
+        except Unavailable:
+            await asyncio.sleep(RETRY_SECONDS)  # the broker is away
+
+
+async def run(url: str, token: str, rate: float, keep: bool) -> None:
+    """Fill the broker until cancelled."""
+    shop = Shop(url, token, rate)
+    try:
+        await shop.set_up()
+        typer.echo(f"The shop is open: look at {url.rstrip('/')}/console/ (Ctrl-C closes it)")
+        async with asyncio.TaskGroup() as group:
+            for part in shop.parts():
+                group.create_task(_for_ever(part))
+    except* PenstockError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        if not keep:
+            typer.echo("Removing what the demo made ...")
+            await shop.clean_up()
+        await shop.close()
+
+
+@app.command()
+def demo(
+    url: Url = LOCAL_URL,
+    token: Token = "",
+    rate: Annotated[float, typer.Option(help="Orders per second.", min=0.1, max=1000)] = 20.0,
+    keep: Annotated[bool, typer.Option(help="Leave the example data there at the end.")] = False,
+) -> None:
+    """Fill a broker with lively example data, to see the Console at work. Ctrl-C ends it."""
+    with errors_explained(), contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run(url, token, rate, keep))

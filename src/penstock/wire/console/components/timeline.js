@@ -1,0 +1,35 @@
+/** The life of a message: moments side by side, the oldest first, each with who and why in words. */
+import { html } from "../html.js";
+import { clock, day, moment, plural } from "../format.js";
+import { visible } from "./json.js";
+
+const KINDS = {
+  "dead letter": "bad", failed: "bad", waiting: "note", trace: "note", leased: "note", requeued: "warn",
+};
+const TITLES = { leased: "delivered, not answered", failed: "failed, tried again", requeued: "requeued" };
+
+/** What is worth saying about an event besides its name. */
+function about(event) {
+  const why = event.kind === "requeued" ? died(event.why) : visible(event.why);
+  return html`${event.who ? html`<div>${event.kind === "leased" ? "lease " : "by "}<span class="mono">${visible(event.who)}</span></div>` : ""}
+    ${event.attempts ? html`<div>${plural(event.attempts, "attempt")}</div>` : ""}
+    ${why ? html`<div class="${event.kind === "trace" ? "" : "why"}">${why}</div>` : ""}
+    ${event.until ? html`<small title="${moment(event.until)}">until ${clock(event.until)}</small>` : ""}`;
+}
+
+/** A requeued message had died of something before. */
+function died(text) {
+  try {
+    return `had died of: ${visible(JSON.parse(text).error)}`;
+  } catch {
+    return visible(text);
+  }
+}
+
+/** @param {{at: number|null, kind: string, group: string, who: string, why: string}[]} events */
+export function timeline(events) {
+  return html`<ol class="timeline" aria-label="Life line">${events.map((event, i) => html`<li class="${KINDS[event.kind] ?? ""}" data-key="${i}">
+    <b>${TITLES[event.kind] ?? event.kind}</b>${event.group ? html` <span class="badge">${event.group}</span>` : ""}
+    <div><small title="${moment(event.at)}">${event.at ? html`${day(event.at)} ${clock(event.at, true).slice(6)}` : "time not recorded"}</small></div>
+    ${about(event)}</li>`)}</ol>`;
+}
