@@ -25,6 +25,7 @@ _FROM_CLIENT = frozenset(
         "Conflict",
         "ConnectionLost",
         "Consumer",
+        "ConsumerHealth",
         "Counts",
         "Damaged",
         "DeadLetter",
@@ -55,6 +56,7 @@ _FROM_CLIENT = frozenset(
         "Received",
         "Record",
         "Retry",
+        "RetryPolicy",
         "RoutePushed",
         "RouteStatus",
         "Routes",
@@ -85,6 +87,7 @@ _FROM_CLIENT = frozenset(
         "TransactionStep",
         "Unauthorized",
         "Unavailable",
+        "backoff",
     }
 )
 

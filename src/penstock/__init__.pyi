@@ -10,6 +10,7 @@ from penstock.client import Configured as Configured
 from penstock.client import Conflict as Conflict
 from penstock.client import ConnectionLost as ConnectionLost
 from penstock.client import Consumer as Consumer
+from penstock.client import ConsumerHealth as ConsumerHealth
 from penstock.client import Counts as Counts
 from penstock.client import Damaged as Damaged
 from penstock.client import DeadLetter as DeadLetter
@@ -40,6 +41,7 @@ from penstock.client import Reader as Reader
 from penstock.client import Received as Received
 from penstock.client import Record as Record
 from penstock.client import Retry as Retry
+from penstock.client import RetryPolicy as RetryPolicy
 from penstock.client import RoutePushed as RoutePushed
 from penstock.client import Routes as Routes
 from penstock.client import RouteStatus as RouteStatus
@@ -70,5 +72,6 @@ from penstock.client import Transaction as Transaction
 from penstock.client import TransactionStep as TransactionStep
 from penstock.client import Unauthorized as Unauthorized
 from penstock.client import Unavailable as Unavailable
+from penstock.client import backoff as backoff
 
 __version__: str

@@ -438,3 +438,38 @@ def test_a_token_is_asked_for_and_what_a_role_may_not_do_is_greyed_out_and_refus
     assert ask.delete("/api/v1/queues/q/clear", headers=mine).is_success == may_clear
     assert ask.get("/api/v1/audit", headers=mine).is_success == may_clear
     page.close()
+
+
+def test_the_consumers_of_a_queue_are_shown_with_their_last_error(page, broker):
+    report = {
+        "id": "one", "name": "biller-1", "queue": "billed", "group": "billing", "concurrency": 8,
+        "inFlight": 3, "failed": 2, "lastError": "ValueError: no such customer",
+        "lastErrorAt": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    push(broker, "billed", 1)
+    httpx.post(f"{broker.url}/api/v1/consumers", json={"consumers": [report]}).raise_for_status()
+    visit(page, broker, "queues/billed?tab=consumers")
+    row = page.locator("tr", has_text="biller-1")
+    row.wait_for()
+    text = row.inner_text()
+    assert "3 of 8" in text
+    assert "billing" in text
+    assert "ValueError: no such customer" in text
+
+
+def test_the_page_of_the_api_runs_its_own_script_and_asks_nobody_else(page, broker):
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{broker.url}/docs#post_api_v1_push")
+    page.wait_for_selector("#post_api_v1_push[open]")
+    assert page.text_content("#base") == broker.url
+    page.keyboard.press("/")
+    page.fill("input", "/topics/{topic}/produce")
+    page.wait_for_function(
+        "[...document.querySelectorAll('main details.post')].filter(one => !one.hidden).length == 1"
+    )
+    verbs = page.eval_on_selector_all(
+        "summary b", "all => all.map(one => getComputedStyle(one).color)"
+    )
+    assert len(set(verbs)) >= 4, "verbs are told apart by colour"
+    assert {url.partition("#")[0] for url in asked} == {f"{broker.url}/docs"}

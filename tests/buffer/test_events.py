@@ -1,6 +1,7 @@
 """The line format: golden bytes, raw payloads, one line per event whatever the client sent."""
 
 import json
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -144,3 +145,13 @@ def test_headers_that_are_no_map_of_strings_make_a_line_no_event():
     line = b'{"queue":"q","transaction_id":"t","payload":1,"headers":{"a":1}}'
     with pytest.raises(msgspec.DecodeError):
         decode(line)
+
+
+def test_a_message_for_later_has_the_moment_it_is_due():
+    item = Item("q", b"1", "p", "t", due=datetime(2026, 1, 31, 12, 0, 0, 250000, UTC))
+    line = (
+        b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
+        b'"deliver_at":"2026-01-31T12:00:00.250000Z","crc32c":"43cc17e4"}\n'
+    )
+    assert encode([item]) == [line]
+    assert decode(line) == item

@@ -208,6 +208,38 @@ def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_sto
     run(body, limit=110)
 
 
+def test_stored_messages_are_browsed_on_a_standby_that_says_how_old_they_are(pair, scratch):
+    settings = {
+        "database_url": pair.url(pair.primary),
+        "database__read_url": pair.url(pair.standby),
+        **SETTINGS,
+    }
+    with BrokerProcess(scratch / "data", **settings) as broker:
+
+        def push(payload: int) -> None:
+            body = {"items": [{"queue": "browsed", "payload": payload}]}
+            assert httpx.post(f"{broker.url}/api/v1/push", json=body).status_code == 201
+
+        def listed() -> tuple[int, float | None]:
+            answer = httpx.get(f"{broker.url}/api/v1/messages?queue=browsed", timeout=30).json()
+            return len(answer["messages"]), answer.get("behindSeconds")
+
+        push(1)
+        until(lambda: listed() == (1, 0.0))
+        pair.standby.sql("SELECT pg_wal_replay_pause()")
+        try:
+            push(2)
+            until(lambda: (listed()[1] or 0) > 0)
+            assert listed()[0] == 1  # it has not replayed the second one
+        finally:
+            pair.standby.sql("SELECT pg_wal_replay_resume()")
+        until(lambda: listed() == (2, 0.0))
+        pair.primary.synchronous("")
+        pair.standby.kill()
+        until(lambda: listed() == (2, None))  # the primary's, until it is back
+        assert "cannot be used, the primary is read instead" in broker.log
+
+
 def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(pair, scratch):
     count = "SELECT count(*) FROM penstock.messages"
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock'"

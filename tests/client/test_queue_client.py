@@ -3,35 +3,15 @@
 import asyncio
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-import penstock
 from penstock import Client, SyncClient
-from penstock.client import AckRefused, DeadLetter, Message, QueueFull, Retry
+from penstock.client import AckRefused, Message, QueueFull
 from penstock.errors import Conflict, InvalidRequest
-from tests.conftest import fresh_database
-from tests.support.broker import BrokerProcess
 from tests.support.http import run
-from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("queue-client")
-
-
-@pytest.fixture(scope="module")
-def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("client"), database_url=fresh_database(postgres)
-    ) as process:
-        yield process
-
-
-@pytest.fixture
-def queue() -> str:
-    return f"q-{uuid.uuid4().hex[:12]}"
 
 
 def test_the_client_comes_from_the_package_root_without_the_server():
@@ -42,8 +22,6 @@ def test_the_client_comes_from_the_package_root_without_the_server():
     assert "penstock.client.client" in loaded
     for part in ("server", "queues'", "database", "wire.http", "config"):
         assert f"penstock.{part}" not in loaded
-    with pytest.raises(AttributeError):
-        penstock.Nothing  # noqa: B018
 
 
 def test_push_take_ack_as_the_seeds_write_it(broker, queue):
@@ -126,73 +104,6 @@ def test_a_lost_lease_is_raised_with_the_results(broker, queue):
             ) as caught:
                 await client.ack(messages)
             assert [result.success for result in caught.value.results] == [False, False]
-
-    run(body)
-
-
-def test_a_consumer_answers_for_what_its_function_did(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.configure(queue, retry_limit=1, retry_delay=0)
-            for name in ("good", "bad", "poison", "later"):
-                await client.push(queue, name, partition=name)
-            calls: list[str] = []
-
-            @client.consumer(f"{queue}@g", concurrency=3)
-            async def handle(message: Message) -> None:
-                calls.append(message.data)
-                if message.data == "bad":
-                    raise ValueError("no good")
-                if message.data == "poison":
-                    raise DeadLetter("never")
-                if message.data == "later" and calls.count("later") < 3:
-                    raise Retry
-
-            running = asyncio.create_task(client.run())
-
-            async def settled() -> bool:
-                return (await client.dead_letters(queue)).total == 2 and calls.count("later") == 3
-
-            await eventually(settled)
-            client.stop()
-            await running
-            assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
-            dead = {m.data: m.error_message for m in (await client.dead_letters(queue)).messages}
-            assert dead == {"bad": "ValueError: no good", "poison": "never"}
-            assert await client.requeue(queue, group="g") == 2
-
-    run(body)
-
-
-def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, range(10))
-            batches: list[list[Any]] = []
-
-            @client.consumer(queue, batch=5, each=False)
-            def handle(messages: list[Message]) -> None:
-                batches.append([message.data for message in messages])
-
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: sum(map(len, batches)) == 10)
-            client.stop()
-            await running
-            assert batches == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-            assert await client.pop(queue) == []
-
-    run(body)
-
-
-def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            consumer = client.consumer(queue, concurrency=4)(lambda message: None)
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: len(consumer._polls) == 4)
-            async with asyncio.timeout(5):
-                client.stop()
-                await running
 
     run(body)
 

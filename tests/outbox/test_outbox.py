@@ -6,6 +6,7 @@ import statistics
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -18,6 +19,7 @@ from penstock.cli import app
 from penstock.database.migrate import migrate
 from penstock.errors import InvalidRequest
 from penstock.protocol.headers import decode
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
 from tests.conftest import fresh_database
@@ -132,6 +134,30 @@ def test_headers_travel_with_the_message(database_url: str, queue: str) -> None:
     run(database_url, body)
 
 
+def test_a_message_may_be_for_later(database_url: str, queue: str) -> None:
+    async def body(queues: Queues) -> None:
+        later = datetime.now(UTC) + timedelta(days=1)
+        async with connected(database_url) as connection:
+            async with connection.transaction():
+                await outbox.push(connection, queue, "tomorrow", deliver_at=later)
+                await outbox.push(connection, queue, "soon", delay=0.3)
+                await outbox.push(connection, queue, "now")
+            first = await pop(queues, queue, 1)
+            await answer(queues, first.messages)
+            second = await pop(queues, queue, wait=True, timeout=60)  # brokers were told of it
+            assert values(first) + values(second) == ["now", "soon"]
+            waited = second.messages[0].created_at - first.messages[0].created_at
+            assert waited >= timedelta(seconds=0.3)
+            waiting = (await queues.scheduled.listing(queue)).messages
+            assert [message.deliver_at for message in waiting] == [later]
+            for wrong in ({"delay": -1}, {"delay": 1e12}, {"delay": 1, "deliver_at": later}):
+                with pytest.raises(InvalidRequest, match="delay"):
+                    async with connection.transaction():
+                        await outbox.push(connection, queue, 1, **wrong)
+
+    run(database_url, body, poll_interval=HOUR)
+
+
 def test_a_savepoint_takes_back_what_was_asked_for_since(database_url: str, queue: str) -> None:
     async def body(queues: Queues) -> None:
         async with connected(database_url) as connection, connection.transaction():
@@ -152,7 +178,7 @@ def test_a_long_transaction_keeps_nobody_waiting(database_url: str, queue: str) 
     """Not even those who use its own partition, a queue with maxSize, or the queue's name."""
 
     async def body(queues: Queues) -> None:
-        await queues.admin.configure(queue, {"maxSize": 1000, "ordering": "none"})
+        await queues.admin.configure(queue, QueueOptions(max_size=1000, ordering="none"))
         await push(queues, queue, "mine", "yours", "also yours", partition="p")
         mine, yours = [(await pop(queues, queue, 1)).messages[0] for _ in range(2)]
         async with connected(database_url) as connection:
@@ -173,7 +199,7 @@ def test_a_long_transaction_keeps_nobody_waiting(database_url: str, queue: str) 
                 assert len(values(await pop(queues, queue, group="another", partitions=9))) == 5
                 assert (await queues.extend(mine.lease_id, 600)).success
                 await queues.upkeep.roll_up()
-                await queues.admin.configure(queue, {"maxSize": 2000, "ordering": "none"})
+                await queues.admin.configure(queue, QueueOptions(max_size=2000, ordering="none"))
             print(f"beside it: {1000 * (time.perf_counter() - begun):.0f} ms for ten calls")
             await long.commit()
         popped = await pop(queues, f"{queue}-new", group="another", partitions=9)
@@ -189,7 +215,7 @@ def test_a_lease_that_is_lost_before_the_commit_undoes_the_work(
     database_url: str, queue: str
 ) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure(queue, {"leaseTime": 1, "retryLimit": 9})
+        await queues.admin.configure(queue, QueueOptions(lease_time=1, retry_limit=9))
         await push(queues, queue, "work")
         (lost,) = (await pop(queues, queue)).messages
         async with connected(database_url) as connection:
@@ -230,7 +256,7 @@ def test_what_the_queue_does_not_take_fails_the_call_or_the_commit(
     database_url: str, queue: str
 ) -> None:
     async def body(queues: Queues) -> None:
-        await queues.admin.configure(queue, {"maxSize": 2})
+        await queues.admin.configure(queue, QueueOptions(max_size=2))
         async with connected(database_url) as connection:
             async with connection.transaction():
                 await outbox.push_many(connection, queue, [1, 2])
@@ -248,7 +274,7 @@ def test_what_the_queue_does_not_take_fails_the_call_or_the_commit(
             changing = connection.transaction()
             await changing.start()
             await outbox.push(connection, secret, "clear")
-            await queues.admin.configure(secret, {"encryptionEnabled": True})
+            await queues.admin.configure(secret, QueueOptions(encryption_enabled=True))
             with pytest.raises(asyncpg.SerializationError, match="encrypted"):
                 await changing.commit()
             with pytest.raises(InvalidRequest, match="is encrypted"):

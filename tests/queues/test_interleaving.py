@@ -121,7 +121,7 @@ class History:
         async for _ in self.held(c, store, commit=commit):
             yield
         if commit:
-            heads, numbers = answer[0]
+            heads, numbers, _ = answer[0]
             for nth, partition in enumerate(ids):
                 for k in range(count * nth, count * (nth + 1)):
                     seq = heads[nth] + k if heads is not None else numbers[k]

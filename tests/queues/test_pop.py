@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Message, PopRequest, Queues
+from penstock.queues import Ack, Message, Popped, PopRequest, Queues
 from penstock.queues import pop as popping
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
@@ -37,6 +37,57 @@ def test_messages_come_in_the_order_they_were_pushed(database_url: str) -> None:
         assert values(first) + values(rest) == list(range(50))
 
     run(database_url, body)
+
+
+def test_acknowledging_and_taking_the_next_is_one_call(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        for partition in range(3):
+            await push(queues, "q", *range(4), partition=f"p{partition}")
+        popped = await pop(queues, "q", 1)
+        seen = values(popped)
+        calls = counted(queues)
+        for _ in range(11):
+            popped = await queues.pop(PopRequest(queue="q", batch=1), acks_of(popped))
+            assert [one.success for one in popped.acked] == [True]
+            seen += values(popped)
+        assert sorted(seen) == sorted([*range(4)] * 3)
+        assert calls == [popping.EXCHANGE] * 11  # the rest of its work is in the same commit
+
+        last, late = popped, acks_of(popped)
+        waiting = asyncio.create_task(
+            queues.pop(PopRequest(queue="q", wait=True, timeout=20), late)
+        )
+        await eventually(lambda: queues.signals.waiting == 1)
+        assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0  # applied before it waits
+        await push(queues, "q", 5, partition="p0")
+        popped = await waiting
+        assert ([one.success for one in popped.acked], values(popped)) == ([True], [5])
+
+        again = await queues.pop(PopRequest(queue="q"), [*late, *acks_of(popped)])  # repeated
+        assert [one.success for one in again.acked] == [True, True]
+        assert again.messages == []
+        unknown = await queues.pop(PopRequest(queue="none"), acks_of(last))
+        assert ([one.success for one in unknown.acked], unknown.reason) == ([True], "unknown")
+
+    run(database_url, body)
+
+
+def acks_of(popped: Popped) -> list[Ack]:
+    return [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
+
+
+def counted(queues: Queues) -> list[str]:
+    """The statements that the engine sends from now on, but for those of its upkeep."""
+    calls: list[str] = []
+    fetch = queues.database.fetch
+
+    async def counting(sql: str, *args: Any, **options: Any) -> Any:
+        if any(name in sql for name in ("queue_exchange", "queue_pop", "queue_ack")):
+            calls.append(sql)
+        return await fetch(sql, *args, **options)
+
+    queues.database.fetch = counting  # type: ignore[method-assign]
+    return calls
 
 
 def test_an_empty_pop_has_no_messages_and_says_why(database_url: str) -> None:
@@ -338,6 +389,7 @@ def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
         await blocks(timedelta(0))  # plans are made
         few, few_in_all = await blocks(timedelta(0)), await blocks(timedelta(hours=1))
         await work(400)
+        await blocks(timedelta(0))  # plans are made again, if statistics were
         assert await blocks(timedelta(0)) <= few + 5
         assert await blocks(timedelta(hours=1)) > few_in_all + 10  # it would be more and more
         await holder.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import Damaged, InvalidRequest
 from penstock.protocol import frames
 from penstock.protocol.frames import Body, Command
-from penstock.protocol.record_batch import Batch, walk
+from penstock.protocol.record_batch import HEADER_SIZE, RECORD_HEADER, Batch, walk
 from penstock.protocol.status import Malformed, TcpStatus
 from tests.support.http import run
 from tests.support.served import Wire, serving
@@ -270,3 +270,19 @@ def test_a_raw_log_that_does_not_fit_its_lengths_is_damaged() -> None:
         Batch("t", 6, raw, np.array([3, 3], np.uint32))
     with pytest.raises(Damaged):
         walk(raw[:-1])
+
+
+@pytest.mark.parametrize("lengths", [(3, 3, 3), (0, 0), (1, 300, 0, 7), (5,)])
+def test_consume_answers_made_from_the_log_are_those_made_from_records(
+    lengths: tuple[int, ...],
+) -> None:
+    payloads = [bytes([65 + i]) * length for i, length in enumerate(lengths)]
+    offsets = np.arange(2**40, 2**40 + len(lengths))
+    log = b"".join(
+        RECORD_HEADER.pack(offset, len(payload)) + payload
+        for offset, payload in zip(offsets.tolist(), payloads, strict=True)
+    )
+    ends = np.cumsum(np.array(lengths, np.int64) + HEADER_SIZE)
+    # what lies behind the last record in the buffer does not count
+    answer = frames.consumed_log(log + b"more", offsets, ends - np.array(lengths), ends)
+    assert bytes(answer) == frames.consumed(offsets.tolist(), payloads)

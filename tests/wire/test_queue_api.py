@@ -1,6 +1,8 @@
 """The HTTP contract of queues, on the wire of a real broker process with a real PostgreSQL."""
 
+import html
 import json
+import os
 import re
 import socket
 import subprocess
@@ -14,11 +16,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
 from penstock.protocol.buffer_lines import Event, encode
+from penstock.wire.http.examples import recorded
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
@@ -226,6 +230,27 @@ def test_a_pop_answers_with_the_shape_of_the_contract(api, queue):
     assert MICROS.match(message["createdAt"])
     assert message["leaseId"] == answer["leaseId"]
     assert (message["consumerGroup"], message["partition"]) == ("g", "p 1")
+
+
+def test_a_pop_that_answers_messages_first_has_both_answers(api, queue):
+    api.push(queue, 1, 2, 3, partition="p")
+    path = f"pop/queue/{queue}"
+    first = api.post(path, {"acknowledgments": []}, batch=1)
+    keys = ("transactionId", "partitionId", "leaseId")
+    acks = [{key: first["messages"][0][key] for key in keys}]
+    wrong = {**acks[0], "leaseId": str(uuid.uuid4()), "status": "failed"}
+    second = api.post(path, {"acknowledgments": [*acks, wrong]}, batch=5)
+    assert [m["data"] for m in second["messages"]] == [2, 3]
+    assert second.keys() == first.keys()
+    assert second["leaseId"] == second["messages"][0]["leaseId"]
+    assert [(a["index"], a["success"]) for a in second["acknowledged"]] == [(0, True), (1, False)]
+    assert second["acknowledged"][0]["leaseReleased"] is True
+    last = [{key: message[key] for key in keys} for message in second["messages"]]
+    empty = api.post(f"{path}/partition/p", {"acknowledgments": last})
+    assert (empty["messages"], empty["leaseId"]) == ([], "")
+    assert [a["success"] for a in empty["acknowledged"]] == [True, True]
+    api.post(path, {"acks": []}, 400)
+    assert api.pop(queue) == []
 
 
 def test_an_empty_pop_is_204_without_a_body(api, queue):
@@ -856,6 +881,39 @@ def test_every_route_of_the_contract_is_served(api):
     } - served == set()
 
 
+def test_the_document_says_what_parameters_mean_and_shows_examples_that_fit(api):
+    made = api.client.get("/openapi.json").json()
+    served = {}
+    for path, operations in made["paths"].items():
+        for method, operation in operations.items():
+            name = f"{method.upper()} {path}"
+            served[name] = operation
+            for parameter in operation.get("parameters", ()):
+                assert parameter.get("description"), f"{name}: {parameter['name']}"
+            contents = [answer.get("content", {}) for answer in operation["responses"].values()][:1]
+            contents.append(operation.get("requestBody", {}).get("content", {}))
+            for about in (one["application/json"] for one in contents if "application/json" in one):
+                schema = about["schema"] | {"components": made["components"]}
+                jsonschema.validate(about["example"], schema)
+    assert recorded().keys() <= served.keys(), "run tools/api-examples again"
+
+
+def test_the_page_has_a_curl_line_per_operation_that_works(api):
+    answer = api.client.get("/docs")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    page = html.unescape(answer.text)
+    document = api.client.get("/openapi.json").json()
+    operations = sum(len(path) for path in document["paths"].values())
+    lines = re.findall(r"^<pre>(curl .*?)</pre>", page.replace("<pre>curl", "\n<pre>curl"), re.M)
+    assert len(lines) == operations
+    assert "#/components" not in page, "types are written out"
+    (push,) = [line for line in lines if '/api/v1/push"' in line]
+    where = {"PENSTOCK_URL": str(api.client.base_url).rstrip("/"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(["sh", "-c", f"{push} -s"], capture_output=True, env=where, check=True)
+    assert {row["status"] for row in json.loads(done.stdout)} <= {"queued", "duplicate"}
+
+
 def test_whatever_the_database_refuses_no_sql_text_reaches_a_client(api, queue):
     api.push(queue, 1)
     nowhere = "00000000-0000-0000-0000-000000000000"
@@ -1061,3 +1119,53 @@ def test_counts_agree_wherever_they_are_shown(api, broker, queue):
     metrics = api.client.get("/metrics.json").json()["metrics"]
     acked = f'penstock_queue_acked_total{{queue="{queue}",status="completed"}}'
     assert metrics[acked] == 5
+
+
+def test_a_message_for_later_is_answered_listed_counted_and_cancelled(api, queue):
+    moment = "2100-01-31T12:00:00.250Z"
+    items = [
+        {"queue": queue, "payload": 1, "delay": 3600, "transactionId": "a", "headers": {"h": "v"}},
+        {"queue": queue, "payload": 2, "deliverAt": moment, "transactionId": "b/1"},
+        {"queue": queue, "payload": 3, "delay": 0},
+        {"queue": queue, "payload": 4, "transactionId": "a"},
+    ]
+    answers = api.post("push", {"items": items}, status=201)
+    assert [one["status"] for one in answers] == ["scheduled", "scheduled", "queued", "duplicate"]
+    assert answers[0]["message_id"] is None
+    assert answers[1]["deliverAt"] == "2100-01-31T12:00:00.250000Z"
+    assert MICROS.match(answers[0]["deliverAt"])
+    operation = {"type": "push", "queue": queue, "payload": 5, "deliverAt": moment}
+    (result,) = api.post("transaction", {"operations": [operation]})["results"]
+    assert (result["success"], result["deliverAt"]) == (True, answers[1]["deliverAt"])
+    assert [m["data"] for m in api.get(f"pop/queue/{queue}", batch=10)["messages"]] == [3]
+    page = api.get("scheduled", queue=queue, limit=2)
+    assert [one["transactionId"] for one in page["messages"]] == ["a", "b/1"]
+    first, second = page["messages"]
+    assert (first["headers"], "headers" in second) == ({"h": "v"}, False)
+    assert (second["deliverAt"], MILLIS.match(second["pushedAt"]) is not None) == (moment, True)
+    rest = api.get("scheduled", queue=queue, limit=2, cursor=page["next"])
+    assert ([one["queue"] for one in rest["messages"]], rest["next"]) == ([queue], None)
+    one = f"scheduled/{queue}/Default/b%2F1"
+    assert api.get(one)["payload"] == 2
+    assert api.delete(one)["success"] is True
+    assert "waits" in api.delete(one, status=404)["error"]
+    found = api.get(f"resources/queues/{queue}")
+    assert found["totals"]["scheduled"] == 2
+    listed = [q for q in api.get("resources/queues")["queues"] if q["name"] == queue]
+    assert listed[0]["messages"]["scheduled"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"delay": -1}, "delay must be between 0 and 315360000 seconds"),
+        ({"delay": 1e9}, "delay must be between 0 and 315360000 seconds"),
+        ({"delay": "1"}, "delay must be a number of seconds"),
+        ({"deliverAt": 5}, "deliverAt must be an ISO 8601 time"),
+        ({"deliverAt": "soon"}, "deliverAt must be an ISO 8601 time, not 'soon'"),
+        ({"delay": 1, "deliverAt": "2100-01-01T00:00:00Z"}, "give delay or deliverAt, not both"),
+    ],
+)
+def test_a_time_that_is_none_is_refused(api, queue, fields, said):
+    body = {"items": [{"queue": queue, "payload": 1, **fields}]}
+    assert said in api.post("push", body, status=400)["error"]

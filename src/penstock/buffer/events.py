@@ -35,6 +35,7 @@ def encode(items: Iterable[Item]) -> list[bytes]:
 
 def _event(item: Item) -> Event:
     payload, headers = item.payload, item.headers
+    assert not isinstance(item.due, float), "a delay has no meaning in a file (Queues.at_rest)"
     if item.key_id is not None:
         payload = b'"%b"' % b64encode(payload)
         if headers is not None:
@@ -53,6 +54,7 @@ def _event(item: Item) -> Event:
         producer=item.producer,
         sealed=item.key_id,
         headers=msgspec.Raw(headers or b""),
+        deliver_at=item.due,
     )
 
 
@@ -83,6 +85,7 @@ def _item(event: Event) -> Item:
         producer=event.producer,
         key_id=event.sealed,
         headers=headers,
+        due=event.deliver_at,
     )
 
 

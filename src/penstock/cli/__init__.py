@@ -149,9 +149,13 @@ Settings = Annotated[
 ]
 LOCAL_URL = "http://127.0.0.1:6632"
 GROUPS = (
-    *("serve", "status", "top", "queue", "topic", "export", "pipeline", "buffer", "maintenance"),
-    *("audit", "logs", "token", "config", "database", "backup", "demo"),
+    *("serve", "status", "top", "queue", "schedule", "topic", "export", "pipeline", "buffer"),
+    "worker",
+    *("maintenance", "audit", "logs", "token", "config", "database", "backup", "demo"),
 )  # words and modules
+
+
+EXTRAS = {"pipeline": "pipeline"}  # what to install for a command, when it is not `server`
 
 
 def resource(*parts: str, **query: Any) -> str:
@@ -253,5 +257,23 @@ def options(
 def main() -> None:
     asked = [word for word in sys.argv[1:] if word in GROUPS][:1]
     for group in asked or GROUPS:  # the others need not be imported
-        importlib.import_module(f"penstock.cli.{group}")
+        try:
+            importlib.import_module(f"penstock.cli.{group}")
+        except ModuleNotFoundError as missing:
+            if not missing.name or missing.name.startswith("penstock"):
+                raise
+            _needs_extra(group, missing.name, asked=bool(asked))
     app()
+
+
+def _needs_extra(group: str, module: str, *, asked: bool) -> None:
+    """Say what to install for a command whose libraries are not there; when it was not asked for,
+    only in the list of commands.
+    """
+    line = f"pip install 'penstock[{EXTRAS.get(group, 'server')}]'"
+    if asked:
+        typer.echo(f"penstock: `penstock {group}` needs {module}, so first: {line}", err=True)
+        raise SystemExit(2)
+
+    @app.command(group, help=f"(First: {line})")
+    def unavailable() -> None: ...

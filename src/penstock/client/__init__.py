@@ -4,7 +4,7 @@ the way in; what is exported here is exported there.
 
 from penstock.client.buffer import PushBuffer
 from penstock.client.client import Client
-from penstock.client.consumer import Consumer
+from penstock.client.consumer import Consumer, RetryPolicy, backoff
 from penstock.client.messages import (
     Acked,
     AckRefused,
@@ -22,6 +22,7 @@ from penstock.client.reader import Reader
 from penstock.client.results import (
     BrokerStatus,
     Configured,
+    ConsumerHealth,
     Counts,
     DeadLetterMessage,
     DeadLetters,
@@ -95,6 +96,7 @@ __all__ = [
     "Conflict",
     "ConnectionLost",
     "Consumer",
+    "ConsumerHealth",
     "Counts",
     "Damaged",
     "DeadLetter",
@@ -125,6 +127,7 @@ __all__ = [
     "Received",
     "Record",
     "Retry",
+    "RetryPolicy",
     "RoutePushed",
     "RouteStatus",
     "Routes",
@@ -155,4 +158,5 @@ __all__ = [
     "TransactionStep",
     "Unauthorized",
     "Unavailable",
+    "backoff",
 ]

@@ -149,9 +149,23 @@ class Brokers:
         headers = _JSON if body else ()
         return (*headers, ("Authorization", f"Bearer {self._token()}")) if self._token else headers
 
-    async def json(self, method: str, target: str, value: Any = None, *, again: bool = True) -> Any:
+    async def json(
+        self,
+        method: str,
+        target: str,
+        value: Any = None,
+        *,
+        again: bool = True,
+        timeout: float | None = None,
+        patience: float | None = None,
+    ) -> Any:
         """Ask with a JSON body, answer with decoded JSON (None when there is no body)."""
-        return await self.decoded(Any, method, target, value, again=again)
+        body = b"" if value is None else msgspec.json.encode(value)
+        answer = await self.ask(
+            method, target, body, again=again, timeout=timeout, patience=patience
+        )
+        check(answer)
+        return understood(msgspec.json.decode, answer.body) if answer.body else None
 
     async def decoded(
         self,

@@ -11,8 +11,11 @@ async with Client("http://127.0.0.1:6632") as client:
 
 import asyncio
 import os
+import signal
 import ssl
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -22,13 +25,16 @@ from urllib.parse import quote, urlencode
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer
 from penstock.client.connection import Endpoint
-from penstock.client.consumer import Consumer, ConsumerOptions, Handler
+from penstock.client.consumer import Consumer, ConsumerOptions
+from penstock.client.handlers import Handler
+from penstock.client.health import HealthReporter
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
 from penstock.client.results import (
     BrokerStatus,
     Configured,
+    ConsumerHealth,
     DeadLetters,
     GroupPartition,
     GroupSummary,
@@ -54,6 +60,10 @@ GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 class _Queues(Result):
     queues: list[QueueSummary]
+
+
+class _Consumers(Result):
+    consumers: list[ConsumerHealth]
 
 
 class _Partitions(Result):
@@ -166,9 +176,21 @@ class Client(QueueClient):
 
         return register
 
-    async def run(self) -> None:
-        """Run all consumers until `stop`."""
-        await asyncio.gather(*(consumer.run() for consumer in self._consumers))
+    def registered(self) -> list[Consumer]:
+        """The consumers that `run` runs."""
+        return list(self._consumers)
+
+    async def run(self, *, handle_signals: bool = True) -> None:
+        """Run all consumers until `stop`. SIGTERM is one, unless the program handles it itself or
+        says `handle_signals=False`.
+        """
+        reporting = asyncio.create_task(HealthReporter(self._brokers, self._consumers).run())
+        try:
+            with stopping_on_signal(self.stop) if handle_signals else nullcontext():
+                await asyncio.gather(*(consumer.run() for consumer in self._consumers))
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
 
     def stop(self) -> None:
         """Have all consumers finish what they handle and end."""
@@ -297,6 +319,13 @@ class Client(QueueClient):
                 partition.queue = queue
         return [partition for about in answer.values() for partition in about.partitions]
 
+    async def consumers(
+        self, queue: str | None = None, *, group: str | None = None
+    ) -> list[ConsumerHealth]:
+        """The consumers of all clients that run now: what they have in hand, their last error."""
+        target = f"/api/v1/consumers{_query(queue=queue, group=group)}"
+        return (await self._brokers.decoded(_Consumers, "GET", target, again=True)).consumers
+
     async def seek(
         self, queue: str, group: str, to: datetime | str, *, dry_run: bool = False
     ) -> Seek:
@@ -424,6 +453,23 @@ def _query(**given: str | int | None) -> str:
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
+
+
+@contextmanager
+def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM, where nobody else handles it."""
+    loop = asyncio.get_running_loop()
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 class Limits(TypedDict, total=False):

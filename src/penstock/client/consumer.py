@@ -1,36 +1,82 @@
 """A consumer: workers that take messages, hand them to a function and acknowledge what it says.
 
-    @client.consumer("orders@billing", concurrency=8)
-    async def bill(message): ...
+    @client.consumer("orders@billing", concurrency=8, retry=backoff(max_attempts=5))
+    async def bill(order: Order) -> None: ...
 
     await client.run()
 
 Returning means completed. An exception means failed, with its text: the message is tried again and
-finally goes to the dead-letter queue; `Retry` gives it back without counting, `DeadLetter` puts it
-aside at once. With `batch` above 1 and `each=False` the function gets the whole list and answers
-for all of it. A function that is not async runs in a thread, `concurrency` of them at a time.
+finally goes to the dead-letter queue, after as many attempts as the queue allows or, with `retry`,
+as that says; `Retry` gives it back without counting, `DeadLetter` puts it aside at once, and so
+does a payload that is not of the type the function names (`handlers.py`). With `batch` above 1 and
+`each=False` the function gets the whole list and answers for all of it. A function that is not
+async runs in a thread, `concurrency` of them at a time.
+
+With `retry` the attempts are made here: between them the message waits under its lease, beside the
+workers and not in one of them. A process that dies leaves it to the next one, which begins to count
+again.
 
 Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish;
-messages that were fetched and not begun go back.
+messages that were fetched and not begun, or wait for their next attempt, go back.
+
+The answer to the last message of a batch travels with the next pop (`QueueClient.ack_and_pop`).
 """
 
 import asyncio
-import contextvars
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import os
+import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypedDict
 
-from penstock.client.messages import AckRefused, AckStatus, Address, DeadLetter, Message, Retry
+from penstock.client.handlers import BoundHandler, Handler, Misfit
+from penstock.client.messages import (
+    Acked,
+    AckRefused,
+    AckStatus,
+    Address,
+    DeadLetter,
+    Message,
+    Received,
+    Retry,
+)
 from penstock.client.queues import LONG_POLL, QueueClient
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 
-Handler = Callable[[Any], Any]
+MOST_WAITING = 1000  # messages between two attempts; more fail, and the broker tries them again
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a consumer tries a message, and how long it waits before each next attempt."""
+
+    max_attempts: int
+    first: float
+    factor: float
+    longest: float
+
+    def delay(self, attempt: int) -> float:
+        """Seconds between the attempt of this number and the next one."""
+        return float(min(self.longest, self.first * self.factor ** (attempt - 1)))
+
+
+def backoff(
+    max_attempts: int = 5, *, first: float = 1.0, factor: float = 2.0, longest: float = 60.0
+) -> RetryPolicy:
+    """Try a message up to `max_attempts` times, after `first` seconds, then `factor` times longer
+    each, up to `longest`; then put it aside.
+    """
+    if max_attempts < 1 or first < 0 or factor < 1 or longest < 0:
+        raise InvalidRequest(
+            "backoff needs 1 or more attempts, a factor of 1 or more, and no negative seconds"
+        )
+    return RetryPolicy(max_attempts, first, factor, longest)
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -39,10 +85,21 @@ class ConsumerOptions(TypedDict, total=False):
     concurrency: int
     batch: int
     each: bool
+    retry: RetryPolicy | None
     auto_ack: bool
     partitions: int
     subscription_mode: str | None
     subscription_from: datetime | str | None
+    name: str | None
+
+
+class Outcome:
+    """What became of an attempt."""
+
+    __slots__ = ("delay", "error", "status")
+
+    def __init__(self, status: AckStatus, error: str | None = None, delay: float = 0.0) -> None:
+        self.status, self.error, self.delay = status, error, delay
 
 
 class Consumer:
@@ -59,20 +116,29 @@ class Consumer:
         concurrency: int = 1,
         batch: int = 1,
         each: bool = True,
+        retry: RetryPolicy | None = None,
         auto_ack: bool = False,
         partitions: int = 1,
         subscription_mode: str | None = None,
         subscription_from: datetime | str | None = None,
+        name: str | None = None,
     ) -> None:
         if concurrency < 1 or batch < 1:
             raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")
+        if retry is not None and auto_ack:
+            raise InvalidRequest("under auto_ack a message is gone when it is handed out: no retry")
         self.address = Address.parse(address)
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.concurrency = concurrency
+        self.in_flight = 0  # messages the handler has now
         self.handled = 0
         self.failed = 0
+        self.last_error: str | None = None
+        self.last_error_at: datetime | None = None
+        self.started_at: datetime | None = None
         self._client = client
-        self._handler = handler
-        self._threaded = not inspect.iscoroutinefunction(handler)
-        self._concurrency, self._each, self._auto_ack = concurrency, each, auto_ack
+        self._handler = BoundHandler(handler, each=each)
+        self._each, self._auto_ack, self._retry = each, auto_ack, retry
         self._options: dict[str, Any] = {
             "batch": batch,
             "auto_ack": auto_ack,
@@ -82,32 +148,42 @@ class Consumer:
         }
         self._threads: ThreadPoolExecutor | None = None
         self._stopping = asyncio.Event()
+        self._slots = asyncio.Semaphore(concurrency)  # of the handler, for workers and retries
         self._workers: list[asyncio.Task[None]] = []
         self._polls: set[asyncio.Task[list[Message]]] = set()
+        # messages between two attempts, with the task that makes the next one
+        self._waiting: dict[asyncio.Task[None], Sequence[Message]] = {}
 
-    def __call__(self, message: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """The function itself, as if it had not been decorated."""
-        return self._handler(message)
+        return self._handler.function(*arguments)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for their next attempt."""
+        return sum(map(len, self._waiting.values()))
 
     async def run(self) -> None:
         """Consume until `stop`; raises what no retry can help (a request the broker refuses for
         good).
         """
-        if self._threaded:  # not the loop's own: it has few threads, and others use them
-            self._threads = ThreadPoolExecutor(self._concurrency, "penstock-consumer")
-        self._workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+        if self._handler.threaded:  # not the loop's own: it has few threads, and others use them
+            self._threads = ThreadPoolExecutor(self.concurrency, "penstock-consumer")
+        self.started_at = datetime.now(UTC)
+        self._workers = [asyncio.create_task(self._work()) for _ in range(self.concurrency)]
         try:
             await asyncio.gather(*self._workers)
         finally:
             for worker in self._workers:
                 worker.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
+            await asyncio.gather(*self._waiting, return_exceptions=True)
             if self._threads:
                 self._threads.shutdown(wait=False)
 
     async def ended(self, but: asyncio.Task[Any] | None) -> None:
         """Wait for the workers to end, if it runs; `but` for the one that asks, if it is one."""
-        others = [worker for worker in self._workers if worker is not but]
+        others = [task for task in (*self._workers, *self._waiting) if task is not but]
         if others:
             await asyncio.wait(others)
 
@@ -118,16 +194,21 @@ class Consumer:
             poll.cancel()
 
     async def _work(self) -> None:
-        backoff = Backoff(0.1, 5.0)
+        pauses = Backoff(0.1, 5.0)
+        last: tuple[Message, Outcome] | None = None  # done, and its answer not sent yet
         while not self._stopping.is_set():
             try:
-                messages = await self._fetch()
-                backoff.reset()
+                messages = await self._fetch(last)
+                pauses.reset()
             except (Unavailable, Full, NotFound) as error:
-                pause = backoff.delay()
+                if last is not None:
+                    await self._answer([last[0]], last[1])
+                    last = None
+                pause = pauses.delay()
                 log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
-                await self._rest(pause)
+                await self._pause(pause)
                 continue
+            last = None
             begun = 0
             try:
                 if self._each:
@@ -135,71 +216,128 @@ class Consumer:
                         if self._stopping.is_set():
                             break
                         begun += 1
-                        await self._handle(message, [message])
+                        final = begun == len(messages)
+                        last = await self._handle([message], hold_answer=final)
                 elif messages:
                     begun = len(messages)
-                    await self._handle(messages, messages)
+                    last = await self._handle(messages, hold_answer=len(messages) == 1)
             finally:
                 if begun < len(messages) and not self._auto_ack:
                     await asyncio.shield(self._client.give_back(messages[begun:]))
+        if last is not None:
+            await self._answer([last[0]], last[1])
 
-    async def _fetch(self) -> list[Message]:
-        poll = asyncio.ensure_future(
-            self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options)
-        )
+    async def _fetch(self, last: tuple[Message, Outcome] | None) -> list[Message]:
+        """The next messages, with the answer to the one before them. When it does not come through
+        the caller answers again, which changes nothing if it was done.
+        """
+        if last is None:
+            asked = self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options)
+        else:
+            asked = self._client.ack_and_pop(
+                self.address, _answers(last), self._note_acked, wait=LONG_POLL, **self._options
+            )
+        poll = asyncio.ensure_future(asked)
         self._polls.add(poll)
         try:
             return await poll
         except asyncio.CancelledError:
-            if self._stopping.is_set() and not _being_cancelled():
-                return []  # our own stop, not someone who cancels the worker
             poll.cancel()
+            if self._stopping.is_set() and not _being_cancelled():
+                if last is not None:  # our own stop, not someone who cancels the worker
+                    await self._answer([last[0]], last[1])
+                return []
             raise
         finally:
             self._polls.discard(poll)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> bool:
+        """Wait; True when it was cut short by `stop`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
         except TimeoutError:
-            pass
+            return False
+        return True
 
-    async def _handle(self, argument: Message | list[Message], messages: Sequence[Message]) -> None:
-        status: AckStatus = "completed"
-        error: str | None = None
-        delay = 0.0
+    # Handling
+
+    async def _handle(
+        self, messages: Sequence[Message], attempt: int = 1, *, hold_answer: bool = False
+    ) -> tuple[Message, Outcome] | None:
+        """Make an attempt and answer for it; the message and its outcome when the answer is left to
+        the caller.
+        """
+        fitting, payloads = [], []
+        for message in messages:
+            try:
+                payloads.append(self._handler.payload(message))
+                fitting.append(message)
+            except Misfit as misfit:
+                await self._answer([message], self._noted(Outcome("dlq", str(misfit)), 1))
+        if not fitting:
+            return None
+        async with self._slots:
+            outcome = await self._attempt(payloads, fitting)
+        if outcome.status == "failed" and self._retry is not None:
+            if attempt >= self._retry.max_attempts:
+                outcome = Outcome("dlq", f"{attempt} attempts failed: {outcome.error}")
+            elif len(self._waiting) < MOST_WAITING:
+                self._try_again(fitting, attempt, self._retry.delay(attempt))
+                return None
+        if hold_answer and len(fitting) == 1 and not outcome.delay and not self._auto_ack:
+            return fitting[0], outcome
+        await self._answer(fitting, outcome)
+        return None
+
+    async def _attempt(self, payloads: Sequence[Any], messages: Sequence[Message]) -> Outcome:
+        self.in_flight += len(messages)
         try:
-            if self._threads:
-                context = contextvars.copy_context()
-                call = asyncio.get_running_loop().run_in_executor(
-                    self._threads, context.run, _called, self._handler, argument
-                )
-                result = await call
-                if isinstance(result, Awaitable):
-                    await result
-            else:
-                await self._handler(argument)
+            await self._handler.call(payloads, messages, self._threads)
+            outcome = Outcome("completed")
         except Retry as again:
-            status, delay = "retry", again.delay
+            outcome = Outcome("retry", str(again) or None, again.delay)
         except DeadLetter as failure:
-            status, error = "dlq", str(failure) or "put aside by the consumer"
+            outcome = Outcome("dlq", str(failure) or "put aside by the consumer")
         except (
             Exception,
             asyncio.CancelledError,
         ) as failure:  # whatever the user's code raises: an attempt that failed
             if isinstance(failure, asyncio.CancelledError) and _being_cancelled():
                 raise  # not the handler's own: somebody cancels us
-            status, error = "failed", f"{type(failure).__name__}: {failure}"
+            outcome = Outcome("failed", f"{type(failure).__name__}: {failure}")
             log.exception("%s: the handler failed", self.address)
-        if status == "completed":
-            self.handled += len(messages)
+        finally:
+            self.in_flight -= len(messages)
+        return self._noted(outcome, len(messages))
+
+    def _noted(self, outcome: Outcome, count: int) -> Outcome:
+        if outcome.status == "completed":
+            self.handled += count
         else:
-            self.failed += len(messages)
+            self.failed += count
+        if outcome.status in ("failed", "dlq"):
+            self.last_error, self.last_error_at = outcome.error, datetime.now(UTC)
+        return outcome
+
+    def _try_again(self, messages: Sequence[Message], attempt: int, delay: float) -> None:
+        async def wait() -> None:
+            if await self._pause(delay):
+                await self._client.give_back(messages)
+            else:
+                await self._handle(messages, attempt + 1)
+
+        task = asyncio.create_task(wait(), name=f"retry of {self.address}")
+        self._waiting[task] = messages
+        task.add_done_callback(lambda task: self._waiting.pop(task, None))
+
+    async def _answer(self, messages: Sequence[Received], outcome: Outcome) -> None:
         if self._auto_ack:
             return
         try:
-            await self._client.ack(messages, status, error=error, delay=delay)
+            await self._client.ack(
+                messages, outcome.status, error=outcome.error, delay=outcome.delay
+            )
         except AckRefused as refused:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:
@@ -209,12 +347,18 @@ class Consumer:
                 failure,
             )
 
+    def _note_acked(self, acked: Sequence[Acked]) -> None:
+        for one in acked:
+            if not one.success:
+                log.warning("%s: an ack was refused: %s", self.address, one.error)
 
-def _called(handler: Handler, argument: Any) -> Any:
-    try:
-        return handler(argument)
-    except StopIteration as error:  # a future cannot carry one: the worker would wait for ever
-        raise RuntimeError("the handler raised StopIteration") from error
+
+def _answers(last: tuple[Message, Outcome]) -> list[tuple[Received, dict[str, str]]]:
+    message, outcome = last
+    answer: dict[str, str] = {"status": outcome.status}
+    if outcome.error is not None:
+        answer["error"] = outcome.error
+    return [(message, answer)]
 
 
 def _being_cancelled() -> bool:

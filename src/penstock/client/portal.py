@@ -93,6 +93,10 @@ class Portal:
                 wait([outcome], CANCEL_SECONDS)
             raise
 
+    def soon(self, function: Callable[[], object]) -> None:
+        """Have the loop call `function`, without waiting for it."""
+        self._loop.call_soon_threadsafe(function)
+
     def make(self, build: Callable[[], T]) -> T:
         """Build an object that belongs to the loop."""
 

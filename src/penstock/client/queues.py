@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
@@ -33,6 +33,8 @@ from penstock.client.messages import (
 from penstock.client.payload import check_payload
 from penstock.client.transactions import Transaction
 from penstock.errors import Conflict, InvalidRequest, Unavailable
+from penstock.net.http import HttpAnswer
+from penstock.protocol.names import QUEUE_MODE
 
 _pushed = msgspec.json.Decoder(list[Pushed])
 _acked = msgspec.json.Decoder(list[Acked])
@@ -54,7 +56,12 @@ class _Later(msgspec.Struct):
     pushed: bool = False
 
 
+class _Acknowledged(msgspec.Struct):
+    acknowledged: list[Acked]
+
+
 _refused, _later = msgspec.json.Decoder(_Refused), msgspec.json.Decoder(_Later)
+_acknowledged = msgspec.json.Decoder(_Acknowledged)
 
 
 class QueueClient:
@@ -66,6 +73,7 @@ class QueueClient:
         # the plain client has another kind of messages
         self._decode_popped: Callable[[bytes], Popped] = msgspec.json.Decoder(Popped).decode
         self._answers_to: object = self  # who the messages' own methods call
+        self._separate_acks = False  # whether the broker takes no acks with a pop
         self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
         # fetched by the takes under way, and not yet given to their loops
         self._fetched: dict[int, list[Message]] = {}
@@ -212,47 +220,106 @@ class QueueClient:
         where = Address.parse(address) if address is not None else None
         if where is None and not (namespace or task):
             raise InvalidRequest("name a queue, a namespace or a task to take messages from")
-        query: dict[str, Any] = {"batch": batch}
-        if wait > 0:
-            query |= {"wait": "true", "timeout": round(wait * 1000)}
-        if where is not None and where.group is not None:
-            query["consumerGroup"] = where.group
-        if auto_ack:
-            query["autoAck"] = "true"
-        if partitions > 1:
-            query["partitions"] = partitions
-        if isinstance(subscription_from, datetime):
-            subscription_from = subscription_from.isoformat()
-        for name, value in (
-            ("namespace", namespace),
-            ("task", task),
-            ("subscriptionMode", subscription_mode),
-            ("subscriptionFrom", subscription_from),
-        ):
-            if value:
-                query[name] = value
-        path = where.pop_path if where is not None else "/api/v1/pop"
+        target = _pop_target(
+            where,
+            batch=batch,
+            wait=wait,
+            autoAck="true" if auto_ack else None,
+            partitions=partitions if partitions > 1 else None,
+            namespace=namespace,
+            task=task,
+            subscriptionMode=subscription_mode,
+            subscriptionFrom=_iso(subscription_from),
+        )
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease
         # ends. Under auto-ack they would be gone, so such a pop is not repeated.
         answer = await self._brokers.ask(
             "GET",
-            f"{path}?{urlencode(query)}",
+            target,
             again=not auto_ack,
             timeout=wait + GRACE,
             patience=patience,
             polling=wait > 0,
         )
         check(answer)
-        if not answer.body:
-            self._report_missing(
-                str(address or namespace or task), answer.headers.get("empty-reason")
+        return self._messages_of(
+            answer, str(address or namespace or task), renew=renew and not auto_ack
+        )
+
+    async def ack_and_pop(
+        self,
+        address: str | Address,
+        answers: Sequence[tuple[Received, dict[str, str]]],
+        acked: Callable[[Sequence[Acked]], None],
+        *,
+        batch: int = 1,
+        wait: float = 0.0,
+        partitions: int = 1,
+        subscription_mode: str | None = None,
+        subscription_from: datetime | str | None = None,
+        auto_ack: Literal[False] = False,
+    ) -> list[Message]:
+        """Answer messages of the address's group and take the next ones, in one request; what
+        became of the answers is told to `acked`.
+
+        Nothing is tried again here: after an error answer the messages once more, which changes
+        nothing where it was done.
+        """
+        where = Address.parse(address)
+        if self._separate_acks:  # a broker that does not have it
+            acked(await self._acked(answers, where.group or QUEUE_MODE))
+            return await self.pop(
+                where,
+                batch=batch,
+                wait=wait,
+                partitions=partitions,
+                subscription_mode=subscription_mode,
+                subscription_from=subscription_from,
+                auto_ack=auto_ack,
+                patience=0.0,
             )
+        target = _pop_target(
+            where,
+            batch=batch,
+            wait=wait,
+            partitions=partitions if partitions > 1 else None,
+            subscriptionMode=subscription_mode,
+            subscriptionFrom=_iso(subscription_from),
+        )
+        self._leases.drop(message for message, _ in answers)
+        answer = await self._brokers.ask(
+            "POST",
+            target,
+            _acks_body(answers, where.group or QUEUE_MODE),
+            timeout=wait + GRACE,
+            patience=0.0,
+            polling=wait > 0,
+        )
+        if answer.status in (404, 405):
+            self._separate_acks = True
+            return await self.ack_and_pop(
+                where,
+                answers,
+                acked,
+                batch=batch,
+                wait=wait,
+                partitions=partitions,
+                subscription_mode=subscription_mode,
+                subscription_from=subscription_from,
+            )
+        check(answer)
+        acked(understood(_acknowledged.decode, answer.body).acknowledged)
+        return self._messages_of(answer, str(where), renew=True)
+
+    def _messages_of(self, answer: HttpAnswer, source: str, *, renew: bool) -> list[Message]:
+        popped = understood(self._decode_popped, answer.body) if answer.body else Popped()
+        if not popped.messages:
+            self._report_missing(source, answer.headers.get("empty-reason"))
             return []
-        popped = understood(self._decode_popped, answer.body)
         for message in popped.messages:
             message.queue = message.queue or popped.queue
         bind(popped.messages, self._answers_to)
-        if renew and not auto_ack:
+        if renew:
             lease_time = answer.headers.get("lease-time", "")
             self._leases.keep(popped.messages, float(lease_time) if lease_time.isdecimal() else 0.0)
         return popped.messages
@@ -360,31 +427,32 @@ class QueueClient:
         self, answers: Sequence[tuple[Received, dict[str, str]]], *, group: str | None = None
     ) -> list[Acked]:
         """Answer each message in its own way: `{"status": ..., "error": ...}`."""
-        by_group: dict[str, list[tuple[Received, Item]]] = {}
+        by_group: dict[str, list[tuple[Received, dict[str, str]]]] = {}
         for message, answer in answers:
-            item = ack_item(message) | answer
-            if "error" in item:
-                item["error"] = storable(item["error"])
-            by_group.setdefault(group or message.consumer_group, []).append((message, item))
+            by_group.setdefault(group or message.consumer_group, []).append((message, answer))
         results: list[Acked] = []
         for name, part in by_group.items():
-            body = {"acknowledgments": [item for _, item in part], "consumerGroup": name}
-            try:
-                reply = await self._brokers.ask(
-                    "POST", "/api/v1/ack/batch", msgspec.json.encode(body), again=True
-                )
-                check(reply)
-            finally:  # nobody works on these any more: leased they would not come again
-                self._leases.drop(message for message, _ in part)
-            answered = understood(_acked.decode, reply.body)
-            if len(answered) != len(part):
-                raise Unavailable(f"the answer to {len(part)} acks is about {len(answered)}")
-            results += answered
+            results += await self._acked(part, name)
         refused = [result for result in results if not result.success]
         if refused:
             raise AckRefused(
                 f"{len(refused)} of {len(results)} acks refused: {refused[0].error}", results
             )
+        return results
+
+    async def _acked(
+        self, answers: Sequence[tuple[Received, dict[str, str]]], group: str
+    ) -> list[Acked]:
+        try:
+            reply = await self._brokers.ask(
+                "POST", "/api/v1/ack/batch", _acks_body(answers, group), again=True
+            )
+            check(reply)
+        finally:  # nobody works on these any more: leased they would not come again
+            self._leases.drop(message for message, _ in answers)
+        results = understood(_acked.decode, reply.body)
+        if len(results) != len(answers):
+            raise Unavailable(f"the answer to {len(answers)} acks is about {len(results)}")
         return results
 
     def _park(self, messages: Sequence[Received], status: AckStatus, delay: float) -> None:
@@ -445,6 +513,30 @@ class QueueClient:
         return str(
             (await self._brokers.json("POST", "/api/v1/traces", body, again=False))["traceId"]
         )
+
+
+def _pop_target(where: Address | None, *, wait: float, **query: str | int | None) -> str:
+    named = {name: value for name, value in query.items() if value}
+    if wait > 0:
+        named |= {"wait": "true", "timeout": round(wait * 1000)}
+    if where is not None and where.group is not None:
+        named["consumerGroup"] = where.group
+    path = where.pop_path if where is not None else "/api/v1/pop"
+    return f"{path}?{urlencode(named)}"
+
+
+def _iso(moment: datetime | str | None) -> str | None:
+    return moment.isoformat() if isinstance(moment, datetime) else moment
+
+
+def _acks_body(answers: Sequence[tuple[Received, dict[str, str]]], group: str) -> bytes:
+    items: list[Item] = []
+    for message, answer in answers:
+        item = ack_item(message) | answer
+        if "error" in item:
+            item["error"] = storable(item["error"])
+        items.append(item)
+    return msgspec.json.encode({"acknowledgments": items, "consumerGroup": group})
 
 
 def _own(result: Pushed) -> Pushed:

@@ -122,6 +122,7 @@ class GroupSummary(Result, kw_only=True):
     failed: int = 0
     dead_letters: int = 0
     dropped: int = 0
+    skipped: int = 0
 
 
 class GroupPartition(Result, kw_only=True):
@@ -287,3 +288,24 @@ class Schedule(Result, kw_only=True):
     updated_at: datetime
     next_runs: list[datetime] = []
     last_runs: list[ScheduleRun] = []
+
+
+class ConsumerHealth(Result, kw_only=True):
+    """A consumer, as it says itself."""
+
+    id: str
+    name: str
+    queue: str
+    group: str
+    hostname: str = ""
+    pid: int = 0
+    concurrency: int = 1
+    in_flight: int = 0
+    waiting: int = 0  # for their next attempt
+    handled: int = 0
+    failed: int = 0
+    last_error: str | None = None
+    last_error_at: datetime | None = None
+    started_at: datetime | None = None
+    ended: bool = False
+    seen_at: datetime | None = None  # by the broker's clock

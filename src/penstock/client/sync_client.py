@@ -1,6 +1,8 @@
 """`penstock.SyncClient`: the client for code that is not async, on the portal's loop."""
 
+import signal
 import ssl
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -180,13 +182,14 @@ class SyncClient(ClosingFacade[Client]):
     take = iterating(Client.take, SyncMessage)
     ack = blocking(Client.ack)
     ack_each = blocking(Client.ack_each)
+    ack_and_pop = blocking_as(Client.ack_and_pop, list[SyncMessage])
     give_back = blocking(Client.give_back)
     extend = blocking(Client.extend)
     trace = blocking(Client.trace)
     transaction = wrapping(SyncTransaction, Client.transaction)
     buffer = wrapping(SyncPushBuffer, Client.buffer)
     consumer = passing(Client.consumer)
-    run = blocking(Client.run)
+    registered = passing(Client.registered)
     topic = wrapping(SyncTopic, Client.topic)
     topics = blocking(Client.topics)
     status = blocking(Client.status)
@@ -197,6 +200,7 @@ class SyncClient(ClosingFacade[Client]):
     clear = blocking(Client.clear)
     group = blocking(Client.group)
     groups = blocking(Client.groups)
+    consumers = blocking(Client.consumers)
     delete_group = blocking(Client.delete_group)
     seek = blocking(Client.seek)
     dead_letters = blocking(Client.dead_letters)
@@ -204,6 +208,21 @@ class SyncClient(ClosingFacade[Client]):
     purge = blocking(Client.purge)
     scheduled = blocking(Client.scheduled)
     cancel = blocking(Client.cancel)
+
+    def run(self, *, handle_signals: bool = True) -> None:
+        """As `Client.run`."""
+        ours = (
+            handle_signals
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        if ours:
+            signal.signal(signal.SIGTERM, lambda *_: self._portal.soon(self._async.stop))
+        try:
+            self._portal.call(self._async.run)
+        finally:
+            if ours:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def stop(self) -> None:
         """End `run`; from another thread or from a handler."""

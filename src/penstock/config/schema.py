@@ -186,6 +186,9 @@ class Database:
         2.0, "a connection or a commit not had within this counts as the database being down"
     )
     statement_timeout: Seconds = key(30.0, "limit for one statement; 0 = none")
+    read_url: PostgresUrl = key(
+        "", "a standby on which stored messages are browsed; empty = the primary"
+    )
     browse_pool_size: int = key(2, "further connections, for listings, status and analytics")
     browse_timeout: Seconds = key(10.0, "limit for one statement of those; 0 = none")
 

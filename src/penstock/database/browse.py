@@ -2,7 +2,7 @@
 
 Such a statement may read much and take long. On connections of its own, few and with a shorter
 limit, it cannot keep pushes and pops from theirs. Who finds all of them in use waits a little and
-is then refused with a clear text. (A URL of its own, of a standby, would go here.)
+is then refused with a clear text.
 """
 
 import asyncio

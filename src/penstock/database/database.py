@@ -44,6 +44,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.failure import explain
 from penstock.database.hosts import Server, choose
 from penstock.database.migrate import SchemaFiles, drop_unused_functions, migrate
+from penstock.database.standby import Standby
 from penstock.errors import (
     Busy,
     ConfigError,
@@ -116,6 +117,11 @@ class Database:
         self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
         self._pool: asyncpg.Pool | None = None
         self._browsing = BrowsePool(settings, self._connector.connect)
+        self._standby = (
+            Standby(settings, sql.search_path(settings.db_schema), lambda: self._connector.server)
+            if settings.read_url
+            else None
+        )
         self._migrated: Server | None = None  # the server whose schema was brought up to date
         self._callbacks: list[Callable[[bool], None]] = []
         self._idle: list[Any] = []  # connections of calls that have just ended, for the next ones
@@ -181,6 +187,8 @@ class Database:
             connect=self._connector.connect,
         )
         await self._browsing.start()
+        if self._standby:
+            await self._standby.start()
         if not await self._probe():
             if self._connector.pooled:
                 raise ConfigError(f"this database cannot be used: {self.problem}")
@@ -195,6 +203,8 @@ class Database:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._browsing.stop()
+        if self._standby:
+            await self._standby.stop()
         if self._pool:
             await self._release_idle()
             try:
@@ -269,6 +279,21 @@ class Database:
             except asyncpg.DataError as error:
                 raise _unusable(error) from error
         raise AssertionError("unreachable")
+
+    async def browse_standby(
+        self, sql: str, *args: Any
+    ) -> tuple[list[asyncpg.Record], float | None]:
+        """`browse` on the standby of `database.read_url`: the rows, and how many seconds old they
+        may be. None: they are the primary's.
+        """
+        if self._standby is not None:
+            try:
+                rows = await self._standby.fetch(sql, *args)
+            except asyncpg.DataError as error:
+                raise _unusable(error) from error
+            if rows is not None:
+                return rows
+        return await self.browse(sql, *args), None
 
     async def browse(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """`read` for those who look (listings, status, analytics), on connections of their own.

@@ -1,7 +1,8 @@
 """Appends that share commits.
 
-Appends are queued; what is queued at the end of a loop tick, or while the commit before it was in
-the pool, becomes one commit: one write, and under `group` one fsync. A commit assigns offsets, so a
+Appends are queued; what is queued at the end of a loop tick (or when the caller asks for it), or
+while the commit before it was in the pool, becomes one commit: one write, and under `group` one
+fsync. A commit assigns offsets, so a
 failed one leaves no gap. Readers see a record (and `next_offset` moves) when its commit satisfied
 the fsync policy, never before.
 
@@ -10,6 +11,10 @@ the fsync policy, never before.
     interval   answered after the write; an fsync follows within `fsync_interval`
     never      answered after the write; the kernel decides (checkpoints and rolls still sync,
                in the background)
+
+A commit that needs no preparation costs no task and no future on its way: what waits for no fsync
+is written on the loop; what does is one call of the pool, which calls back on the loop, and the
+callback answers everyone and starts the next commit (decision 0240).
 
 One commit runs at a time, and nothing else writes to the segments: who wants them sealed, or
 repaired, has that done between two commits. How what was written becomes durable is in
@@ -20,6 +25,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -32,10 +38,9 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.log.commit import Appended, Commit, Entry
+from penstock.log.commit import Appended, Commit, Entry, Promise
 from penstock.log.context import Context
 from penstock.log.fs import Bytes
-from penstock.log.layout import HEADER_SIZE
 from penstock.log.producers import Producer
 from penstock.log.segment_store import SegmentStore
 
@@ -60,7 +65,8 @@ class Appender:
         self._pending: list[Entry] = []
         self.pending_bytes = 0  # of the appends in `_pending`
         self._scheduled = False  # `_flush` will run at the end of this tick
-        self._committing: asyncio.Task[None] | None = None  # the commit loop, while there is work
+        # Done when the commit, or the commit loop, that runs now has ended.
+        self._committing: asyncio.Future[None] | None = None
         # Who waits for a moment between two commits, and whether to roll then.
         self._between: list[tuple[asyncio.Future[None], bool]] = []
         self.closed = False  # nothing more is taken
@@ -71,19 +77,42 @@ class Appender:
         self, payloads: Sequence[Bytes], producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """Append the payloads as one batch, all or none."""
-        if not payloads:
-            raise InvalidRequest("a batch has at least one record")
-        size = 0
-        for payload in payloads:
-            length = len(payload)
-            if length > self._context.settings.max_record:
-                raise self._too_large(length)
-            size += length
-        return self._enqueue(payloads, None, size, producer)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue(payloads, future, producer)
+        self.schedule()
+        return future
 
     def append_arrays(
         self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
+        """The same for payloads that lie one after another in `payloads`."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue_arrays(lengths, payloads, future, producer)
+        self.schedule()
+        return future
+
+    # Queueing without a commit: the caller ends its turn with `commit` or `schedule`
+
+    def enqueue(
+        self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
+    ) -> None:
+        if not payloads:
+            raise InvalidRequest("a batch has at least one record")
+        size, most = 0, self._context.settings.max_record
+        for payload in payloads:
+            length = len(payload)
+            if length > most:
+                raise self._too_large(length)
+            size += length
+        self._enqueue(Entry(payloads, None, len(payloads), size, producer, promise))
+
+    def enqueue_arrays(
+        self,
+        lengths: np.ndarray,
+        payloads: memoryview,
+        promise: Promise,
+        producer: Producer | None = None,
+    ) -> None:
         """The same for payloads that lie one after another in `payloads`."""
         if not len(lengths):
             raise InvalidRequest("a batch has at least one record")
@@ -95,40 +124,33 @@ class Appender:
             )
         if largest > self._context.settings.max_record:
             raise self._too_large(largest)
-        return self._enqueue((payloads,), wide, len(payloads), producer)
+        self._enqueue(Entry((payloads,), wide, len(wide), len(payloads), producer, promise))
+
+    def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
+        """The same for payloads of one length: an item of `table` each, wherever they lie."""
+        if table.itemsize > self._context.settings.max_record:
+            raise self._too_large(table.itemsize)
+        self._enqueue(Entry(table, None, len(table), table.itemsize * len(table), None, promise))
 
     def _too_large(self, length: int) -> TooLarge:
         return TooLarge(
             f"a record has at most {self._context.settings.max_record} bytes, this one has {length}"
         )
 
-    def _enqueue(
-        self,
-        payloads: Sequence[Bytes],
-        lengths: np.ndarray | None,
-        size: int,
-        producer: Producer | None,
-    ) -> "asyncio.Future[Appended]":
+    def _enqueue(self, entry: Entry) -> None:
         if self.deleted:
             raise self._gone()
         if self.closed:
             raise Unavailable("the broker is stopping")
+        producer = entry.producer
         if producer is not None and len(producer.id) != 16:
             raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
-        count = len(payloads) if lengths is None else len(lengths)
-        size += HEADER_SIZE * count
-        if self.pending_bytes and self.pending_bytes + size > MAX_PENDING_BYTES:
+        if self.pending_bytes and self.pending_bytes + entry.size > MAX_PENDING_BYTES:
             raise Unavailable(
                 f"topic {self._name!r} has {self.pending_bytes} bytes waiting for the disk"
             )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Appended] = loop.create_future()
-        self._pending.append(Entry(payloads, lengths, count, size, producer, future))
-        self.pending_bytes += size
-        if not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._flush)
-        return future
+        self._pending.append(entry)
+        self.pending_bytes += entry.size
 
     def _gone(self) -> NotFound:
         return NotFound(f"topic {self._name!r} was deleted")
@@ -136,40 +158,62 @@ class Appender:
     # Committing
 
     def schedule(self) -> None:
-        """See to it that the commit loop runs: there is something to write."""
+        """Commit at the end of this tick what is queued until then."""
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.commit)
 
-    def _flush(self) -> None:
+    def commit(self) -> None:
+        """Commit what is queued, now or right after the commit that runs."""
         self._scheduled = False
         if self._committing is not None or not self._has_work:
             return
-        inline = (
-            not self._between
-            and not self._context.strict
-            and self.pending_bytes <= INLINE_BYTES
-            and self._segments.is_prepared(self.pending_bytes)
-        )
-        if inline:
-            entries, self._pending, self.pending_bytes = self._pending, [], 0
-            self._commit_inline(entries)
+        direct = not (self._between or self.deleted)
+        if direct and self._segments.is_prepared(self.pending_bytes):
+            self._commit_directly(self._take())
         else:
             self._segments.writing = True
             self._committing = asyncio.get_running_loop().create_task(self._commit_all())
 
-    def _commit_inline(self, entries: list[Entry]) -> None:
+    def _commit_directly(self, entries: list[Entry]) -> None:
+        """Nothing has to be prepared: no task is needed."""
         try:
             commit = self._put_together(entries)
-            if commit.write.count:
-                self._segments.write(commit.write)
-        except (StorageFull, StorageFailed, NotFound) as error:
+            write = commit.write
+            if write.count and (self._context.strict or write.size > INLINE_BYTES):
+                self._segments.writing = True
+                self._segments.start_write(write, partial(self._written, commit))
+                self._committing = asyncio.get_running_loop().create_future()
+                return
+            if write.count:
+                self._segments.write(write)
+        except (StorageFull, StorageFailed) as error:
             self._fail(entries, error)
         except BaseException:
+            self._segments.writing = False
             self._fail(entries, self._unexpected())
             raise
         else:
             self._publish(commit)
+        if self._pending:
+            self.schedule()
+
+    def _written(self, commit: Commit, error: BaseException | None) -> None:
+        """The pool has written, or could not."""
+        waiting, self._committing = self._committing, None
+        self._segments.writing = False
+        try:
+            if error is None:
+                self._publish(commit)
+            elif isinstance(error, (StorageFull, StorageFailed)):
+                self._fail(list(commit.entries), error)
+            else:
+                self._fail(list(commit.entries), self._unexpected())
+                raise error
+        finally:
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+            self.commit()
 
     async def _commit_all(self) -> None:
         try:
@@ -252,7 +296,7 @@ class Appender:
                 self._segments.broken,
             )
         for entry in entries:
-            if entry.producer is not None and not entry.future.done():
+            if entry.producer is not None and not entry.promise.done():
                 self._segments.producers.expect(entry.producer, self._segments.last_time)
             entry.refuse(error)
         self._segments.release()

@@ -6,17 +6,17 @@ own, since the row is what recognises it when it is sent again. Repeated and out
 drop out here and cost no write.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from crc32c import crc32c
 
 from penstock.errors import Conflict, PenstockError
-from penstock.log.encode import Frame, frame_arrays, frame_payloads
+from penstock.log.encode import Frame, frame_arrays, frame_payloads, frame_table
 from penstock.log.fs import Bytes
-from penstock.log.layout import HAS_PRODUCER, NO_PRODUCER, BatchRow
+from penstock.log.layout import HAS_PRODUCER, HEADER_SIZE, NO_PRODUCER, BatchRow
 from penstock.log.producers import Producer, Producers
 from penstock.log.writer import Write
 
@@ -28,36 +28,59 @@ class Appended:
     duplicate: bool
 
 
+class Promise(Protocol):
+    """Where the answer to an append goes: an `asyncio.Future`, or something that takes it at once,
+    on the loop, and saves the trip through the loop's queue. It must not raise."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Appended, /) -> None: ...
+
+    def set_exception(self, exception: PenstockError, /) -> None: ...
+
+
 class Entry:
     """One append on its way."""
 
-    __slots__ = ("count", "first", "future", "lengths", "payloads", "producer", "size", "twin")
+    __slots__ = ("count", "first", "lengths", "payloads", "producer", "promise", "size", "twin")
 
     def __init__(
         self,
-        payloads: Sequence[Bytes],
+        payloads: Sequence[Bytes] | np.ndarray,
         lengths: np.ndarray | None,
         count: int,
         size: int,
         producer: Producer | None,
-        future: "asyncio.Future[Appended]",
+        promise: Promise,
     ) -> None:
-        self.payloads = payloads  # with `lengths`: a single buffer that holds them all
+        # with `lengths`: a single buffer that holds them all; an array: payloads of one length
+        self.payloads = payloads
         self.lengths = lengths
         self.count = count
-        self.size = size  # as records, headers included
+        self.size = size + HEADER_SIZE * count  # as records
         self.producer = producer
-        self.future = future
+        self.promise = promise
         self.first = -1  # its first offset, once it is part of a commit
         self.twin: Entry | None = None  # the same batch, earlier in the same commit
 
+    @property
+    def is_list(self) -> bool:
+        return self.lengths is None and not isinstance(self.payloads, np.ndarray)
+
+    def frame(self, position: int) -> Frame:
+        if isinstance(self.payloads, np.ndarray):
+            return frame_table(self.payloads, self.first, position)
+        if self.lengths is None:
+            return frame_payloads(self.payloads, self.first, position)
+        return frame_arrays(self.lengths, memoryview(self.payloads[0]), self.first, position)
+
     def answer(self, appended: Appended) -> None:
-        if not self.future.done():
-            self.future.set_result(appended)
+        if not self.promise.done():
+            self.promise.set_result(appended)
 
     def refuse(self, error: PenstockError) -> None:
-        if not self.future.done():
-            self.future.set_exception(type(error)(str(error)))
+        if not self.promise.done():
+            self.promise.set_exception(type(error)(str(error)))
 
 
 class Commit:
@@ -79,7 +102,7 @@ class Commit:
     def _lay_out(self) -> None:
         alike: list[Entry] = []
         for entry in self.entries:
-            if entry.producer is None and entry.lengths is None:
+            if entry.producer is None and entry.is_list:
                 alike.append(entry)
                 continue
             if entry.producer is not None and self._is_old(entry, entry.producer):
@@ -87,13 +110,7 @@ class Commit:
             self._add_alike(alike)
             alike = []
             entry.first, position = self._next()
-            if entry.lengths is None:
-                frame = frame_payloads(entry.payloads, entry.first, position)
-            else:
-                frame = frame_arrays(
-                    entry.lengths, memoryview(entry.payloads[0]), entry.first, position
-                )
-            self._add(frame, entry.producer)
+            self._add(entry.frame(position), entry.producer)
         self._add_alike(alike)
 
     def _next(self) -> tuple[int, int]:

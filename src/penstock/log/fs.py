@@ -121,7 +121,7 @@ class DiskFile:
         if self.poisoned:
             raise StorageFailed(f"{self.path.name} takes no more writes: {self.poisoned}")
         start = self.size
-        total = sum(len(chunk) for chunk in chunks)
+        total = sum(map(len, chunks))
         try:
             written = os.pwritev(self._fd, chunks, start) if len(chunks) <= IOV_MAX else 0
             if written < total:

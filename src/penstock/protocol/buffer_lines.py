@@ -11,12 +11,15 @@
 | `,"producer":` string          | only when the push was authenticated                          |
 | `,"sealed":` string            | only when the payload is sealed: the id of the key            |
 | `,"headers":` object         | only when there are any; sealed: base64, as the payload       |
+| `,"deliver_at":` string      | only of a message for later: when it is due, RFC 3339 in UTC  |
 | `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                        |
 | `}` newline (0x0A)             | an event without its newline was never acknowledged           |
 
 Lines without a checksum (the seed's, and those of older releases) are read as they are. One that
 has a checksum and does not match it is damaged, and is no event: what it says is not believed.
 """
+
+from datetime import datetime
 
 import msgspec
 from crc32c import crc32c
@@ -42,6 +45,7 @@ class Event(msgspec.Struct, kw_only=True):
     # the id of the key; payload and headers are strings then
     sealed: str | None = None
     headers: msgspec.Raw = msgspec.Raw()  # empty = none
+    deliver_at: datetime | None = None
 
 
 class DamagedLine(msgspec.DecodeError):
@@ -69,6 +73,8 @@ def encode(event: Event) -> bytes:
         line += b',"sealed":' + text(event.sealed)
     if event.headers:
         line += b',"headers":' + event.headers
+    if event.deliver_at is not None:
+        line += b',"deliver_at":' + text(event.deliver_at)
     return b'%b%b%08x"}\n' % (line, _MARK, crc32c(line))
 
 

@@ -424,6 +424,38 @@ def consumed(offsets: Iterable[int], payloads: Sequence[Bytes]) -> bytes:
     return answer(Command.CONSUME, *parts)
 
 
+_IN_RECORD = np.arange(RECORD.size)
+_RECORDS = np.dtype([("offset", ">u8"), ("length", ">u4")])
+
+
+def consumed_log(
+    log: Bytes,
+    offsets: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> bytearray:
+    """The same from the log's own bytes: records there are laid out like here, but for the byte
+    order of their heads. `starts` and `ends` are those of the payloads.
+    """
+    count, size, first = len(offsets), int(ends[-1]), ANSWER.size + U32.size
+    out = bytearray(first + size)
+    ANSWER.pack_into(out, 0, Command.CONSUME | REPLY, TcpStatus.SUCCESS, U32.size + size)
+    U32.pack_into(out, ANSWER.size, count)
+    out[first:] = memoryview(log)[:size]
+    lengths = ends - starts
+    step = RECORD.size + int(lengths[0])
+    if size == count * step and (lengths == lengths[0]).all():
+        np.ndarray(count, ">u8", out, first, (step,))[:] = offsets
+        np.ndarray(count, ">u4", out, first + 8, (step,))[:] = lengths
+        return out
+    heads = np.empty(count, _RECORDS)
+    heads["offset"] = offsets
+    heads["length"] = lengths
+    places = (starts + (first - RECORD.size))[:, None] + _IN_RECORD
+    np.frombuffer(out, np.uint8)[places] = heads.view(np.uint8).reshape(count, RECORD.size)
+    return out
+
+
 def names(topics: Iterable[str]) -> bytes:
     listed = [name(text) for text in topics]
     return answer(Command.LIST_TOPICS, U32.pack(len(listed)), *listed)

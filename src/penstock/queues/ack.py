@@ -3,6 +3,7 @@ nothing.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -29,11 +30,105 @@ ERRORS = {"missing": NOT_FOUND, "lease": NO_LEASE}
 LONGEST_ERROR = 10_000
 
 
+class Prepared:
+    """Acknowledgements as `queue_ack` takes them, and their answers as far as they are there."""
+
+    __slots__ = ("_acks", "_places", "answers", "arguments")
+
+    def __init__(self, acks: list[Ack]) -> None:
+        self._acks = acks
+        self._places: list[int] = []  # of those that are sent
+        self.answers: list[Any] = [None] * len(acks)
+        self.arguments: tuple[Any, ...] | None = None  # None: there is nothing to send
+
+    @classmethod
+    async def of(cls, acks: list[Ack], catalog: Catalog) -> "Prepared":
+        prepared = cls(acks)
+        await prepared._prepare(catalog)
+        return prepared
+
+    async def _prepare(self, catalog: Catalog) -> None:
+        starts: list[int] = []
+        runs: list[tuple[int | None, str, UUID | None, str | None, str | None]] = []
+        acks, answers, places = self._acks, self.answers, self._places
+        last, error = None, None
+        for place, ack in enumerate(acks):
+            if place and not place % SLICE:
+                await asyncio.sleep(0)
+            key = ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error
+            if key != last:
+                last = key
+                status, lease = (
+                    STATUSES.get(ack.status),
+                    uuid_of(ack.lease_id) if ack.lease_id else None,
+                )
+                partition = catalog.partition_id(ack.partition_id)
+                error = (
+                    f"Unknown status: {ack.status}" if status is None
+                    else NO_LEASE if ack.lease_id and lease is None
+                    else NOT_FOUND if partition is None
+                    else None
+                )  # fmt: skip
+                if error is None:
+                    starts.append(len(places))
+                    runs.append(
+                        (
+                            partition,
+                            ack.group,
+                            lease,
+                            status,
+                            ack.error and ack.error[:LONGEST_ERROR],
+                        )
+                    )
+            if error is None:
+                places.append(place)
+            else:
+                answers[place] = Acked(ack.transaction_id, False, error)
+        if places:
+            self.arguments = (
+                starts,
+                *zip(*runs, strict=True),
+                [acks[place].transaction_id for place in places],
+            )
+
+    async def fill(self, row: Iterable[Any]) -> None:
+        """Take over a row of the answer."""
+        items, outcomes, queue, partition, released, dead, more = row
+        acks, answers, places = self._acks, self.answers, self._places
+        if len(items) > SLICE:
+            await asyncio.sleep(0)
+        if outcomes is None:
+            for item in items:
+                place = places[item - 1]
+                answers[place] = Acked(
+                    acks[place].transaction_id,
+                    True,
+                    None,
+                    queue,
+                    partition,
+                    released[0],
+                    more=more,
+                )
+            return
+        for item, outcome, free, buried in zip(items, outcomes, released, dead, strict=True):
+            place, error = places[item - 1], ERRORS.get(outcome)
+            answers[place] = Acked(
+                acks[place].transaction_id,
+                error is None,
+                error,
+                queue,
+                partition,
+                free,
+                buried,
+                outcome == "ok",
+            )
+
+
 class Acknowledger:
     def __init__(
         self, database: Database, catalog: Catalog, signals: Signals, acked: Counter, merge_max: int
     ) -> None:
-        self._database, self._catalog, self._signals, self._acked = (
+        self._database, self._catalog, self._signals, self.acked = (
             database,
             catalog,
             signals,
@@ -76,75 +171,11 @@ class Acknowledger:
 
     async def acknowledge(self, fetch: Fetch, acks: list[Ack]) -> list[Acked]:
         """Answer messages through `fetch` (of the pool or of a transaction)."""
-        answers: list[Any] = [None] * len(acks)
-        starts: list[int] = []
-        runs: list[tuple[int | None, str, UUID | None, str | None, str | None]] = []
-        places: list[int] = []
-        last, error = None, None
-        for place, ack in enumerate(acks):
-            if place and not place % SLICE:
-                await asyncio.sleep(0)
-            key = ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error
-            if key != last:
-                last = key
-                status, lease = (
-                    STATUSES.get(ack.status),
-                    uuid_of(ack.lease_id) if ack.lease_id else None,
-                )
-                partition = self._catalog.partition_id(ack.partition_id)
-                error = (
-                    f"Unknown status: {ack.status}" if status is None
-                    else NO_LEASE if ack.lease_id and lease is None
-                    else NOT_FOUND if partition is None
-                    else None
-                )  # fmt: skip
-                if error is None:
-                    starts.append(len(places))
-                    runs.append(
-                        (
-                            partition,
-                            ack.group,
-                            lease,
-                            status,
-                            ack.error and ack.error[:LONGEST_ERROR],
-                        )
-                    )
-            if error is None:
-                places.append(place)
-            else:
-                answers[place] = Acked(ack.transaction_id, False, error)
-        if places:
-            rows = await fetch(
-                SQL,
-                starts,
-                *zip(*runs, strict=True),
-                [acks[place].transaction_id for place in places],
-            )
-            for items, outcomes, queue, partition, released, dead in rows:
-                if len(items) > SLICE:
-                    await asyncio.sleep(0)
-                if outcomes is None:
-                    for item in items:
-                        place = places[item - 1]
-                        answers[place] = Acked(
-                            acks[place].transaction_id, True, None, queue, partition, released[0]
-                        )
-                    continue
-                for item, outcome, free, buried in zip(
-                    items, outcomes, released, dead, strict=True
-                ):
-                    place, error = places[item - 1], ERRORS.get(outcome)
-                    answers[place] = Acked(
-                        acks[place].transaction_id,
-                        error is None,
-                        error,
-                        queue,
-                        partition,
-                        free,
-                        buried,
-                        outcome == "ok",
-                    )
-        return answers
+        prepared = await Prepared.of(acks, self._catalog)
+        if prepared.arguments is not None:
+            for row in await fetch(SQL, *prepared.arguments):
+                await prepared.fill(row)
+        return prepared.answers
 
     def announce(self, acks: list[Ack], answers: list[Acked]) -> None:
         """Count, and wake pops that may take what became free."""
@@ -155,10 +186,10 @@ class Acknowledger:
                 if answer.changed:
                     key = answer.queue, STATUSES[ack.status]
                     counted[key] = counted.get(key, 0) + 1
-                if answer.lease_released or ack.status in ("failed", "retry"):
+                if answer.more and (answer.lease_released or ack.status in ("failed", "retry")):
                     freed.setdefault((answer.queue, ack.group), set()).add(answer.partition or "")
         for (queue, status), count in counted.items():
-            self._acked.add(count, queue, status)
+            self.acked.add(count, queue, status)
         for (queue, group), partitions in freed.items():
             self._signals.available(queue, len(partitions), group)
 

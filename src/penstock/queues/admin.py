@@ -12,6 +12,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys
 from penstock.queues.options import OPTIONS, columns_of, options_of
+from penstock.queues.scheduled import Scheduled
 from penstock.queues.schema import query
 from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
@@ -40,8 +41,16 @@ class PartitionInfo(msgspec.Struct):
 
 
 class Admin:
-    def __init__(self, database: Database, catalog: Catalog, signals: Signals, keys: Keys) -> None:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        signals: Signals,
+        keys: Keys,
+        scheduled: Scheduled,
+    ) -> None:
         self._database, self._catalog, self._signals, self._keys = database, catalog, signals, keys
+        self._scheduled = scheduled
 
     async def configure(
         self,
@@ -142,7 +151,7 @@ class Admin:
         return existed
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
-        """Delete all messages stored at this moment; answers how many."""
+        """Delete all messages stored at this moment, and those for later; answers how many."""
         info = await self.describe(queue)
         if partition is not None:
             number = await self._catalog.partition(queue, partition)
@@ -153,8 +162,8 @@ class Admin:
                 number,
                 1 << 62,
             )
-            return int(rows[0][0])
-        deleted, after = 0, "0"
+            return int(rows[0][0]) + await self._scheduled.clear(info.id, number)
+        deleted, after = await self._scheduled.clear(info.id, None), "0"
         now = (await self._database.read("SELECT clock_timestamp()"))[0][0]
         while True:
             row = (

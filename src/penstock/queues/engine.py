@@ -11,6 +11,7 @@ All state is in the database: any number of brokers may do this on the same one.
 for the promises.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.schema import Queues as Settings
@@ -25,10 +26,13 @@ from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
+from penstock.queues.later import Later
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
 from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
+from penstock.queues.scheduled import Scheduled
+from penstock.queues.schedules import Schedules
 from penstock.queues.signals import Signals
 from penstock.queues.sinks import Sinks
 from penstock.queues.status import Status
@@ -49,13 +53,13 @@ from penstock.queues.upkeep import Upkeep
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
-    `status`, `analytics`, `sinks`, `upkeep`."""
+    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `later`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
         self.catalog = Catalog(database)
         self.keys = Keys(settings)
-        self.signals = Signals(database, self.catalog.forget)
+        self.signals = Signals(database, self._changed)
         self.figures = Figures(database)
         self.consumers = Consumers(database)
         pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
@@ -66,17 +70,26 @@ class Queues:
             "queue",
             "status",
         )
+        self.later = Later(database, self.catalog, self.signals, pushed)
         self._pusher = Pusher(
-            database, self.catalog, self.keys, self.signals, pushed, settings.merge_max
-        )
-        self._popper = Popper(
-            database, self.catalog, self.keys, self.signals, settings, popped, acked
+            database,
+            self.catalog,
+            self.keys,
+            self.signals,
+            self.later,
+            pushed,
+            settings.merge_max,
         )
         self._acknowledger = Acknowledger(
             database, self.catalog, self.signals, acked, settings.merge_max
         )
+        self._popper = Popper(
+            database, self.catalog, self.keys, self.signals, self._acknowledger, settings, popped
+        )
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
-        self.admin = Admin(database, self.catalog, self.signals, self.keys)
+        self.scheduled = Scheduled(database, self.catalog, self.keys)
+        self.admin = Admin(database, self.catalog, self.signals, self.keys, self.scheduled)
+        self.schedules = Schedules(database, self.catalog, self._pusher, self.keys, self.signals)
         self.groups = Groups(database, self.catalog, self.signals, self.figures, self.consumers)
         self.dead = DeadLetters(database, self.catalog, self.keys, self.signals)
         self.messages = Messages(database, self.catalog, self.keys, self.signals)
@@ -102,12 +115,16 @@ class Queues:
             await self.catalog.load_installation()
         self.database.on_change(self._database_changed)
         await self.signals.start()
+        self.later.start()
         await self.upkeep.start()
+        self.schedules.start()
 
     async def stop(self) -> None:
+        await self.schedules.stop()
         await self._popper.stop()
         await self._pusher.merger.drain()
         await self._acknowledger.merger.drain()
+        await self.later.stop()
         await self.upkeep.stop()
         await self.signals.stop()
 
@@ -138,9 +155,11 @@ class Queues:
             raise self.keys.missing
 
     def at_rest(self, item: Item) -> Item:
-        """The item as it may lie in a file: sealed, unless its queue is known to be kept in clear
-        or we have no key.
+        """The item as it may lie in a file: with the moment it is due instead of a delay, which
+        begins now; and sealed, unless its queue is known to be kept in clear or we have no key.
         """
+        if isinstance(item.due, float):
+            item.due = self.later.moment(item.due)
         if (
             item.key_id is not None
             or self.keys.current is None
@@ -153,11 +172,13 @@ class Queues:
         """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
-    async def pop(self, request: PopRequest) -> Popped:
-        """Take messages under a lease. Cancelling the caller returns whatever was taken for it."""
+    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+        """Take messages under a lease, after answering those of `acks`, in one commit. Cancelling
+        the caller returns whatever was taken for it; what it acknowledged stays so.
+        """
         await self.catalog.load_installation()
         self._seen(request, request.queue)
-        popped = await self._popper.pop(request)
+        popped = await self._popper.pop(request, acks)
         self._seen(request, popped.queue)
         return popped
 
@@ -184,6 +205,11 @@ class Queues:
         """Push and acknowledge, all or nothing."""
         await self.catalog.load_installation()
         return await self._transactions.run(operations, required_leases or [])
+
+    def _changed(self) -> None:
+        """Something was configured, here or elsewhere."""
+        self.catalog.forget()
+        self.schedules.look()
 
     def _database_changed(self, healthy: bool) -> None:
         if healthy:

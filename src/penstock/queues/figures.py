@@ -49,6 +49,7 @@ class QueueFigures(msgspec.Struct):
     pushed: int  # accepted and stored, ever
     stored: int  # there now
     dead_letters: int  # that exist now, also those of groups that were deleted
+    scheduled: int  # for later, not pushed yet as far as the other figures go
     groups: list[GroupFigures]
 
     @property
@@ -106,6 +107,7 @@ class Figures:
                     row["pushed"],
                     row["stored"],
                     row["queue_letters"],
+                    row["scheduled"],
                     [],
                 )
             if row["group_id"] is not None:

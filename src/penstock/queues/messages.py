@@ -67,6 +67,7 @@ class MessagePage(msgspec.Struct):
     queue_mode: bool  # their queues are read in queue mode
     groups: int  # and by so many groups
     next: str | None  # the cursor of the next page
+    behind_seconds: float | None  # how old this may be; None: it is the primary's
 
 
 class MessageGroup(msgspec.Struct):
@@ -122,7 +123,7 @@ class Messages:
         source: tuple[str, Any] = (
             (IN_QUEUES, which.queue) if number is None else (IN_PARTITION, number)
         )
-        rows = await self._database.browse(
+        rows, behind = await self._database.browse_standby(
             *source, which.namespace, which.task, since, until, most, QUEUE_MODE, *after
         )
         last, more = None, len(rows) >= most
@@ -141,6 +142,7 @@ class Messages:
             queue_mode=any(row["has_queue_mode"] for row in rows),
             groups=max((row["buses"] for row in rows), default=0),
             next=last if more else None,
+            behind_seconds=behind,
         )
 
     async def detail(self, partition_id: str, transaction_id: str) -> MessageDetail:

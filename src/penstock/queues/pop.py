@@ -9,13 +9,18 @@ way gets its lease returned, uncounted.
 Auto-ack is a lease that we complete ourselves before answering. One call would be faster, but if
 the connection broke after its commit nobody would know which messages went missing; the outcome of
 each of the two can be found out.
+
+A pop may bring acknowledgements along: they are applied first, in the same call and commit, so that
+a consumer's loop is one request and one commit per batch. They stay applied whatever becomes of the
+pop.
 """
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -26,14 +31,16 @@ from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+from penstock.queues.ack import Acknowledger, Prepared, check
 from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
 from penstock.queues.merge import Merger
 from penstock.queues.push import SLICE
 from penstock.queues.signals import Signals, Waiter
-from penstock.queues.types import Message, Popped, PopRequest
+from penstock.queues.types import Ack, Acked, Message, Popped, PopRequest
 
 SQL = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8)"
+EXCHANGE = "SELECT * FROM queue_exchange(" + ", ".join(f"${n}" for n in range(1, 16)) + ")"
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 SOON_SECONDS = 0.005  # another call holds what we want: look again after this
@@ -67,6 +74,7 @@ class Take:
     partitions: int
     lease: UUID
     holder: int | None = None
+    acks: Sequence[Ack] = ()  # applied before it, in the same call
 
 
 @dataclass(slots=True)
@@ -75,6 +83,7 @@ class Taken:
     rows: list[Any]
     note: str
     wait: float | None
+    acked: Sequence[Acked] = ()
 
 
 class Popper:
@@ -84,16 +93,16 @@ class Popper:
         catalog: Catalog,
         keys: Keys,
         signals: Signals,
+        acknowledger: Acknowledger,
         settings: Settings,
         popped: Counter,
-        acked: Counter,
     ) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+        self._acknowledger = acknowledger
         self._settings = settings
         self._popped = popped
-        self._acked = acked
         self.merger: Merger[Take, Taken] = Merger(
-            self._run, size=_one, limit=256, slots=3, orphan=self._orphaned
+            self._run, size=_weight, limit=256, slots=3, orphan=self._orphaned
         )
         self._auto_acks: Merger[UUID, None] = Merger(self._complete, size=_one, limit=1000, slots=2)
         self._floors: dict[
@@ -116,7 +125,10 @@ class Popper:
         for task in tuple(self._tasks):
             task.cancel()
 
-    async def pop(self, request: PopRequest) -> Popped:
+    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+        for ack in acks:
+            check(ack)
+        acked: Sequence[Acked] = ()
         batch, partitions = self._sizes(request)
         start = subscription_of(request, self._settings.default_subscription_mode)
         timeout = (
@@ -133,12 +145,18 @@ class Popper:
                 seen = [generation.get(name, 0) for name in names]
             wait: float | None = None
             reason = "empty" if targets else "unknown"
+            if acks and not targets:
+                acked, acks = await self._acknowledger.ack(list(acks)), ()
             for target in targets:
+                lease = _new_lease(request.holder)
                 taken = await self._take(
-                    Take(target, batch, partitions, _new_lease(request.holder), request.holder)
+                    Take(target, batch, partitions, lease, request.holder, acks)
                 )
+                if acks:
+                    acked, acks = taken.acked, ()
                 if taken.rows:
                     popped = await self._answer(request, taken)
+                    popped.acked = list(acked)
                     if len(popped.messages) >= batch and self._catalog.shares(
                         target.queue
                     ):  # and there may be more
@@ -157,7 +175,9 @@ class Popper:
             again = wait == 0.0 or (wait == SOON_SECONDS and not request.wait)
             left = deadline - time.monotonic()
             if self._stopping or (left <= 0 and not again) or (again and left < -2):
-                return Popped(group=request.group, queue=request.queue, reason=reason)
+                return Popped(
+                    group=request.group, queue=request.queue, reason=reason, acked=list(acked)
+                )
             if again:
                 await asyncio.sleep(wait or 0)
             elif self._signals.changes == changes and seen == [
@@ -258,10 +278,13 @@ class Popper:
         since = [self._since(takes[index].target.group_id, now) for index in takes_in_order]
         ordered = [takes[index] for index in takes_in_order]
         leases = [take.lease for take in ordered]
+        acks = [ack for take in ordered for ack in take.acks]
+        prepared = await Prepared.of(acks, self._catalog)
         sent = self._database.healthy
         try:
             rows = await self._database.fetch(
-                SQL,
+                SQL if prepared.arguments is None else EXCHANGE,
+                *(prepared.arguments or ()),
                 [take.target.group_id for take in ordered],
                 [take.target.partition for take in ordered],
                 [take.batch for take in ordered],
@@ -283,16 +306,35 @@ class Popper:
                     self._full_look[take.target.group_id] = now + min(cost, MAX_FULL_LOOK_SECONDS)
         results: list[Taken | PenstockError] = [Unavailable("no answer")] * len(takes)
         begin = 0
-        for end, row in enumerate(rows):
-            if row["seqs"] is None:
+        if prepared.arguments is not None:
+            begin = await self._fill(prepared, rows)
+        if acks:
+            self._acknowledger.announce(acks, prepared.answers)
+        acked = iter(prepared.answers)
+        answers = [list(islice(acked, len(take.acks))) for take in ordered]
+        for end, row in enumerate(rows[begin:], begin + 1):
+            if (note := row["note"]) is not None:
                 position = row["request"] - 1
                 take = ordered[position]
                 results[takes_in_order[position]] = Taken(
-                    take, rows[begin:end], row["note"], row["wait"]
+                    take,
+                    [one for one in rows[begin:end] if one["seqs"] is not None],
+                    note,
+                    row["wait"],
+                    answers[position],
                 )
                 self._remember(take, row, since[position])
-                begin = end + 1
+                begin = end
         return results
+
+    async def _fill(self, prepared: Prepared, rows: list[Any]) -> int:
+        """Take over the rows that answer acknowledgements, which come first; how many they are."""
+        for count, row in enumerate(rows):
+            if row["items"] is None:
+                return count
+            names = "items", "outcomes", "queue", "partition", "released", "dead", "more"
+            await prepared.fill(row[name] for name in names)
+        return len(rows)
 
     def _since(self, group_id: int, now: float) -> datetime | None:
         """Cursors that were due long ago and are not any more leave dead index entries; do not wade
@@ -373,7 +415,7 @@ class Popper:
             raise
         self._popped.add(len(messages), queue)
         if request.auto_ack:
-            self._acked.add(len(messages), queue, "completed")
+            self._acknowledger.acked.add(len(messages), queue, "completed")
         return Popped(request.group, queue, lease, messages, len(taken.rows))
 
     async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
@@ -428,6 +470,10 @@ class Popper:
 
 def _one(_: object) -> int:
     return 1
+
+
+def _weight(take: Take) -> int:
+    return 1 + len(take.acks)
 
 
 def _new_lease(holder: int | None) -> UUID:

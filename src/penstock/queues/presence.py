@@ -22,6 +22,7 @@ from penstock import __version__
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
+from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
 from penstock.queues.signals import Signals
 
@@ -91,6 +92,7 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     waiting_pops: int = 0
     parked: dict[str, int] = {}  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]] = []  # queue, group, connections that pop
+    reports: list[ConsumerReport] = []  # of consumers that say how they are
     requests: RequestCounts = msgspec.field(default_factory=RequestCounts)
     messages: OperationCounts = msgspec.field(default_factory=OperationCounts)
     db_errors: int = 0
@@ -145,6 +147,7 @@ class Presence:
     ) -> None:
         self._database, self._signals, self._metrics = database, signals, metrics
         self._consumers = consumers
+        self.reports = ConsumerReports()
         self.server, self.worker = server, worker
         self.member = f"{socket.gethostname()}-{worker}-{os.urandom(4).hex()}"
         consumers.member = self.member
@@ -210,6 +213,7 @@ class Presence:
             waiting_pops=self._signals.waiting,
             parked=self._signals.parked(MOST_PARKED),
             consumers=[(queue, group, count) for (queue, group), count in consumers],
+            reports=self.reports.alive(),
             requests=self._requests(),
             messages=self._messages(),
             db_errors=self._total("penstock_database_outages_total"),
@@ -236,6 +240,12 @@ class Presence:
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
         return [Member(**{**row, "figures": decode(row["figures"])}) for row in rows]
+
+    async def consumers(self) -> list[ConsumerReport]:
+        """The consumers that report to any process, as they were last seen."""
+        others = [member for member in await self.members() if member.id != self.member]
+        reports = [report for member in others for report in member.figures.reports]
+        return merged([*reports, *self.reports.alive()])
 
     async def series(
         self,

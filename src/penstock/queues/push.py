@@ -7,8 +7,9 @@ and unique in their partition, so what was stored is found again.
 import asyncio
 import os
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from copy import copy
+from datetime import datetime
 from itertools import chain
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -20,11 +21,12 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.crypto import Keys, Sealed
+from penstock.queues.later import Later
 from penstock.queues.merge import Merger, Pending
 from penstock.queues.signals import Signals
 from penstock.queues.types import Item, Pushed
 
-SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 Fetch = Callable[..., Awaitable[list[Any]]]
 Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
@@ -34,6 +36,7 @@ MAX_LOOKUPS = 4  # how often stale numbers are looked up again
 # a message counts once more for each of these bytes: large ones must not add up to a call of a
 # gigabyte
 HEAVY = 1 << 15
+LATER = 1 << 60  # queue_push's answer about a message for later; negative: a duplicate of one
 
 
 class Pusher:
@@ -43,10 +46,12 @@ class Pusher:
         catalog: Catalog,
         keys: Keys,
         signals: Signals,
+        later: Later,
         pushed: Counter,
         merge_max: int,
     ) -> None:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+        self._later = later
         self._pushed = pushed
         self.merger: Merger[list[Item], list[Pushed]] = Merger(
             self._run, size=_weight, limit=merge_max, slots=4, enough=200
@@ -141,7 +146,8 @@ class Pusher:
         if order:
             chosen = [items[place] for place in order]
             fresh = [item.fresh for item in chosen]
-            ((heads, numbers),) = await fetch(
+            later = _unless_empty([item.due for item in chosen])
+            ((heads, numbers, dues),) = await fetch(
                 SQL,
                 [partition for partition, _ in found],
                 starts,
@@ -156,6 +162,8 @@ class Pusher:
                 else None,
                 [sealed.get(place, items[place]).payload for place in order],
                 _unless_empty([sealed.get(place, items[place]).headers for place in order]),
+                later and [due if isinstance(due, datetime) else None for due in later],
+                later and [None if isinstance(due, datetime) else due for due in later],
             )
             for nth, (partition, key) in enumerate(found):
                 partition_id = self._catalog.partition_uuid(partition)
@@ -165,6 +173,9 @@ class Pusher:
                     number = numbers[n] if heads is None else heads[nth] + n
                     if number is None:
                         stale.append(place)
+                    elif abs(number) == LATER:
+                        ours = number > 0 or (again and items[place].fresh)
+                        answers[place] = self._scheduled(items[place], partition_id, dues[n], ours)
                     else:
                         answers[place] = self._answer(
                             items[place], partition, partition_id, number, again
@@ -173,7 +184,7 @@ class Pusher:
             answer = answers[first]
             if answer is None:
                 stale.append(place)
-            elif isinstance(answer, Pushed) and answer.message_id is not None:
+            elif isinstance(answer, Pushed) and answer.status != "full":
                 answer = msgspec.structs.replace(
                     answer, status="duplicate", trace_id=items[place].trace_id
                 )
@@ -195,12 +206,24 @@ class Pusher:
             item.trace_id,
         )
 
+    def _scheduled(self, item: Item, partition_id: str, due: datetime, ours: bool) -> Pushed:
+        return Pushed(
+            "scheduled" if ours else "duplicate",
+            item.queue,
+            item.partition,
+            item.transaction_id or "",
+            None,
+            partition_id,
+            item.trace_id,
+            due,
+        )
+
     async def _encrypted(self, queue: str) -> bool:
         info = await self._catalog.queue(queue)
         return info is not None and info.options.encryption_enabled
 
-    def announce(self, answers: Iterable[Pushed | PenstockError]) -> None:
-        """Count what was queued and wake whoever waits for it."""
+    def announce(self, answers: Sequence[Pushed | PenstockError]) -> None:
+        """Count what was queued and wake whoever waits for it, or for its time."""
         logs = Count(
             (a.queue, a.partition)
             for a in answers
@@ -214,6 +237,14 @@ class Pusher:
             self._signals.available(
                 queue, sum(counts) if self._catalog.shares(queue) else len(counts)
             )
+        if logs.total() < len(answers):
+            dues = [
+                a.deliver_at
+                for a in answers
+                if isinstance(a, Pushed) and a.status == "scheduled" and a.deliver_at
+            ]
+            if dues:
+                self._later.scheduled(dues)
 
     def named(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id; the first bad one refuses all."""

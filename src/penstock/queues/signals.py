@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 from penstock.database import Database
 from penstock.errors import Unavailable
@@ -23,6 +24,9 @@ CHANNEL = "penstock_queues"
 # nothing to make durable
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
 NOTIFY_SECONDS = 0.02
+# No queue has this name. In a notification it stands for "a message for later was pushed", with the
+# time at which it is due; a broker of a release before takes it for a queue that nobody waits for.
+LATER = ""
 MAX_PAYLOAD_BYTES = 7000
 
 
@@ -49,6 +53,8 @@ class Signals:
         ] = {}  # per queue: how often something may have become available
         self.sent = self.heard = 0  # notifications to other processes, and from them
         self.changes = 0  # how often the set of queues may have changed
+        self.on_scheduled: Callable[[float], object] = lambda _: None  # called when heard of
+        self._due: float | None = None  # the earliest to announce
         self._queues: set[str] = set()
         self._changed = False
         self._ready = asyncio.Event()
@@ -115,6 +121,13 @@ class Signals:
             self._ready.set()
         self.wake_all()
 
+    def scheduled(self, due: float) -> None:
+        """Tell other brokers that a message for later was pushed, due at this time (seconds since
+        1970).
+        """
+        self._due = due if self._due is None else min(due, self._due)
+        self._ready.set()
+
     def wake_all(self) -> None:
         for groups in self._waiters.values():
             for waiters in groups.values():
@@ -123,6 +136,7 @@ class Signals:
 
     def _heard(self, payload: str | None) -> None:
         if payload is None:
+            self.on_scheduled(0.0)
             return self.changed(announce=False)
         broker, changed, queues = json.loads(payload)
         if broker == self._broker:
@@ -131,9 +145,13 @@ class Signals:
         if changed:
             self.changed(announce=False)
         if queues is None:
+            self.on_scheduled(0.0)
             return self.wake_all()
         for queue, partitions in queues:
-            self.available(queue, partitions, announce=False)
+            if queue == LATER:
+                self.on_scheduled(partitions)
+            else:
+                self.available(queue, partitions, announce=False)
         return None
 
     async def _send(self) -> None:
@@ -142,7 +160,11 @@ class Signals:
             self._ready.clear()
             queues, self._queues = self._queues, set()
             changed, self._changed = self._changed, False
-            payload = json.dumps([self._broker, changed, [[queue, 16] for queue in queues]])
+            notified: list[list[Any]] = [[queue, 16] for queue in queues]
+            due, self._due = self._due, None
+            if due is not None:
+                notified.append([LATER, due])
+            payload = json.dumps([self._broker, changed, notified])
             if len(payload.encode()) > MAX_PAYLOAD_BYTES:
                 payload = json.dumps([self._broker, changed, None])
             try:

@@ -27,7 +27,7 @@ TABLES = query("postgres_tables")
 
 
 class Counts(msgspec.Struct):
-    """A queue or a partition in seven numbers. Where groups differ they are those of the group that
+    """A queue or a partition in eight numbers. Where groups differ they are those of the group that
     speaks for the queue (`QueueFigures.leading`), but `failed`, `dead_letter` and `dropped` are of
     all of them.
     """
@@ -39,6 +39,7 @@ class Counts(msgspec.Struct):
     failed: int | None  # None: not known of a partition
     dead_letter: int
     dropped: int | None
+    scheduled: int | None  # for later
 
     @classmethod
     def of(cls, queue: QueueFigures) -> "Counts":
@@ -52,6 +53,7 @@ class Counts(msgspec.Struct):
             failed=queue.failed,
             dead_letter=queue.dead_letters,
             dropped=queue.dropped,
+            scheduled=queue.scheduled,
         )
 
 
@@ -208,6 +210,7 @@ class Status:
                 failed=None,
                 dead_letter=row["dead_letters"],
                 dropped=None,
+                scheduled=None,
             ),
             batches=row["batches"],
             last_activity=max(times, default=row["created_at"]),

@@ -48,6 +48,20 @@ class Snapshot(Catalog):
         return self._queues.get(name)
 
 
+async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapshot:
+    """What is known of these queues and partitions, which are made if they are missing; `Stale`
+    when they change meanwhile.
+    """
+    await catalog.ensure(list(wanted))
+    partitions = {
+        key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
+    }
+    queues = [await catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
+    if len(partitions) < len(wanted) or None in queues:
+        raise Stale
+    return Snapshot(catalog, partitions, [info for info in queues if info is not None])
+
+
 class Transactions:
     def __init__(
         self, database: Database, catalog: Catalog, pusher: Pusher, acknowledger: Acknowledger
@@ -97,7 +111,9 @@ class Transactions:
     async def _apply(
         self, items: list[Item], acks: list[Ack], required_leases: list[str]
     ) -> tuple[list[Pushed], list[Acked]]:
-        snapshot = await self._snapshot(items)
+        snapshot = await snapshot_of(
+            self._catalog, {(item.queue, item.partition) for item in items}
+        )
         xid: Any = None
         done: tuple[list[Pushed], list[Acked]] | None = None
         try:
@@ -142,19 +158,6 @@ class Transactions:
             if not outcome.success:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
         return pushed, acked
-
-    async def _snapshot(self, items: list[Item]) -> Snapshot:
-        wanted = {(item.queue, item.partition) for item in items}
-        await self._catalog.ensure(list(wanted))
-        partitions = {
-            key: number
-            for key in wanted
-            if (number := self._catalog.partitions.get(key)) is not None
-        }
-        queues = [await self._catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
-        if len(partitions) < len(wanted) or None in queues:
-            raise Stale
-        return Snapshot(self._catalog, partitions, [info for info in queues if info is not None])
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:

@@ -28,20 +28,22 @@ class Item(msgspec.Struct, gc=False):
     # the payload and the headers are sealed with this key for a buffer file (crypto.py)
     key_id: str | None = None
     headers: bytes | None = None  # JSON text (protocol/headers.py)
+    due: float | datetime | None = None  # for later: in so many seconds, or at this moment
 
 
 class Pushed(msgspec.Struct, gc=False):
-    """What became of an item. `full`: the queue is at its `maxSize`, the item was not stored.
-    `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine,
-    never by the engine)."""
+    """What became of an item. `scheduled`: it waits for its time, `deliver_at`. `full`: the queue
+    is at its `maxSize`, the item was not stored. `buffered`: it is on disk and will be stored later
+    (said by the buffer in front of the engine, never by the engine)."""
 
-    status: Literal["queued", "duplicate", "full", "buffered"]
+    status: Literal["queued", "scheduled", "duplicate", "full", "buffered"]
     queue: str
     partition: str
     transaction_id: str
     message_id: str | None
     partition_id: str
     trace_id: str | None = None
+    deliver_at: datetime | None = None
 
 
 class PopRequest(msgspec.Struct):
@@ -92,6 +94,9 @@ class Popped(msgspec.Struct):
     messages: list[Message] = msgspec.field(default_factory=list)
     partitions_claimed: int = 0
     reason: str = ""
+    acked: "list[Acked]" = msgspec.field(
+        default_factory=list
+    )  # of the acknowledgements that came with the request
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -114,6 +119,7 @@ class Acked(msgspec.Struct, gc=False):
     lease_released: bool | None = None
     dlq: bool = False
     changed: bool = True  # False: it had been answered before, and this changed nothing
+    more: bool = True  # false: nothing is left for the group in the partition; nobody has to look
 
 
 class Extended(msgspec.Struct):

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import Conflict, InvalidRequest, NotFound, StorageFailed, StorageFull
 from penstock.log.appender import Appender
-from penstock.log.commit import Appended
+from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
 from penstock.log.fs import Bytes
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
@@ -26,7 +26,7 @@ from penstock.log.segment import Batch, Raw, Segment
 from penstock.log.segment_store import SegmentStore
 from penstock.topics.subscriptions import Subscriptions
 
-__all__ = ["Appended", "Batch", "Producer", "Raw", "Topic"]
+__all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
 
 log = logging.getLogger("penstock.topics")
 
@@ -134,6 +134,11 @@ class Topic:
     ) -> "asyncio.Future[Appended]":
         """The same for payloads that lie one after another in `payloads`."""
         return self._appender.append_arrays(lengths, payloads, producer)
+
+    @property
+    def appends(self) -> Appender:
+        """For callers that queue many appends and then have them committed (TCP)."""
+        return self._appender
 
     # Reading
 

@@ -15,7 +15,8 @@ import msgspec
 
 from penstock import __version__
 from penstock.protocol.status import CLASSES, REASONS
-from penstock.wire.http.docs_page import page
+from penstock.wire.http.docs_page import POLICY, page
+from penstock.wire.http.examples import example_of, meaning, parameter_example, recorded
 from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import ANY, Route, Router, route
@@ -101,12 +102,25 @@ def _referenced(value: Any) -> set[str]:
 
 
 def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    path = route.path.replace("...}", "}")
+    example = recorded().get(f"{route.method} {path}", {})
+    parameters: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+            "example": parameter_example(path, name),
+        }
         for name in route.parameters
     ]
     if route.query is not None:
         parameters += _query_parameters(components[_name(schemas[id(route.query)])])
+    for parameter in parameters:
+        if "description" not in parameter and (text := meaning(path, parameter["name"])):
+            parameter["description"] = text
+        if parameter["name"] in example.get("query", {}):
+            parameter["example"] = example["query"][parameter["name"]]
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "responses": {str(route.status): _answer(route, schemas), "default": _problem()},
@@ -120,16 +134,26 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
-        content = (
+        content: dict[str, Any] = (
             {"application/octet-stream": {}}
             if route.body is bytes
             else {"application/json": {"schema": schemas[id(route.body)]}}
         )
+        _add_example(content, example.get("body"), components)
         operation["requestBody"] = {
             "required": not route.body_optional and route.body is not bytes,
             "content": content,
         }
+    answer = operation["responses"][str(route.status)].get("content", {})
+    _add_example(answer, example.get("answer"), components)
     return operation
+
+
+def _add_example(content: dict[str, Any], example: Any, components: dict[str, Any]) -> None:
+    """To a body or an answer in JSON: the one that was recorded, or one made from its schema."""
+    about = content.get("application/json")
+    if about is not None and "schema" in about:
+        about["example"] = example_of(about["schema"], components) if example is None else example
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -181,7 +205,9 @@ class DocsApi:
 
     @cached_property
     def _page(self) -> Response:
-        return Response(200, page(self._document).encode(), "text/html; charset=utf-8")
+        policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
+        text = page(self._document).encode()
+        return Response(200, text, "text/html; charset=utf-8", policy)
 
     @route("GET", "/openapi.json", hidden=True, page=True)
     def openapi(self, _: Request) -> Response:

@@ -61,7 +61,7 @@ class Route:
     query: type | None = None  # a msgspec Struct: one field per parameter
     body: Any = None  # a type for msgspec, or bytes for the body as it is
     body_optional: bool = False  # an empty body is None instead of an error
-    decode: bool = True  # False: query and body are for the OpenAPI document, the handler decodes
+    decode: bool = True  # False: the body's type is for the OpenAPI document, the handler decodes
     answer: Any = None  # type of the answer, for the OpenAPI document
     answer_type: str = "application/json"
     status: int = 200
@@ -152,7 +152,7 @@ class Endpoint:
         self.gzip = route.gzip
         self.parameters = tuple(route.parameters)
         self.labels: dict[int, tuple[str, ...]] = {}  # status -> label values, filled by the server
-        query = route.query if route.decode else None
+        query = route.query
         self._cache_args = query is not None and bool(query.__struct_config__.frozen)  # type: ignore[attr-defined]
         self._args = _query_decoder(query) if query is not None else None
         self._data = (

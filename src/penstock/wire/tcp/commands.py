@@ -9,7 +9,6 @@ order by itself (the appends).
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -59,8 +58,35 @@ FETCH_BYTES = (
     1 << 20
 )  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
 MAX_WAIT = 60.0  # seconds a request may wait for records
-UNIFORM = 12  # from this many PRODUCEs on it pays to look at them with numpy
+MIN_TABLE = 4  # from this many PRODUCEs of one shape on it pays to treat them as a table
 EMPTY = bytes(16)
+
+
+class Produced(Slot):
+    """The answers to the PRODUCEs of one append, or (`count` 0) the answer to a PRODUCE_BATCH. The
+    commit fills it directly: there is no future, whose callback would cost a turn of the loop.
+    """
+
+    __slots__ = ("connection", "count")
+
+    def __init__(self, connection: Connection, count: int, weight: int) -> None:
+        super().__init__(weight)
+        self.connection = connection
+        self.count = count
+
+    def done(self) -> bool:
+        return self.data is not None
+
+    def set_result(self, appended: Appended) -> None:
+        self.connection.fill_append(
+            self,
+            frames.produced(appended.first_offset, self.count)
+            if self.count
+            else _produced_batch(appended),
+        )
+
+    def set_exception(self, error: PenstockError) -> None:
+        self.connection.fill_append(self, failure(error, produce=True) * (self.count or 1))
 
 
 class Commands:
@@ -126,28 +152,16 @@ class Commands:
             self._count(1, "produce")
             connection.answer(failure(error))
             return stop
-        size = stop - at
-        count = (end - at) // size
-        if count >= UNIFORM:
-            # Requests of one shape: one comparison of all heads with the first tells how many there
-            # are.
-            head = topic_end + 4 - at
-            grid = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
-            same = (grid[:, :head] == grid[0, :head]).all(axis=1)
-            count = count if same.all() else int(same.argmin())
-            if count >= UNIFORM:
-                payloads = np.ascontiguousarray(grid[:count, head:]).data.cast("B")
-                lengths = np.full(count, length, np.int64)
-                try:
-                    self._append(
-                        connection,
-                        lambda: topic.append_arrays(lengths, payloads),
-                        count,
-                        count * size,
-                    )
-                except TooLarge as error:
-                    connection.answer(*[failure(error)] * count)
-                return at + count * size
+        size, head = stop - at, topic_end + 4 - at
+        count = _count_alike(data, at, (end - at) // size, size, head) if length else 0
+        if count >= MIN_TABLE:
+            table = np.ndarray(count, f"V{length}", data, at + head, (size,))
+            slot = Produced(connection, count, count * size)
+            try:
+                self._append(slot, topic, lambda: topic.appends.enqueue_table(table, slot))
+            except TooLarge as error:
+                connection.answer(*[failure(error)] * count)
+            return at + count * size
         start = at
         prefix = bytes(data[at + 5 : topic_end])
         skip = REQUEST.size + len(prefix)
@@ -167,38 +181,34 @@ class Commands:
                 break  # malformed: the next round answers it
             batch.append(data[first:stop])
             at = stop
+        slot = Produced(connection, len(batch), at - start)
         try:
-            self._append(connection, lambda: topic.append(batch), len(batch), at - start)
+            self._append(slot, topic, lambda: topic.appends.enqueue(batch, slot))
         except TooLarge:  # one of them: the others are appended all the same
             for each in batch:
                 self._append_one(connection, topic, each)
         return at
 
     def _append_one(self, connection: Connection, topic: Topic, payload: Bytes) -> None:
+        slot = Produced(connection, 1, len(payload) + 1)
         try:
-            self._append(connection, lambda: topic.append([payload]), 1, len(payload))
+            self._append(slot, topic, lambda: topic.appends.enqueue([payload], slot))
         except TooLarge as error:
             connection.answer(failure(error))
 
-    def _append(
-        self,
-        connection: Connection,
-        append: "Callable[[], asyncio.Future[Appended]]",
-        count: int,
-        weight: int,
-    ) -> None:
-        """Append what `count` PRODUCEs bring; TooLarge is the caller's, other refusals are
+    def _append(self, slot: "Produced", topic: Topic, enqueue: Callable[[], None]) -> None:
+        """Append what some PRODUCEs bring; TooLarge is the caller's, other refusals are
         answered.
         """
-        self._count(count, "produce")
+        self._count(slot.count, "produce")
         try:
-            future = append()
+            enqueue()
         except TooLarge:
             raise
         except PenstockError as error:
-            connection.answer(*[failure(error, produce=True)] * count)
+            slot.connection.answer(*[failure(error, produce=True)] * slot.count)
         else:
-            future.add_done_callback(partial(_fill, connection, connection.promise(weight), count))
+            slot.connection.promise(slot, topic)
 
     def produce_batch(self, connection: Connection, body: Body) -> None:
         request = frames.read_batch(body.view)
@@ -215,8 +225,9 @@ class Commands:
                 _produced_batch,
             )
             return
-        future = topic.append_arrays(lengths, payloads, producer)
-        future.add_done_callback(partial(_fill, connection, connection.promise(len(body.view)), 0))
+        slot = Produced(connection, 0, len(body.view))
+        topic.appends.enqueue_arrays(lengths, payloads, slot, producer)
+        connection.promise(slot, topic)
 
     def _create_and_append(
         self,
@@ -230,7 +241,7 @@ class Commands:
         async def work() -> Pieces:
             return [encode(await append(await self._topics.create(name)))]
 
-        slot = connection.promise(1)
+        slot = connection.promise(Slot(1))
         connection.hold_for(
             work(),
             lambda pieces: connection.fill(slot, *pieces),
@@ -253,7 +264,9 @@ class Commands:
         if topic is None or most == 0 or start >= topic.next_offset:
             return [frames.consumed([], [])]
         batch = topic.read(start, most, CONSUME_BYTES)
-        return [frames.consumed(batch.offsets.tolist(), batch.payloads())]
+        if not batch.count:
+            return [frames.consumed([], [])]
+        return [frames.consumed_log(batch.buffer, batch.offsets, batch.starts, batch.ends)]
 
     def fetch(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
@@ -430,6 +443,17 @@ def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int
     return topic_end, length
 
 
+def _count_alike(data: bytes | bytearray, at: int, most: int, size: int, head: int) -> int:
+    """How many requests from `at` on, of at most `most`, have the size and the head of the first:
+    one comparison of all heads tells.
+    """
+    if most < MIN_TABLE:
+        return most
+    heads = np.ndarray((most, head), np.uint8, data, at, (size, 1))
+    same = heads == heads[0]
+    return most if same.all() else int(same.all(axis=1).argmin())
+
+
 def _text(raw: bytes | bytearray) -> str:
     try:
         return raw.decode()
@@ -465,16 +489,3 @@ def _produced_batch(appended: Appended) -> bytes:
     return frames.answer(
         Command.PRODUCE_BATCH, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count)
     )
-
-
-def _fill(
-    connection: Connection, slot: Slot, count: int, future: "asyncio.Future[Appended]"
-) -> None:
-    error = future.exception()
-    if error is not None:
-        connection.fill(slot, *[failure(error, produce=True)] * (count or 1))
-    elif count:
-        connection.fill(slot, frames.produced(future.result().first_offset, count))
-    else:
-        connection.fill(slot, _produced_batch(future.result()))
-    connection.filled()

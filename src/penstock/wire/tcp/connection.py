@@ -6,6 +6,10 @@ only an incomplete last frame is kept and joined with what follows; one that is 
 its full size at once and is filled. Neighbouring PRODUCEs to one topic become one append, and all
 answers of one turn of the event loop leave in one write.
 
+What one read appended is committed at the end of the read when nobody else appends at the moment
+(the read before that appended was this connection's too); otherwise at the end of the loop's turn,
+together with what the others bring.
+
 Appends are answered when they are durable, so several may be under way; a queue of slots keeps
 their answers in order. Everything else is looked at when the appends before it are done and runs to
 its end before the next request: a client that pipelines reads what it wrote, and a topic is created
@@ -32,6 +36,7 @@ from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_deta
 from penstock.wire.request_memory import MIN_RATE, RETRY_SECONDS, TOO_MANY
 
 if TYPE_CHECKING:
+    from penstock.topics.topic import Topic
     from penstock.wire.auth import Identity
     from penstock.wire.tcp.commands import Commands
     from penstock.wire.tcp.server import TcpServer
@@ -92,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._appends = 0  # under way, and the bytes of their requests
         self._in_flight = 0
         self._behind_appends = False  # the next request waits for them
+        self._appended_to: list[Topic] = []  # by what is being read, not committed yet
         self._unsent = 0  # answers that are known but wait for one before them
         self._writing_paused = False
         self._reading_paused = False
@@ -190,6 +196,20 @@ class Connection(asyncio.Protocol):
         self._adjust_reading()
 
     def _take(self, data: bytes) -> None:
+        """Run every whole request in what came, then have what it appended committed."""
+        self._join_and_run(data)
+        if not self._appended_to:
+            return
+        topics, self._appended_to = self._appended_to, []
+        alone = self._server.last_producer is self
+        self._server.last_producer = self
+        for topic in topics:
+            if alone:
+                topic.appends.commit()
+            else:
+                topic.appends.schedule()
+
+    def _join_and_run(self, data: bytes) -> None:
         """Join what came with what was incomplete, and run every whole request in it."""
         if self._discard:
             came = min(self._discard, len(data))
@@ -319,31 +339,43 @@ class Connection(asyncio.Protocol):
         self._slots.append(slot)
         self.fill(slot, *data)
 
-    def promise(self, weight: int) -> Slot:
-        """The place of an append's answer; `fill` it when it is known."""
-        slot = Slot(weight)
+    def promise(self, slot: Slot, topic: "Topic | None" = None) -> Slot:
+        """The place of an append's answer; fill it when it is known. `topic`: is to be committed at
+        the end of the read.
+        """
         self._slots.append(slot)
-        self._in_flight += weight
+        self._in_flight += slot.weight
         self._appends += 1
+        if topic is not None and topic not in self._appended_to:
+            self._appended_to.append(topic)
         return slot
 
     def fill(self, slot: Slot, *data: frames.Bytes) -> None:
+        self._fill(slot, *data)
+        self._end_turn()
+
+    def fill_append(self, slot: Slot, data: frames.Bytes) -> None:
+        """The same for an append. When it was the last one under way, nothing is gained by waiting
+        for more.
+        """
+        self._fill(slot, data)
+        if self._appends or self._backlog or self._reading_paused:
+            self._end_turn()
+        else:
+            self._flush()
+
+    def _fill(self, slot: Slot, *data: frames.Bytes) -> None:
         slot.data = list(data)
         if slot.weight:
             self._in_flight -= slot.weight
             self._appends -= 1
             self._behind_appends = self._behind_appends and self._appends > 0
         self._unsent += sum(map(len, data))
+
+    def _end_turn(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._end_of_turn)
-
-    def filled(self) -> None:
-        """Appends were just answered: when they were the last ones under way, nothing is gained by
-        waiting for more.
-        """
-        if not self._appends and not self._backlog:
-            self._flush()
 
     def hold_for(
         self,
@@ -384,7 +416,9 @@ class Connection(asyncio.Protocol):
         self._unsent -= size
         self._server.bytes_out += size
         self.seen = self._loop.time()
-        if size > LARGE:
+        if len(ready) == 1:
+            self._transport.write(ready[0])
+        elif size > LARGE:
             self._transport.writelines(ready)
         else:
             self._transport.write(b"".join(ready))

@@ -52,6 +52,7 @@ class TcpServer:
         self._ended = asyncio.Event()  # a connection has ended
         self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self.last_producer: Connection | None = None  # whose read appended last
         self.bytes_in = 0
         self.bytes_out = 0
         self._refused = metrics.counter(
@@ -124,6 +125,8 @@ class TcpServer:
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        if self.last_producer is connection:
+            self.last_producer = None
         self._ended.set()
 
     def _sweep(self) -> None:

@@ -7,7 +7,7 @@ DECLARE
   operations outbox[];
   queue_names text[]; partition_names text[];  -- of the distinct partitions pushed to
   wanted bigint; pushed record; acked record; bad text;
-  stored bigint[]; heads bigint[]; affected text[]; payload text;
+  stored bigint[]; heads bigint[]; dues timestamptz[]; affected text[]; payload text;
 BEGIN
   WITH taken AS (DELETE FROM outbox o WHERE o.xid = pg_current_xact_id() RETURNING o)
   SELECT array_agg(t.o ORDER BY (t.o).id) INTO operations FROM taken t;
@@ -31,6 +31,8 @@ BEGIN
   SELECT l.ids, l.starts, array_agg(i.transaction_id ORDER BY i.ord) AS transactions, array_agg(i.checked ORDER BY i.ord) AS checks,
          CASE WHEN count(i.trace_id) > 0 THEN array_agg(i.trace_id ORDER BY i.ord) END AS traces,
          CASE WHEN count(i.headers) > 0 THEN array_agg(i.headers ORDER BY i.ord) END AS headers,
+         CASE WHEN count(i.deliver_at) > 0 THEN array_agg(i.deliver_at ORDER BY i.ord) END AS dues,
+         CASE WHEN count(i.delay) > 0 THEN array_agg(i.delay ORDER BY i.ord) END AS delays,
          array_agg(i.payload ORDER BY i.ord) AS payloads, array_agg(i.queue ORDER BY i.ord) AS queues
     INTO pushed
     FROM item i
@@ -48,10 +50,11 @@ BEGIN
     PERFORM queue_lock(pushed.ids, acked.partitions, acked.groups);
   END IF;
   IF queue_names IS NOT NULL THEN
-    SELECT r.heads, r.answers INTO heads, stored
+    SELECT r.heads, r.answers, r.dues INTO heads, stored, dues
       FROM queue_push(p_ids => pushed.ids, p_starts => pushed.starts, p_transactions => pushed.transactions,
                       p_checks => pushed.checks, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
-                      p_payloads => pushed.payloads, p_headers => pushed.headers) r;
+                      p_payloads => pushed.payloads, p_headers => pushed.headers, p_dues => pushed.dues,
+                      p_delays => pushed.delays) r;
     IF heads IS NULL THEN
       SELECT u.queue INTO bad FROM unnest(pushed.queues, stored) u (queue, answer) WHERE u.answer = 0 LIMIT 1;
       IF FOUND THEN
@@ -84,8 +87,10 @@ BEGIN
     END LOOP;
   END IF;
 
-  SELECT json_build_array('outbox', false, json_agg(json_build_array(a, 16)))::text INTO payload
-    FROM (SELECT DISTINCT a FROM unnest(affected) a) d;
+  SELECT json_build_array('outbox', false, json_agg(d.entry))::text INTO payload
+    FROM (SELECT json_build_array(q, 16) AS entry FROM (SELECT DISTINCT q FROM unnest(affected) q) q
+          UNION ALL  -- who delivers what is for later may have to do so earlier
+          SELECT json_build_array('', extract(epoch FROM min(l))) FROM unnest(dues) l HAVING count(l) > 0) d;
   PERFORM pg_notify('penstock_queues',
                     CASE WHEN octet_length(payload) > 7000 THEN '["outbox", false, null]' ELSE payload END);
 END $$;

@@ -16,15 +16,19 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'PQ003', MESSAGE = format('queue "%s" is encrypted', p_queue),
       HINT = 'The database does not have the key. Push to this queue over HTTP.';
   END IF;
-  IF p_delay IS NOT NULL OR p_deliver_at IS NOT NULL THEN
-    RAISE feature_not_supported USING MESSAGE = 'this release takes no delay';
+  IF p_delay IS NOT NULL AND p_deliver_at IS NOT NULL THEN
+    RAISE invalid_parameter_value USING MESSAGE = 'give delay or deliver_at, not both';
+  END IF;
+  IF p_delay NOT BETWEEN 0 AND 315360000 OR NOT isfinite(p_deliver_at) THEN
+    RAISE invalid_parameter_value USING MESSAGE = 'delay is 0 to 315360000 seconds (ten years), deliver_at a moment';
   END IF;
   headers := outbox_headers(p_headers);
   transactions := CASE WHEN p_transaction <> '' THEN ARRAY[p_transaction]
                        ELSE ARRAY(SELECT gen_random_uuid()::text FROM generate_subscripts(p_payloads, 1)) END;
-  INSERT INTO outbox (xid, first, queue, partition, transaction_id, checked, trace_id, headers, payload)
+  INSERT INTO outbox (xid, first, queue, partition, transaction_id, checked, trace_id, headers, delay, deliver_at, payload)
   SELECT pg_current_xact_id(), i.ord = 1 AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.xid = pg_current_xact_id()),
          p_queue, p_partition, i.transaction_id, p_transaction <> '' IS TRUE, p_trace, headers,
+         p_delay, p_deliver_at,
          convert_to(coalesce(i.payload::text, 'null'), 'UTF8')
     FROM unnest(transactions, p_payloads) WITH ORDINALITY AS i (transaction_id, payload, ord) ORDER BY i.ord;
   RETURN transactions;

@@ -1,4 +1,5 @@
--- queue_counts(queue): the queue's counters and those of its groups (group_id 0 = the queue), exact as of this snapshot:
+-- queue_counts(queue): the queue's counters and those of its groups (group_id 0 = the queue, -1 = its
+-- messages for later, as `consumed`), exact as of this snapshot:
 -- what was rolled up plus what was logged since.
 CREATE FUNCTION queue_counts(p_queue int)
 RETURNS TABLE (queue_id int, group_id int, pushed bigint, removed bigint, consumed bigint, done bigint,

@@ -4,8 +4,7 @@
 --   p_back        but look at those since this before saying that there is nothing
 --   p_bytes       most bytes of payload of the whole call, unless its first message alone has more
 -- Rows with seqs are messages of one partition, in parallel arrays; traces, producers, keys and headers are NULL
--- when none has one.
--- Each request ends with a row whose seqs are NULL:
+-- when none has one. Requests come in any order, the rows of each together; the last one has a note:
 --   note  ok, empty, busy (the partition is leased or waiting), unknown (no cursor yet), gone (no such group),
 --         more (there may be something, look again at once; also when p_bytes are used up), discovering (another call is looking),
 --         locked (another call is taking from what consumers share)
@@ -19,11 +18,13 @@ CREATE FUNCTION queue_pop(
   request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
   producers text[], keys text[], payloads bytea[], headers bytea[], note text, wait double precision, due timestamptz
 ) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
   i int; t timestamptz; next_due timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
   dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;
+  served boolean[] := '{}'; tried int; size bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
     IF g.id IS DISTINCT FROM p_groups[i] THEN
@@ -37,6 +38,25 @@ BEGIN
       RETURN NEXT;
       CONTINUE;
     END IF;
+    IF p_partitions[i] IS NULL AND p_spans[i] = 1 AND tried IS DISTINCT FROM g.id THEN
+      tried := g.id;
+      IF NOT q.competing AND q.window_buffer = 0 AND q.delayed_processing = 0 AND q.ttl = 0 THEN
+        note := 'ok'; wait := NULL;
+        FOR request, partition_id, partition, seqs, transactions, traces, times, producers, keys, payloads, headers, size, due IN
+          SELECT * FROM queue_pop_plain(g, q, ARRAY(
+            SELECT u.place::int FROM unnest(p_groups, p_partitions, p_spans) WITH ORDINALITY u (id, partition_id, span, place)
+             WHERE u.id = g.id AND u.partition_id IS NULL AND u.span = 1),
+            p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
+        LOOP
+          served[request] := true;
+          p_bytes := p_bytes - size;
+          RETURN NEXT;
+        END LOOP;
+        seqs := NULL; partition_id := NULL; partition := NULL; transactions := NULL; traces := NULL; times := NULL;
+        producers := NULL; keys := NULL; payloads := NULL; headers := NULL;
+      END IF;
+    END IF;
+    CONTINUE WHEN served[i];
     t := clock_timestamp();  -- for each: what the one before left in a shared partition is due since
     left_over := p_batches[i]; claimed := 0; tries := 0; first_due := NULL; outcome := 'empty';
     WHILE left_over > 0 AND claimed < p_spans[i] AND tries < 500 LOOP

@@ -12,6 +12,10 @@ BEGIN
    WHERE m.partition_id = v.partition_id AND m.seq = v.seq;
   GET DIAGNOSTICS n = ROW_COUNT;
   IF n > 0 THEN RETURN n; END IF;
+  DELETE FROM scheduled_messages s WHERE s.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM scheduled_messages x WHERE x.queue_id = q LIMIT p_limit FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS n = ROW_COUNT;
+  IF n > 0 THEN RETURN n; END IF;
   DELETE FROM dead_letters d WHERE d.id IN (SELECT x.id FROM dead_letters x WHERE x.queue_id = q LIMIT p_limit);
   GET DIAGNOSTICS n = ROW_COUNT;
   IF n > 0 THEN RETURN n; END IF;

@@ -27,7 +27,7 @@ BEGIN
     SELECT date_trunc('minute', at) AS minute, queue_id, group_id, sum(pushed) AS pushed, sum(done) AS done,
            sum(failed) AS failed, sum(dead) AS dead, sum(retried) AS retried, sum(dropped) AS dropped,
            CASE WHEN group_id = 0 THEN sum(pushed) - sum(removed) ELSE sum(consumed) END AS moved
-      FROM taken GROUP BY 1, 2, 3
+      FROM taken WHERE group_id >= 0 GROUP BY 1, 2, 3
   ), latencies AS (
     SELECT x.minute, x.queue_id, x.group_id, array_agg(x.bucket ORDER BY x.bucket) AS buckets,
            array_agg(x.n ORDER BY x.bucket) AS counts

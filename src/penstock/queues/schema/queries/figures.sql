@@ -20,11 +20,12 @@ WITH counted AS MATERIALIZED (
 )
 SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name,
        coalesce(total.pushed, 0) AS pushed, coalesce(total.pushed - total.removed, 0) AS stored,
-       coalesce(total.letters, 0) AS queue_letters,
+       coalesce(total.letters, 0) AS queue_letters, coalesce(later.consumed, 0) AS scheduled,
        coalesce(mine.consumed, 0) AS consumed, coalesce(mine.completed, 0) AS completed, coalesce(mine.failed, 0) AS failed,
        coalesce(mine.letters, 0) AS letters, coalesce(mine.dropped + mine.removed, 0) AS dropped, coalesce(held.open, 0) AS leased
   FROM queues q
   LEFT JOIN counted total ON total.queue_id = q.id AND total.group_id = 0
+  LEFT JOIN counted later ON later.queue_id = q.id AND later.group_id = -1
   LEFT JOIN groups g ON g.queue_id = q.id
   LEFT JOIN counted mine ON mine.queue_id = q.id AND mine.group_id = g.id
   LEFT JOIN held ON held.queue_id = q.id AND held.group_id = g.id

@@ -1,9 +1,10 @@
 /** One queue: its groups, partitions, messages, charts and options, in tabs whose choice stands in the address. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { clock, count, duration, plural, rate } from "../format.js";
+import { ago, clock, count, duration, plural, rate } from "../format.js";
 import { sparkline } from "../components/chart.js";
 import { confirm, form } from "../components/dialog.js";
+import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
 import { QUEUE_MODE, age, bad, button, figure, filter, groupName as title, pager, teach } from "./common.js";
 import { history, loadHistory } from "./history.js";
@@ -27,6 +28,20 @@ function groups(data, context) {
   return table({ columns, rows: data.groups, key: (g) => g.name, caption: "Groups",
     empty: teach("Nobody has consumed from this queue yet.", `penstock queue pop ${data.name}@billing`) });
 }
+
+const CONSUMERS = [
+  { name: "name", title: "Consumer", card: true, cell: (c) => html`<b>${c.name}</b>` },
+  { name: "group", title: "Group", card: true, cell: (c) => title(c.group) },
+  { name: "hand", title: "In hand", number: true, card: true, cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}` },
+  { name: "waiting", title: "Wait for a retry", number: true, cell: (c) => count(c.waiting) },
+  { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
+  { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
+  { name: "error", title: "Last error", kind: "text", cell: (c) => c.lastError ? html`${visible(c.lastError)} <small>${ago(c.lastErrorAt)}</small>` : "" },
+  { name: "seen", title: "Seen", number: true, cell: (c) => ago(c.seenAt) },
+];
+
+const consumers = (data) => table({ columns: CONSUMERS, rows: data.list.consumers, key: (c) => c.id, caption: "Consumers",
+  empty: teach("No consumer reports from this queue. Those of the Python client do.", "penstock worker shop.consumers:client") });
 
 const PARTITIONS = [
   { name: "name", title: "Partition", card: true, cell: (p) => html`<b>${p.name}</b>` },
@@ -62,6 +77,7 @@ function options(data, context) {
 
 const TABS = [
   ["groups", "Groups", groups, null],
+  ["consumers", "Consumers", consumers, (name, query, signal) => get("/api/v1/consumers", { queue: name }, signal)],
   ["partitions", "Partitions", partitions, (name, query, signal, one) => get(path`/api/v1/queues/${name}/partitions`, { group: chosenGroup(one, query), filter: query.filter, offset: query.offset }, signal)],
   ["messages", "Messages", messages, loadMessages],
   ["charts", "Charts", history, (name, query, signal) => loadHistory(query, signal, name)],

@@ -17,9 +17,9 @@ from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.push import named
-from penstock.queues.types import Ack, Acked, Extended, Item, Popped, PopRequest, Pushed
+from penstock.queues.types import Ack, Acked, Extended, Item, Message, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
+from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds, moment
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.messages import (
     EMPTY,
@@ -34,6 +34,7 @@ NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
 LONGEST_BUFFERING = 3_600_000
+LONGEST_DELAY_SECONDS = 315_360_000  # ten years
 LEASE_TIME = "Lease-Time"
 # A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
 NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
@@ -48,6 +49,8 @@ class PushItem(msgspec.Struct, rename="camel", gc=False):
     transaction_id: str | None = None
     trace_id: str | None = None
     headers: dict[str, str] | None = None
+    delay: float | None = None
+    deliver_at: str | None = None
 
 
 class PushBody(msgspec.Struct, rename="camel"):
@@ -98,6 +101,8 @@ _ITEM_TEXTS = {
     "transactionId": "TransactionId must be a string",
     "traceId": "TraceId must be a string",
     "headers": "headers must be an object of strings",
+    "delay": "delay must be a number of seconds",
+    "deliverAt": "deliverAt must be an ISO 8601 time",
 }
 read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
 read_ack = decoder(
@@ -132,6 +137,12 @@ class Queued(msgspec.Struct, gc=False):
     partition_id: str
     trace_id: str | None
     queue_name: str = msgspec.field(name="queueName")
+
+
+class Scheduled(Queued, gc=False):
+    """An item that waits for its time."""
+
+    deliver_at: str = msgspec.field(name="deliverAt")
 
 
 class Duplicate(msgspec.Struct, gc=False):
@@ -173,6 +184,7 @@ class PushAnswer(msgspec.Struct, omit_defaults=True):
     partition_id: str = ""
     trace_id: str | None = None
     queue_name: str = msgspec.field(name="queueName", default="")
+    deliver_at: str = msgspec.field(name="deliverAt", default="")
 
 
 class Delivered(msgspec.Struct, rename="camel", gc=False):
@@ -211,6 +223,10 @@ class AckAnswer(msgspec.Struct, rename="camel", gc=False):
     dlq: bool
 
 
+class ExchangeAnswer(PopAnswer, rename="camel"):
+    acknowledged: list[AckAnswer]
+
+
 class ExtendAnswer(msgspec.Struct, rename="camel"):
     index: int
     lease_id: str
@@ -225,6 +241,14 @@ _POP: dict[str, Any] = {
     "role": Role.READ_WRITE,
     "gzip": False,
     "may_be_empty": True,
+}
+_EXCHANGE: dict[str, Any] = {
+    "query": PopQuery,
+    "body": AckBatchBody,
+    "decode": False,
+    "answer": ExchangeAnswer,
+    "role": Role.READ_WRITE,
+    "gzip": False,
 }
 
 
@@ -268,13 +292,57 @@ class MessagesApi:
         **_POP,
     )
     async def pop(self, request: Request) -> Response:
+        popped = await self._popped(request, [])
+        if popped is None:
+            return EMPTY
+        if popped.reason == "unknown":
+            return await self._unknown(popped.queue)
+        return await pop_answer(popped, await self._lease_time(popped))
+
+    @route(
+        "POST", "/api/v1/pop", summary="Answer messages, then take some of a namespace", **_EXCHANGE
+    )
+    @route(
+        "POST",
+        "/api/v1/pop/queue/{queue}",
+        summary="Answer messages, then take the next, in one commit",
+        **_EXCHANGE,
+    )
+    @route(
+        "POST",
+        "/api/v1/pop/queue/{queue}/partition/{partition}",
+        summary="Answer messages, then take the next of one partition",
+        **_EXCHANGE,
+    )
+    async def exchange(self, request: Request) -> Response:
+        self._limit.check_body(request.body)
+        body = read_acks(request.body)
+        group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
+        acks: list[Ack] = []
+        async for part in slices(body.acknowledgments):
+            acks += [_ack(item, group) for item in part]
+        popped = await self._popped(request, acks)
+        if popped is None:  # pops are closed, and nothing was done yet
+            popped = Popped(request.args.consumer_group or QUEUE_MODE)
+            popped.acked = await self._queues.ack(acks)
+        answer = ExchangeAnswer(
+            **_pop_fields(popped, await delivered(popped.messages)),
+            acknowledged=ack_answers(popped.acked),
+        )
+        headers = _lease_headers(await self._lease_time(popped))
+        if popped.reason == "unknown":
+            headers = (await self._unknown(popped.queue)).headers
+        return Response(200, _encode(answer), headers=headers)
+
+    async def _popped(self, request: Request, acks: list[Ack]) -> Popped | None:
+        """None: pops are closed for maintenance."""
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
         settings = self._queues.settings
         timeout = settings.default_timeout_ms if args.timeout is None else args.timeout
         if self._pops.closed and not (args.wait and await self._pops.opened(_seconds(timeout))):
-            return EMPTY
+            return None
         wanted = PopRequest(
             queue=request.params.get("queue"),
             partition=request.params.get("partition"),
@@ -291,20 +359,19 @@ class MessagesApi:
             subscription_from=args.subscription_from or None,
             consumer=request.peer,
         )
-        popped: Popped | None
-        if args.wait:
-            request.on_disconnect(_canceller())
-            popped = await self._pops.through(self._queues.pop(wanted))
-            if popped is None:
-                return EMPTY
-        else:
-            popped = await self._queues.pop(wanted)
-        if popped.reason == "unknown":
-            exists = wanted.queue is not None and await self._queues.catalog.queue(wanted.queue)
-            return NO_PARTITION if exists else NO_QUEUE
+        if not args.wait:
+            return await self._queues.pop(wanted, acks)
+        request.on_disconnect(_canceller())
+        return await self._pops.through(self._queues.pop(wanted, acks))
+
+    async def _unknown(self, queue: str | None) -> Response:
+        exists = queue is not None and await self._queues.catalog.queue(queue)
+        return NO_PARTITION if exists else NO_QUEUE
+
+    async def _lease_time(self, popped: Popped) -> int | None:
         leased = popped.queue if popped.lease_id else None
         info = await self._queues.catalog.queue(leased) if leased else None
-        return await pop_answer(popped, info.options.lease_time if info else None)
+        return info.options.lease_time if info else None
 
     @route(
         "POST",
@@ -370,9 +437,23 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
             item.trace_id,
             producer,
             headers=headers.encode(item.headers) if item.headers else None,
+            due=None
+            if item.delay is None and item.deliver_at is None
+            else due_of(item.delay, item.deliver_at),
         )
         for item in items
     ]
+
+
+def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | None:
+    """When an item is due, if not now."""
+    if delay is None:
+        return None if deliver_at is None else moment(deliver_at, "deliverAt")
+    if deliver_at is not None:
+        raise InvalidRequest("give delay or deliverAt, not both")
+    if not 0 <= delay <= LONGEST_DELAY_SECONDS:
+        raise InvalidRequest(f"delay must be between 0 and {LONGEST_DELAY_SECONDS} seconds")
+    return delay or None
 
 
 async def push_many(buffer: Buffer, body: PushBody, producer: str | None) -> Response:
@@ -436,6 +517,19 @@ def push_answers(results: Sequence[Pushed], first: int = 0) -> list[Queued | Dup
                     result.queue,
                 )
             )
+        elif result.deliver_at is not None and status == "scheduled":
+            answers.append(
+                Scheduled(
+                    index,
+                    status,
+                    None,
+                    result.transaction_id,
+                    result.partition_id,
+                    result.trace_id,
+                    result.queue,
+                    microseconds(result.deliver_at),
+                )
+            )
         elif status == "duplicate":
             answers.append(
                 Duplicate(index, status, result.message_id, result.transaction_id, result.queue)
@@ -469,19 +563,41 @@ async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
     """204 for nothing. How long the lease lasts is told in a header, for clients that keep it
     alive.
     """
-    messages = popped.messages
-    if not messages:
+    if not popped.messages:
         return EMPTY
-    first = messages[0]
+    answer = PopAnswer(**_pop_fields(popped, await delivered(popped.messages)))
+    return Response(200, _encode(answer), headers=_lease_headers(lease_time))
+
+
+def _lease_headers(lease_time: int | None) -> Sequence[tuple[str, str]]:
+    return ((LEASE_TIME, str(lease_time)),) if lease_time else ()
+
+
+def _pop_fields(popped: Popped, messages: list[Delivered]) -> dict[str, Any]:
+    first = popped.messages[0] if popped.messages else None
+    return {
+        "success": True,
+        "queue": first.queue if first else popped.queue,
+        "partition": first.partition if first else "",
+        "partition_id": first.partition_id if first else "",
+        "lease_id": popped.lease_id,
+        "consumer_group": popped.group,
+        "partitions_claimed": popped.partitions_claimed,
+        "messages": messages,
+    }
+
+
+async def delivered(messages: list[Message]) -> list[Delivered]:
+    """Messages as the dialect has them."""
     times: dict[datetime, str] = {}  # what was pushed together has one time
-    delivered: list[Delivered] = []
+    answers: list[Delivered] = []
     for nth, message in enumerate(messages, 1):
         if not nth % SLICE:
             await asyncio.sleep(0)
         at = times.get(message.created_at)
         if at is None:
             at = times[message.created_at] = microseconds(message.created_at)
-        delivered.append(
+        answers.append(
             Delivered(
                 message.id,
                 message.transaction_id,
@@ -496,18 +612,7 @@ async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
                 msgspec.UNSET if message.headers is None else msgspec.Raw(message.headers),
             )
         )
-    answer = PopAnswer(
-        True,
-        first.queue,
-        first.partition,
-        first.partition_id,
-        popped.lease_id,
-        popped.group,
-        popped.partitions_claimed,
-        delivered,
-    )
-    lease = ((LEASE_TIME, str(lease_time)),) if lease_time else ()
-    return Response(200, _encode(answer), headers=lease)
+    return answers
 
 
 def _ack(item: AckItem, group: str) -> Ack:

@@ -234,7 +234,7 @@ class ResourcesApi:
             | {"stats": _six(row.counts)}
             for row in partitions
         ]
-        return answer({**_about(status.info), "partitions": rows, "totals": _six(status.counts)})
+        return answer({**_about(status.info), "partitions": rows, "totals": _seven(status.counts)})
 
     @route(
         "GET",
@@ -260,7 +260,7 @@ class ResourcesApi:
             }
             for row in partitions
         ]
-        totals = _six(status.counts)
+        totals = _seven(status.counts)
         return answer(
             {
                 "queue": _about(status.info)
@@ -365,7 +365,7 @@ class ResourcesApi:
         return answer(
             {
                 **fields(overview, "queues", "partitions", "namespaces", "tasks"),
-                "messages": _six(overview.messages),
+                "messages": _seven(overview.messages),
                 "throughput": {
                     "ingestedPerSecond": overview.pushed_per_second,
                     "processedPerSecond": overview.completed_per_second,
@@ -416,7 +416,7 @@ class ResourcesApi:
                 ],
                 "queues": [_summary(status) for status in statuses],
                 "messages": {
-                    **_six(counts),
+                    **_seven(counts),
                     "requests": requests,
                     "batchEfficiency": {
                         kind: round(messages[kind] / max(1, requests[kind]), 2) for kind in requests
@@ -437,7 +437,7 @@ class ResourcesApi:
                     {
                         name: value
                         for name, value in worker_answer(worker).items()
-                        if name not in ("parked", "consumers")
+                        if name not in ("parked", "consumers", "reports")
                     }
                     for worker in workers
                 ],
@@ -497,13 +497,18 @@ def _about(info: QueueInfo) -> dict[str, Any]:
 
 
 def _summary(status: QueueStatus) -> dict[str, Any]:
-    counts = {**_six(status.counts), "dropped": status.counts.dropped}
+    counts = {**_seven(status.counts), "dropped": status.counts.dropped}
     return _about(status.info) | {"partitions": status.partitions, "messages": counts}
 
 
 def _six(counts: Counts) -> dict[str, Any]:
     """The dialect's six numbers."""
     return fields(counts, "total", "pending", "processing", "completed", "failed", "dead_letter")
+
+
+def _seven(counts: Counts) -> dict[str, Any]:
+    """Those, and the messages for later."""
+    return _six(counts) | {"scheduled": counts.scheduled}
 
 
 def _operations(counts: Iterable[OperationCounts]) -> dict[str, int]:

@@ -101,6 +101,7 @@ class StoredApi:
                 "messages": [_message(message) for message in page.messages],
                 "mode": _mode(page.queue_mode, page.groups),
                 "next": page.next,
+                **({} if page.behind_seconds is None else {"behindSeconds": page.behind_seconds}),
             }
         )
 

@@ -10,9 +10,9 @@ from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Acked, Item, Pushed
-from penstock.wire.http.api.bodies import decoder
+from penstock.wire.http.api.bodies import decoder, microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.messages import PushItem, items_of
+from penstock.wire.http.api.messages import PushItem, due_of, items_of
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -36,6 +36,8 @@ class Operation(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
     trace_id: str | None = None
     headers: dict[str, str] | None = None
+    delay: float | None = None
+    deliver_at: str | None = None
     partition_id: str | None = None
     lease_id: str | None = None
     status: str | None = None
@@ -55,6 +57,7 @@ class PushResult(msgspec.Struct, rename="camel", tag_field="type", tag="push"):
     message_id: str | None
     partition_id: str
     queue_name: str
+    deliver_at: str | msgspec.UnsetType = msgspec.UNSET  # of a message for later
 
 
 class AckResult(msgspec.Struct, rename="camel", tag_field="type", tag="ack"):
@@ -133,6 +136,7 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
                 *ids,
                 producer,
                 headers=headers.encode(operation.headers) if operation.headers else None,
+                due=due_of(operation.delay, operation.deliver_at),
             )
         ]
     if operation.type == "ack":
@@ -153,7 +157,7 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
 
 def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
     if isinstance(result, Pushed):
-        stored = result.status == "queued"
+        stored = result.status in ("queued", "scheduled")
         return PushResult(
             index,
             stored,
@@ -161,5 +165,6 @@ def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
             result.message_id,
             result.partition_id,
             result.queue,
+            msgspec.UNSET if result.deliver_at is None else microseconds(result.deliver_at),
         )
     return AckResult(index, result.success, result.transaction_id, result.error, result.dlq)

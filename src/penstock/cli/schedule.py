@@ -1,0 +1,195 @@
+"""`penstock schedule`: messages that are pushed at the times a cron expression gives."""
+
+import json as text
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    Json,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    app,
+    ask,
+    completer,
+    confirm,
+    resource,
+    usage,
+)
+from penstock.cli.tables import Column, Facts, Table, View, show, when
+
+commands = Commands("Push messages at the times a cron expression gives.", app, name="schedule")
+
+SCHEDULES = "/api/v1/schedules"
+Name = Annotated[
+    str, typer.Argument(metavar="SCHEDULE", autocompletion=completer(SCHEDULES, "schedules"))
+]
+
+
+def _next(schedule: dict[str, Any]) -> str | None:
+    return schedule["nextRuns"][0] if schedule["nextRuns"] else None
+
+
+def _last(schedule: dict[str, Any]) -> dict[str, Any]:
+    runs = schedule["lastRuns"]
+    return runs[0] if runs else {"dueAt": None, "result": None}
+
+
+COLUMNS = (
+    Column("schedule", "name"),
+    Column("cron"),
+    Column("zone", "timezone"),
+    Column("queue"),
+    Column("state", lambda one: "paused" if one["paused"] else "active"),
+    Column("next", _next, when),
+    Column("last", lambda one: _last(one)["dueAt"], when),
+    Column("result", lambda one: _last(one)["result"]),
+    Column("partition", optional=True),
+    Column("catch-up", "catchUp", optional=True),
+)
+RUNS = (
+    Column("due", "dueAt", when),
+    Column("pushed", "firedAt", when),
+    Column("result"),
+    Column("by hand", "manual"),
+    Column("transaction id", "transactionId"),
+    Column("error", prose=True),
+)
+FACTS = (
+    *COLUMNS[:6],
+    Column("then", lambda one: ", ".join(map(when, one["nextRuns"][1:])) or None),
+    Column("partition"),
+    Column("payload", format=text.dumps),
+    Column("headers", format=text.dumps),
+    Column("catch-up", "catchUp"),
+)
+NO_SCHEDULES = (
+    "no schedules; one for every night: "
+    "penstock schedule create nightly --cron '0 3 * * *' --queue reports"
+)
+
+
+@commands.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="SCHEDULE")],
+    cron: Annotated[
+        str, typer.Option(help="Minute, hour, day of month, month, day of week; or @daily ...")
+    ],
+    queue: Annotated[str, typer.Option("--queue", "-q", help="The queue to push to.")],
+    payload: Annotated[str, typer.Option(help="JSON.")] = "null",
+    tz: Annotated[str, typer.Option("--tz", help="Time zone, such as Europe/Rome.")] = "UTC",
+    partition: Annotated[str | None, typer.Option("--partition", "-p")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    catch_up: Annotated[
+        str,
+        typer.Option(help="What is pushed for times missed while no broker ran: none, one, all."),
+    ] = "one",
+    paused: Annotated[bool, typer.Option("--paused", help="Push nothing yet.")] = False,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+    json: Json = False,
+) -> None:
+    """Create a schedule, or change the one of this name.
+
+    Example: `penstock schedule create nightly --cron '0 3 * * *' --tz Europe/Rome --queue reports
+    --payload '{"kind": "daily"}'`
+    """
+    pairs = [one.partition("=") for one in header or ()]
+    if any(not equals for _, equals, _ in pairs):
+        raise usage("--header takes NAME=VALUE")
+    try:
+        text.loads(payload)
+    except ValueError as error:
+        raise usage(f"--payload is no JSON: {error}") from None
+    body = {
+        "cron": cron,
+        "timezone": tz,
+        "queue": queue,
+        "payload": msgspec.Raw(payload.encode()),
+        "headers": {name: value for name, _, value in pairs} or None,
+        "catchUp": catch_up,
+        "paused": paused,
+    }
+    if partition is not None:
+        body["partition"] = partition
+    made = ask(url, token, "PUT", resource(SCHEDULES, name), body)
+    show(lambda: _view(made), json, None)
+
+
+@commands.command("list")
+def list_schedules(
+    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
+) -> None:
+    """All schedules with their last and next runs.
+
+    Example: `penstock schedule list --watch`
+    """
+
+    def look() -> View:
+        rows = ask(url, token, "GET", SCHEDULES)["schedules"]
+        return View(rows, [Table(COLUMNS, rows, NO_SCHEDULES)])
+
+    show(look, json, watch)
+
+
+@commands.command()
+def describe(
+    name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
+) -> None:
+    """One schedule: what it pushes, its last and next runs.
+
+    Example: `penstock schedule describe nightly`
+    """
+    show(lambda: _view(ask(url, token, "GET", resource(SCHEDULES, name))), json, watch)
+
+
+@commands.command()
+def pause(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Push nothing until it is resumed.
+
+    Example: `penstock schedule pause nightly`
+    """
+    ask(url, token, "POST", resource(SCHEDULES, name) + "/pause")
+
+
+@commands.command()
+def resume(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Go on from now; what was due meanwhile is not made up for.
+
+    Example: `penstock schedule resume nightly`
+    """
+    ask(url, token, "POST", resource(SCHEDULES, name) + "/resume")
+
+
+@commands.command("run")
+def run_now(name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
+    """Push its message now; its due times stay as they are.
+
+    Example: `penstock schedule run nightly`
+    """
+    run = ask(url, token, "POST", resource(SCHEDULES, name) + "/run")
+    show(lambda: View(run, [Table(RUNS, [run])]), json, None)
+
+
+@commands.command()
+def delete(name: Name, url: Url = LOCAL_URL, token: Token = "", yes: Yes = False) -> None:
+    """Delete a schedule; messages it has pushed stay.
+
+    Example: `penstock schedule delete nightly --yes`
+    """
+    confirm(f"Delete schedule {name}?", yes)
+    ask(url, token, "DELETE", resource(SCHEDULES, name))
+
+
+def _view(schedule: dict[str, Any]) -> View:
+    return View(
+        schedule,
+        [Facts(FACTS, schedule), Table(RUNS, schedule["lastRuns"], "no runs yet")],
+    )

@@ -1,0 +1,138 @@
+"""A consumer's function: what it wants as arguments, and calling it.
+
+The annotation of its first parameter decides. `Message` (or none at all) is the message; any other
+type is the payload, decoded and checked: a msgspec struct, a dataclass, a `TypedDict`, a pydantic
+model, or a plain type. A second parameter is the message beside the payload. With `each=False` both
+are lists, and the type is that of an item: `list[Order]`.
+"""
+
+import contextvars
+import inspect
+import typing
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import msgspec.inspect
+
+from penstock.client.messages import Received
+from penstock.errors import InvalidRequest
+
+Handler = Callable[..., Any]
+Decode = Callable[[bytes], Any]
+
+
+class Misfit(Exception):
+    """A payload that is not what the handler asks for; the text says where."""
+
+
+class BoundHandler:
+    """A handler with what it wants."""
+
+    def __init__(self, function: Handler, *, each: bool) -> None:
+        self.function = function
+        self.threaded = not inspect.iscoroutinefunction(function)
+        self._each = each
+        wanted = _parameters(function)
+        self._with_message = len(wanted) > 1
+        self._decode = _decoder(wanted[0] if wanted else Any, each, function)
+        if self._with_message and self._decode is None:
+            raise InvalidRequest(
+                f"{_name(function)} takes {len(wanted)} arguments: a consumer's function takes the "
+                "message, or the payload by its type and the message"
+            )
+
+    def payload(self, message: Received) -> Any:
+        """What the handler gets of a message; `Misfit` when the payload is not of its type."""
+        if self._decode is None:
+            return message
+        return self._decode(bytes(message.raw))
+
+    async def call(
+        self,
+        payloads: Sequence[Any],
+        messages: Sequence[Received],
+        threads: ThreadPoolExecutor | None,
+    ) -> None:
+        """Run the handler, in a thread when it is not async."""
+        arguments: list[Any] = [payloads[0] if self._each else list(payloads)]
+        if self._with_message:
+            arguments.append(messages[0] if self._each else list(messages))
+        if threads is None:
+            await self.function(*arguments)
+            return
+        context = contextvars.copy_context()
+        result = await get_running_loop().run_in_executor(
+            threads, context.run, _call, self.function, arguments
+        )
+        if isinstance(result, Awaitable):
+            await result
+
+
+def _call(function: Handler, arguments: list[Any]) -> Any:
+    try:
+        return function(*arguments)
+    except StopIteration as error:  # a future cannot carry one: the worker would wait for ever
+        raise RuntimeError("the handler raised StopIteration") from error
+
+
+def _parameters(function: Handler) -> list[Any]:
+    """The types of the arguments a caller must give, `Any` where none is named."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of a builtin
+        return [Any]
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        if any(parameter.annotation is not parameter.empty for parameter in parameters):
+            raise InvalidRequest(
+                f"the annotations of {_name(function)} cannot be read: {error}. Types that a "
+                "consumer decodes are defined at the top of a module"
+            ) from error
+        hints = {}
+    return [
+        hints.get(parameter.name, Any)
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+
+
+def _decoder(wanted: Any, each: bool, function: Handler) -> Decode | None:
+    """What makes the payload of JSON text; None when the message itself is wanted."""
+    if not each and typing.get_origin(wanted) in (list, Sequence):
+        (wanted,) = typing.get_args(wanted)
+    elif not each and wanted not in (Any, list):
+        raise InvalidRequest(
+            f"with each=False {_name(function)} gets a list: annotate it as list[...]"
+        )
+    if wanted in (Any, object, list if not each else None):
+        return None
+    if isinstance(wanted, type) and issubclass(wanted, Received):
+        return None
+    name = getattr(wanted, "__name__", str(wanted))
+    validate = getattr(wanted, "model_validate_json", None)  # a pydantic model
+    try:
+        decode = validate or msgspec.json.Decoder(wanted).decode
+    except TypeError as error:
+        raise InvalidRequest(f"payloads cannot be decoded as {name}: {error}") from error
+    if not validate and isinstance(msgspec.inspect.type_info(wanted), msgspec.inspect.CustomType):
+        raise InvalidRequest(
+            f"payloads cannot be decoded as {name}: use a msgspec struct, a dataclass or a pydantic"
+            " model"
+        )
+
+    def checked(text: bytes) -> Any:
+        try:
+            return decode(text)
+        except ValueError as error:  # of msgspec and of pydantic alike
+            raise Misfit(f"the payload is no {name}: {error}") from error
+
+    return checked
+
+
+def _name(function: Handler) -> str:
+    return getattr(function, "__qualname__", repr(function))

@@ -1,0 +1,89 @@
+"""Reading from a standby (`database.read_url`): what may be a moment old need not load the primary.
+
+Only what people browse is read there, never anything that leases, counts or decides. How far
+behind the standby is goes with the answer. A standby that is away, or that turns out to follow
+another cluster, is left alone for a while, and the primary is asked instead.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from penstock.config import schema
+from penstock.database.browse import BrowsePool
+from penstock.database.connector import Connector, WrongServer
+from penstock.database.hosts import Server, identify
+
+log = logging.getLogger("penstock.database")
+
+RETRY_SECONDS = 10.0  # until a standby that could not be used is tried again
+LAG_SECONDS = 1.0  # for which a measured lag holds
+# A standby that has replayed all it received is as fresh as it can know, however long ago that was.
+LAG = """
+SELECT CASE WHEN NOT pg_is_in_recovery() THEN 0
+            WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0
+            ELSE extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())
+       END::double precision"""
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+class Standby:
+    """`primary` says which server the broker works on."""
+
+    def __init__(
+        self, settings: schema.Database, search_path: str, primary: Callable[[], Server | None]
+    ) -> None:
+        self._settings = settings
+        self._primary = primary
+        self._connector = Connector(settings, settings.read_url, search_path)
+        self._pool = BrowsePool(settings, self._connect)
+        self._retry_at = 0.0
+        self._lag = 0.0  # seconds
+        self._measured_at = -LAG_SECONDS
+
+    async def start(self) -> None:
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    async def fetch(self, sql: str, *args: Any) -> tuple[list[Any], float] | None:
+        """The rows, and how many seconds old they may be; None when the standby cannot be used."""
+        if time.monotonic() < self._retry_at:
+            return None
+        try:
+            if time.monotonic() - self._measured_at >= LAG_SECONDS:
+                self._lag = (await self._pool.fetch(LAG))[0][0]
+                self._measured_at = time.monotonic()
+            return await self._pool.fetch(sql, *args), self._lag
+        except asyncpg.DataError:
+            raise  # the asker's mistake
+        except FAILURES as error:
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            log.warning(
+                "the standby of database.read_url cannot be used, the primary is read instead: %s",
+                error or type(error).__name__,
+            )
+            return None
+
+    async def _connect(self, _: None = None, **options: Any) -> Any:
+        """A connection to the first host that belongs to the primary's cluster."""
+        primary = self._primary()
+        problem: BaseException = WrongServer("the primary is not known")
+        for host in self._connector.hosts:
+            try:
+                connection = await self._connector.dial(host, **options)
+                try:
+                    server = await identify(connection, host, self._settings.acquire_timeout)
+                    if primary is not None and server.system == primary.system:
+                        return connection
+                    raise WrongServer(f"{host.name} is no standby of {primary}")
+                except BaseException:
+                    connection.terminate()
+                    raise
+            except FAILURES as error:
+                problem = error
+        raise problem

@@ -1,0 +1,74 @@
+"""What consumers say about themselves: who they are, what they have in hand, what went wrong last.
+
+The Python client sends it every few seconds for each of its consumers. A process holds what came to
+it in memory, and its row of `members` (`Presence`) carries it to the others; so nothing is stored
+for a consumer that is gone, and a report that came to two processes counts by the newer one.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import msgspec
+
+from penstock.queues.consumers import ALIVE_SECONDS
+
+MAX_REPORTS = 1000  # of one process; the oldest go first
+_Text = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class ConsumerReport(msgspec.Struct, rename="camel", kw_only=True):
+    """One consumer. It stands in the table `members` like this: what is added has a default."""
+
+    id: _Text
+    name: _Text
+    queue: _Text
+    group: _Text
+    hostname: _Text = ""
+    pid: int = 0
+    concurrency: int = 1
+    in_flight: int = 0
+    waiting: int = 0  # for their next attempt
+    handled: int = 0
+    failed: int = 0
+    last_error: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
+    last_error_at: datetime | None = None
+    started_at: datetime | None = None
+    ended: bool = False  # the last report of a consumer that stops
+    seen_at: datetime | None = None  # by the broker's clock
+
+
+class ConsumerReports:
+    """The reports that came to this process."""
+
+    def __init__(self) -> None:
+        self._reports: dict[
+            str, ConsumerReport
+        ] = {}  # by id, the one that reported last at the end
+
+    def add(self, reports: Iterable[ConsumerReport]) -> None:
+        now = datetime.now(UTC)
+        for report in reports:
+            self._reports.pop(report.id, None)
+            if not report.ended:
+                report.seen_at = now
+                self._reports[report.id] = report
+        while len(self._reports) > MAX_REPORTS:
+            del self._reports[next(iter(self._reports))]
+
+    def alive(self) -> list[ConsumerReport]:
+        """Those of consumers that reported lately; the others are forgotten."""
+        oldest = datetime.now(UTC) - timedelta(seconds=ALIVE_SECONDS)
+        for report in tuple(self._reports.values()):
+            if report.seen_at is None or report.seen_at < oldest:
+                del self._reports[report.id]
+        return list(self._reports.values())
+
+
+def merged(reports: Iterable[ConsumerReport]) -> list[ConsumerReport]:
+    """Each consumer once, as it was last seen, by queue, group and name."""
+    newest: dict[str, ConsumerReport] = {}
+    early = datetime.min.replace(tzinfo=UTC)
+    for report in sorted(reports, key=lambda one: one.seen_at or early):
+        newest[report.id] = report
+    return sorted(newest.values(), key=lambda one: (one.queue, one.group, one.name, one.id))

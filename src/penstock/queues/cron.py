@@ -1,0 +1,115 @@
+"""When a cron expression is due in a time zone, and what to do about due times that were missed.
+
+The expression is that of Debian's cron: minute, hour, day of month, month, day of week; six fields
+begin with seconds. Where clocks are changed (daylight saving) so are the rules: an entry with
+a fixed hour and minute runs once a day, right after the gap when its time does not exist, and the
+first time when its time comes twice; one with `*` in the hour or minute follows the clock on the
+wall, so it runs in both of two equal hours. cronsim knows all this; here are only time zones, the
+names for common expressions, and errors in words.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from penstock.errors import InvalidRequest
+
+NAMES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+MAX_EXPRESSION = 200  # characters
+MISSED_SECONDS = 60  # what is due for longer was missed
+MAX_DUE = 500  # due times that are made up for at once
+LOOK_BACK_SECONDS = (60, 3600, 86_400, 31 * 86_400, 366 * 86_400, 10 * 366 * 86_400)
+CatchUp = Literal["none", "one", "all"]
+
+
+class Cron:
+    """A checked expression in a time zone."""
+
+    def __init__(self, expression: str, timezone: str) -> None:
+        self._zone = _zone(timezone)
+        self._expression = NAMES.get(expression.strip().lower(), expression)
+        if len(expression) > MAX_EXPRESSION:
+            raise InvalidRequest(f"cron is longer than {MAX_EXPRESSION} characters")
+        try:
+            CronSim(self._expression, datetime(2000, 1, 1, tzinfo=self._zone))
+        except CronSimError as error:
+            raise InvalidRequest(
+                f"cron {expression!r}: {error}. It has five fields (minute, hour, day of month, "
+                "month, day of week), such as '0 3 * * *' for every day at 3:00, or is one of "
+                f"{', '.join(NAMES)}"
+            ) from None
+
+    def after(self, moment: datetime) -> datetime | None:
+        """The first due time after a moment, in UTC; None when there will be none."""
+        try:
+            for due in CronSim(self._expression, moment.astimezone(self._zone)):
+                # where an hour comes twice, it starts from the first one
+                if due.astimezone(UTC) > moment:
+                    return due.astimezone(UTC)
+        except (CronSimError, OverflowError):
+            pass
+        return None
+
+    def upcoming(self, moment: datetime, count: int) -> list[datetime]:
+        """The next due times after a moment."""
+        times: list[datetime] = []
+        due = self.after(moment)
+        while due is not None and len(times) < count:
+            times.append(due)
+            due = self.after(due)
+        return times
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+        raise InvalidRequest(
+            f"there is no time zone {name[:60]!r}: name one such as Europe/Rome or UTC"
+        ) from None
+
+
+class Due(NamedTuple):
+    times: list[datetime]  # to be pushed, in order
+    skipped: list[datetime]  # the first and the last of those passed over
+    next_at: datetime | None
+
+
+def due_until(cron: Cron, catch_up: CatchUp, next_at: datetime, now: datetime) -> Due:
+    """What to do about the due times from `next_at` to `now`."""
+    if catch_up == "all":
+        times = [next_at]
+        following = cron.after(next_at)
+        while following is not None and following <= now and len(times) < MAX_DUE:
+            times.append(following)
+            following = cron.after(following)
+        return Due(times, [], following)
+    last = _last_due(cron, next_at, now)
+    missed = [next_at] if next_at < last else []
+    if catch_up == "none" and (now - last).total_seconds() >= MISSED_SECONDS:
+        return Due([], [*missed, last], cron.after(last))
+    return Due([last], missed, cron.after(last))
+
+
+def _last_due(cron: Cron, first: datetime, now: datetime) -> datetime:
+    """The last due time up to now, at least `first`. A schedule of every second may have missed a
+    million, so we look from shortly before, then from longer and longer before.
+    """
+    last = first
+    for seconds in LOOK_BACK_SECONDS:
+        due = cron.after(max(first, now - timedelta(seconds=seconds)))
+        while due is not None and due <= now:
+            last, due = due, cron.after(due)
+        if last != first:
+            break
+    return last

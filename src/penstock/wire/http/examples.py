@@ -1,0 +1,180 @@
+"""Examples and words for the OpenAPI document: what parameters mean, and what bodies and answers
+look like.
+
+`api_examples.json` holds real ones, recorded from a broker by `tools/api-examples`. Where there is
+none, an example is made from the schema, with values that fit the fields' names.
+"""
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+UUID = "20ff6f94-0000-8000-8008-000000000001"
+NAMES = {  # of fields and parameters -> a value that says something
+    "queue": "orders",
+    "topic": "orders",
+    "group": "billing",
+    "consumerGroup": "billing",
+    "partition": "c-1",
+    "transaction": "order-7",
+    "transactionId": "order-7",
+    "partitionId": "20ff6f94-0000-8000-8008-000000000000",
+    "leaseId": "01a1e49a-e1da-7008-9162-f15891935489",
+    "lease": "01a1e49a-e1da-7008-9162-f15891935489",
+    "name": "lake",
+    "id": "1",
+    "namespace": "shop",
+    "task": "checkout",
+    "member": "worker-3",
+    "payload": "hello",
+    "at": "2026-01-31T12:00:00Z",
+    "from": "2026-01-31T12:00:00Z",
+    "to": "2026-01-31T13:00:00Z",
+    "timestamp": "2026-01-31T12:00:00Z",
+    "error": "gateway timeout",
+    "status": "completed",
+    "host": "broker-1",
+    "hostname": "broker-1",
+    "message": "it is done",
+    "subject": "svc-checkout",
+    "version": "0.1.0",
+}
+PARAMETERS = {
+    "after": "Read on behind this one: the last of the page before.",
+    "at": "A time: ISO 8601, or milliseconds since 1970.",
+    "autoAck": "Acknowledge with the delivery: at most once instead of at least once.",
+    "autopilot": "Accepted for compatibility; it changes nothing.",
+    "batch": "At most this many messages.",
+    "before": "Read on behind this one, for the next page.",
+    "consumerGroup": "The consumer group; without it the queue is shared by all who pop.",
+    "cursor": "Read on here: `next` of the page before.",
+    "database": "`required`: not ready while PostgreSQL is away, although pushes can be buffered.",
+    "deleteMetadata": "Also forget where the group began.",
+    "details": "Figures of each topic instead of names.",
+    "error": "Only those whose error has this text.",
+    "filter": "Only those with this text in them.",
+    "force": "Although records wait in it: they are dropped.",
+    "from": "Not before this time: ISO 8601.",
+    "group": "The consumer group.",
+    "groupBy": "What to sum by.",
+    "hostname": "Only of this machine.",
+    "id": "Its id.",
+    "interval": "Width of a point: minute, hour or day, or a number of minutes.",
+    "lease": "The lease that the pop answered.",
+    "level": "From this level on: info, warning or error.",
+    "limit": "At most this many.",
+    "max_messages": "At most this many records.",
+    "minLagSeconds": "Only partitions that are at least this far behind, in seconds.",
+    "name": "Its name.",
+    "namespace": "Only queues of this namespace.",
+    "ns": "Only queues of this namespace.",
+    "offset": "Skip this many.",
+    "partition": "The partition.",
+    "partitions": "Take from up to this many partitions at once.",
+    "queue": "The queue.",
+    "range": "How far back: 1h, 24h or 7d.",
+    "search": "Only payloads in which a JSON path has a value: `$.id=7`.",
+    "sort": "The figure to sort by; with `-` before it, the largest first.",
+    "status": "Only messages in this state.",
+    "subscriptionFrom": "A new group begins here: `now`, or a time (ISO 8601).",
+    "subscriptionMode": "Where a new group begins: `all`, `new` or `timestamp`.",
+    "task": "Only queues of this task.",
+    "timeout": "How long to wait, in milliseconds.",
+    "to": "Before this time: ISO 8601.",
+    "topic": "The topic.",
+    "transaction": "The message's transactionId.",
+    "transactionId": "Only the message with this id.",
+    "wait": "Wait for messages when there are none.",
+    "workerId": "Only this process of the machine.",
+}
+OTHERWISE = {  # (part of the path, parameter) -> what it means there
+    ("/api/v1/messages/", "partition"): "The message's partitionId.",
+    ("/api/v1/traces/", "partition"): "The message's partitionId.",
+    ("/api/v1/traces/by-name", "name"): "The name that the traces were given.",
+    ("/api/v1/pipelines", "name"): "The pipeline.",
+    ("/api/v1/routes", "name"): "The route.",
+    ("/consume", "offset"): "Begin at this offset.",
+    ("/stream", "offset"): "Begin at this offset; `latest`: at the end.",
+    ("/api/v1/tasks", "id"): "The task that the request with `background=true` answered.",
+    ("/api/v1/dlq", "id"): "Only the dead letter with this `dlqId`.",
+}
+
+
+@cache
+def recorded() -> dict[str, dict[str, Any]]:
+    """Operation (`GET /topics/{topic}`) -> its `query`, `body`, `answer`, as far as it has them."""
+    text = files("penstock.wire.http").joinpath("api_examples.json").read_text()
+    examples: dict[str, dict[str, Any]] = json.loads(text)
+    return examples
+
+
+def meaning(path: str, parameter: str) -> str:
+    """What a parameter of an operation is for; empty: nobody wrote it down."""
+    for (part, name), text in OTHERWISE.items():
+        if name == parameter and part in path:
+            return text
+    return PARAMETERS.get(parameter, "")
+
+
+def parameter_example(path: str, parameter: str) -> str:
+    """A value to put into a path."""
+    if parameter == "partition" and meaning(path, parameter).endswith("partitionId."):
+        return NAMES["partitionId"]
+    if parameter == "name" and "/pipelines" in path:
+        return "big-orders"
+    return NAMES.get(parameter, parameter)
+
+
+def example_of(schema: dict[str, Any], components: dict[str, Any], name: str = "") -> Any:
+    """A value that fits a schema."""
+    return _Maker(components).of(schema, name)
+
+
+class _Maker:
+    def __init__(self, components: dict[str, Any]) -> None:
+        self._components = components
+        self._within: list[str] = []  # names that are being made: a type may hold itself
+
+    def of(self, schema: dict[str, Any], name: str) -> Any:
+        for key in ("example", "const", "default"):
+            if schema.get(key) is not None:
+                return schema[key]
+        if "$ref" in schema:
+            return self._named(schema["$ref"].rsplit("/", 1)[-1], name)
+        if "enum" in schema:
+            return schema["enum"][0]
+        if choices := schema.get("anyOf") or schema.get("oneOf"):
+            known = [one for one in choices if one.get("type") != "null"]
+            return self.of(known[0], name) if known else None
+        kind = schema.get("type")
+        if kind == "object":
+            fields = schema.get("properties", {})
+            return {field: self.of(about, field) for field, about in fields.items()}
+        if kind == "array":
+            items = schema.get("items")
+            return [self.of(items, name.removesuffix("s"))] if isinstance(items, dict) else []
+        return self._scalar(kind, schema, name)
+
+    def _named(self, component: str, name: str) -> Any:
+        if component in self._within or component not in self._components:
+            return {}
+        self._within.append(component)
+        try:
+            return self.of(self._components[component], name)
+        finally:
+            self._within.pop()
+
+    @staticmethod
+    def _scalar(kind: Any, schema: dict[str, Any], name: str) -> Any:
+        if kind in ("integer", "number"):
+            least = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+            return max(1, least)
+        if kind == "boolean":
+            return True
+        if kind == "string":
+            if schema.get("format") == "date-time":
+                return NAMES["at"]
+            value = NAMES.get(name, name or "text")
+            return value.ljust(schema.get("minLength", 0), "x")[: schema.get("maxLength")]
+        return None if kind == "null" else {"id": 7}

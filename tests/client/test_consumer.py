@@ -1,0 +1,376 @@
+"""Consumers against a real broker process: typed payloads, retries, health, an orderly end."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from penstock import (
+    Client,
+    Consumer,
+    DeadLetter,
+    InvalidRequest,
+    Message,
+    Retry,
+    SyncClient,
+    SyncMessage,
+    backoff,
+)
+from tests.support.http import run
+from tests.support.wait import eventually, until
+
+pytestmark = pytest.mark.xdist_group("queue-client")
+
+
+class Struct(msgspec.Struct):
+    id: int
+
+
+@dataclass
+class Data:
+    id: int
+
+
+class Model(pydantic.BaseModel):
+    id: int
+
+
+async def dead(client: Client, queue: str) -> dict[Any, str | None]:
+    letters = (await client.dead_letters(queue)).messages
+    return {str(letter.data): letter.error_message for letter in letters}
+
+
+@pytest.mark.parametrize("kind", [Struct, Data, Model])
+def test_a_payload_is_decoded_as_the_handler_says_and_one_that_does_not_fit_is_put_aside(
+    broker, queue, kind
+):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, [{"id": 7}, {"id": "seven"}, {"id": 8}])
+            orders: list[Any] = []
+
+            @client.consumer(f"{queue}@g", batch=10)
+            async def handle(order: kind, message: Message) -> None:
+                orders.append((order, message.queue))
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: len(orders) == 2)
+            client.stop()
+            await running
+            assert orders == [(kind(id=7), queue), (kind(id=8), queue)]
+            ((data, reason),) = (await dead(client, queue)).items()
+            assert data == "{'id': 'seven'}"
+            assert reason is not None
+            assert reason.startswith(f"the payload is no {kind.__name__}: ")
+            assert "id" in reason
+            assert await client.pop(f"{queue}@g") == []
+
+    run(body)
+
+
+def test_a_handler_of_batches_gets_the_payloads_that_fit(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, [{"id": 1}, {"no": 2}, {"id": 3}])
+            batches: list[Any] = []
+
+            @client.consumer(queue, batch=10, each=False)
+            def handle(orders: list[Struct]) -> None:
+                batches.append(orders)
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: batches)
+            client.stop()
+            await running
+            assert batches == [[Struct(1), Struct(3)]]
+            assert len(await dead(client, queue)) == 1
+
+    run(body)
+
+
+def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_decorated():
+    client = Client("http://127.0.0.1:1")
+
+    def two(message: Message, other: str) -> None: ...
+    def no_list(orders: Struct) -> None: ...
+    def no_json(order: asyncio.Event) -> None: ...
+
+    with pytest.raises(InvalidRequest, match="takes 2 arguments"):
+        client.consumer("q")(two)
+    with pytest.raises(InvalidRequest, match=r"annotate it as list\[...\]"):
+        client.consumer("q", each=False)(no_list)
+    with pytest.raises(InvalidRequest, match="cannot be decoded as Event"):
+        client.consumer("q")(no_json)
+    with pytest.raises(InvalidRequest, match="no retry"):
+        client.consumer("q", auto_ack=True, retry=backoff())(print)
+    with pytest.raises(InvalidRequest, match="1 or more attempts"):
+        backoff(0)
+    assert client.consumer("q")(lambda message: message)("as it is") == "as it is"
+
+
+def test_a_consumer_answers_for_what_its_function_did(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.configure(queue, retry_limit=1, retry_delay=0)
+            for name in ("good", "bad", "poison", "later"):
+                await client.push(queue, name, partition=name)
+            calls: list[str] = []
+
+            @client.consumer(f"{queue}@g", concurrency=3)
+            async def handle(message: Message) -> None:
+                calls.append(message.data)
+                if message.data == "bad":
+                    raise ValueError("no good")
+                if message.data == "poison":
+                    raise DeadLetter("never")
+                if message.data == "later" and calls.count("later") < 3:
+                    raise Retry(delay=0.1 if calls.count("later") == 1 else 0)
+
+            running = asyncio.create_task(client.run())
+
+            async def settled() -> bool:
+                letters = await client.dead_letters(queue)
+                return letters.total == 2 and calls.count("later") == 3
+
+            await eventually(settled)
+            client.stop()
+            await running
+            assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
+            assert await dead(client, queue) == {"bad": "ValueError: no good", "poison": "never"}
+            assert await client.requeue(queue, group="g") == 2
+
+    run(body)
+
+
+def test_backoff_makes_its_attempts_and_then_puts_the_message_aside(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push(queue, "bad", partition="a")
+            await client.push(queue, "heals", partition="b")
+            calls: list[str] = []
+
+            @client.consumer(f"{queue}@g", retry=backoff(3, first=0.05))
+            async def handle(message: Message) -> None:
+                calls.append(message.data)
+                if message.data == "bad" or calls.count("heals") < 2:
+                    raise ValueError("not yet")
+
+            running = asyncio.create_task(client.run())
+
+            async def settled() -> bool:
+                return (await client.dead_letters(queue)).total == 1 and len(calls) == 5
+
+            await eventually(settled)
+            client.stop()
+            await running
+            assert sorted(calls) == ["bad"] * 3 + ["heals"] * 2
+            assert await dead(client, queue) == {"bad": "3 attempts failed: ValueError: not yet"}
+            assert (handle.handled, handle.failed) == (1, 4)
+
+    run(body)
+
+
+def test_the_delay_grows_up_to_the_longest():
+    policy = backoff(first=1, factor=3, longest=5)
+    assert [policy.delay(attempt) for attempt in (1, 2, 3)] == [1, 3, 5]
+
+
+def test_a_message_that_waits_for_its_next_attempt_goes_back_when_the_consumer_stops(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push(queue, 1)
+            consumer: Consumer
+
+            @client.consumer(queue, retry=backoff(first=600, longest=600))
+            async def consumer(message: Message) -> None:
+                raise ValueError("not yet")
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: consumer.waiting == 1)
+            client.stop()
+            await running
+            assert [message.data for message in await client.pop(queue, wait=10)] == [1]
+
+    run(body)
+
+
+def test_a_delayed_retry_of_a_taken_message_comes_later_and_at_once_when_the_client_closes(
+    broker, queue
+):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push(queue, 1)
+            async with Client(broker.url) as other:
+                (message,) = await other.pop(queue)
+                await message.retry(delay=600)
+                assert await client.pop(queue) == []
+            (message,) = await client.pop(queue, wait=10)
+            await message.retry(delay=0.1)
+            (message,) = await client.pop(queue, wait=10)
+            assert await message.extend(30)
+            with pytest.raises(InvalidRequest, match="push the message again"):
+                await message.retry(delay=1e6)
+            await message.dead_letter("enough")
+            assert await dead(client, queue) == {"1": "enough"}
+
+    run(body)
+
+
+def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, range(10))
+            batches: list[list[Any]] = []
+
+            @client.consumer(queue, batch=5, each=False)
+            def handle(messages: list[Message]) -> None:
+                batches.append([message.data for message in messages])
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: sum(map(len, batches)) == 10)
+            client.stop()
+            await running
+            assert batches == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+            assert await client.pop(queue) == []
+
+    run(body)
+
+
+def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            consumer = client.consumer(queue, concurrency=4)(lambda message: None)
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: len(consumer._polls) == 4)
+            async with asyncio.timeout(20):
+                client.stop()
+                await running
+
+    run(body)
+
+
+def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push(queue, 1)
+            consumer = client.consumer(f"{queue}@g")(lambda message: None)
+            running = asyncio.create_task(client.run())
+
+            async def done() -> bool:
+                return [(row.completed, row.total_lag) for row in await client.groups()
+                        if row.queue_name == queue] == [(1, 0)]  # fmt: skip
+
+            await eventually(done)
+            assert len(consumer._polls) == 1
+            client.stop()
+            await running
+            assert await client.pop(f"{queue}@g") == []
+
+    run(body)
+
+
+def test_the_health_of_consumers_is_told_while_they_run(broker, queue, monkeypatch):
+    monkeypatch.setattr("penstock.client.health.REPORT_SECONDS", 0.1)
+
+    async def body() -> None:
+        async with Client(broker.url) as client, Client(broker.url) as operator:
+            await client.push(queue, "bad")
+            await client.push(queue, "slow", partition="p")
+            release = asyncio.Event()
+
+            @client.consumer(f"{queue}@g", concurrency=2, name="biller")
+            async def handle(message: Message) -> None:
+                if message.data == "bad":
+                    raise DeadLetter("no such customer")
+                await release.wait()
+
+            running = asyncio.create_task(client.run())
+
+            async def told() -> bool:
+                found = await operator.consumers(queue, group="g")
+                return [(one.name, one.in_flight, one.failed, one.last_error) for one in found] == [
+                    ("biller", 1, 1, "no such customer")
+                ]
+
+            await eventually(told, 60)
+            release.set()
+            client.stop()
+            await running
+            assert await operator.consumers(queue) == []
+
+    run(body)
+
+
+def test_plain_code_consumes_with_plain_messages(broker, queue):
+    with SyncClient(broker.url) as client:
+        client.push(queue, {"id": 1}, headers={"tenant": "a"})
+        seen: list[Any] = []
+
+        @client.consumer(f"{queue}@g")
+        def handle(order: Struct, message: SyncMessage) -> None:
+            seen.append((order.id, message.headers, message.extend(20)))
+            client.stop()
+
+        client.run()
+        assert seen == [(1, {"tenant": "a"}, True)]
+        (message,) = client.pop(queue)
+        message.ack()
+        assert client.pop(queue) == []
+
+
+PROGRAM = """
+    import asyncio, sys
+    from penstock import Client, SyncClient
+
+    client = (Client if sys.argv[3] == "async" else SyncClient)(sys.argv[1])
+
+    if sys.argv[3] == "async":
+        @client.consumer(sys.argv[2])
+        async def handle(message):
+            print("begun", flush=True)
+            await asyncio.sleep(0.5)
+            print("done", flush=True)
+
+        async def main():
+            async with client:
+                await client.run()
+        asyncio.run(main())
+    else:
+        import time
+
+        @client.consumer(sys.argv[2])
+        def handle(message):
+            print("begun", flush=True)
+            time.sleep(0.5)
+            print("done", flush=True)
+
+        with client:
+            client.run()
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_sigterm_lets_a_program_finish_what_it_handles(broker, queue, tmp_path: Path, kind):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    with SyncClient(broker.url) as client:
+        client.push_many(queue, [1, 2])
+        output = tmp_path / "output"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, program, broker.url, queue, kind], stdout=file
+            )
+        until(lambda: "begun" in output.read_text(), 60, "the handler runs")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert output.read_text().split() == ["begun", "done", "ended"]
+        assert [message.data for message in client.pop(queue, wait=10)] == [2]

@@ -1,0 +1,133 @@
+"""`penstock worker`, run as a person runs it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock import InvalidRequest, SyncClient
+from penstock.cli.worker import client_of
+from tests.support import guard
+from tests.support.wait import until
+
+pytestmark = pytest.mark.xdist_group("queue-client")
+
+MODULE = """
+    import os, time
+    from penstock import Client
+
+    client = Client.from_env()
+    nothing = Client()
+
+    @client.consumer("{queue}@g", name="shop-1")
+    def handle(message):
+        with open("log", "a") as log:
+            print("{version}", os.getpid(), "begun", message.data, file=log, flush=True)
+            time.sleep(0.3)
+            print("{version}", os.getpid(), "done", message.data, file=log, flush=True)
+        if message.data == "die":
+            os._exit(9)
+"""
+
+
+class Worker:
+    def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
+        self._log, self.process = directory / "log", process
+
+    def lines(self, word: str = "") -> list[list[str]]:
+        text = self._log.read_text() if self._log.exists() else ""
+        return [line.split() for line in text.splitlines() if word in line]
+
+
+def write(directory: Path, queue: str, version: str = "v1") -> None:
+    module = directory / "shop.py"
+    text = textwrap.dedent(MODULE.format(queue=queue, version=version))
+    module.with_suffix(".new").write_text(text)
+    module.with_suffix(".new").rename(module)
+
+
+@contextmanager
+def working(directory: Path, url: str, *options: str) -> Iterator[Worker]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", "shop:client", *options],
+        cwd=directory,
+        env={**os.environ, "PENSTOCK_URL": url},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    guard.watch(process.pid)
+    try:
+        yield Worker(directory, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def test_consumers_run_in_processes_that_are_started_again_and_drained(broker, queue, tmp_path):
+    write(tmp_path, queue)
+    with SyncClient(broker.url) as client, working(tmp_path, broker.url, "-p", "2") as worker:
+        until(lambda: len(client.consumers(queue)) == 2, 60, "both processes run")
+        assert {one.name for one in client.consumers(queue)} == {"shop-1"}
+        client.push(queue, "die")
+        until(lambda: worker.lines("done die"), 60, "one of them died")
+        client.push(queue, "after", partition="other")
+        until(lambda: worker.lines("begun after"), 60, "work goes on")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(60) == 0
+        assert worker.lines("done after"), "what was begun is finished"
+        dead = {pid for _, pid, *_ in worker.lines("done die")}  # and could not say so
+        assert {str(one.pid) for one in client.consumers(queue)} <= dead
+
+
+def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
+    write(tmp_path, queue)
+    with SyncClient(broker.url) as client, working(tmp_path, broker.url, "--reload") as worker:
+        client.push(queue, 1)
+        until(lambda: worker.lines("v1"), 60, "the first version works")
+        write(tmp_path, queue, version="v2")
+        os.utime(tmp_path / "shop.py", ns=(time.time_ns(), time.time_ns()))
+
+        def renewed() -> bool:
+            client.push(queue, 4)
+            return bool(worker.lines("v2"))
+
+        until(renewed, 60, "the second version works")
+        assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("shop", "write module:client"),
+        ("shp:client", "there is no module 'shp' here"),
+        ("shop:handle", "shop:handle is Consumer, and no penstock.Client"),
+        ("shop:nothing", "has no consumers: decorate functions with @nothing.consumer"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path, monkeypatch, target, text):
+    write(tmp_path, "q")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    with pytest.raises(InvalidRequest, match=re.escape(text)):
+        client_of(target)
+
+
+def test_nothing_to_run_ends_the_command(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "penstock", "worker", "shp:client", "-d", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith("penstock: there is no module 'shp' here")
