@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType
 
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pipeline.options import Options
+from penstock.pipeline.sinks import queue as queue_sink
+from penstock.pipeline.sinks.identity import Held
 from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
 from tests.pipeline.support import patiently
 from tests.pipeline.test_queue_source import options as queue_options
@@ -77,6 +79,44 @@ def test_any_row_becomes_the_item_it_says(rows) -> None:
         for row, (queue, partition, payload) in enumerate(rows)
     ]
     assert found == expected
+
+
+def test_a_map_of_headers_goes_with_its_row() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    maps = [[("b", "2"), ("a", "é")], None, []]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(["1", "2", "3"]), pa.array(maps, kind)], names=["payload", "headers"]
+    )
+    schema = StructType([StructField("payload", TEXT), StructField("headers", MapType(TEXT, TEXT))])
+    sink = QueueWriter(Options({"url": "http://x", "queue": "q"}), schema)
+    found = items(sink, queue_sink._with_header_texts(batch))
+    assert [item.get("headers") for item in found] == [{"a": "é", "b": "2"}, None, None]
+    bad = pa.array([[("a b", "c")], None, None], kind)
+    with pytest.raises(InvalidRequest, match="header name 'a b'"):
+        queue_sink._with_header_texts(batch.set_column(1, "headers", bad))
+    with pytest.raises(InvalidRequest, match="must be a map<string,string>"):
+        writer(["payload", "headers"], queue="q")
+
+
+def test_headers_count_for_the_checksum_only_where_there_are_some() -> None:
+    """Or a batch that a release without them had begun would not be the same any more."""
+    columns = ("payload", "headers")
+
+    def checksum(*values: bytes | None) -> str:
+        held = Held(columns)
+        payload = pa.array([b"1"] * len(values), pa.binary())
+        for cut in (slice(0, 1), slice(1, None)):
+            held.add(
+                pa.RecordBatch.from_arrays(
+                    [payload[cut], pa.array(values[cut], pa.binary())], names=columns
+                )
+            )
+        return held.checksum
+
+    old = Held(("payload",))
+    old.add(pa.RecordBatch.from_arrays([pa.array([b"1"] * 3, pa.binary())], names=["payload"]))
+    assert checksum(None, None, None) == old.checksum
+    assert len({checksum(None, None, b"a"), checksum(None, b"a", None), old.checksum}) == 3
 
 
 @pytest.mark.parametrize("payload", ['1},{"queue":"x"', "1,2", "{", "", '{"a":1} {"b":2}'])
@@ -192,7 +232,14 @@ def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_p
     link = PushLink(server.url, None, 20)
     link.push(
         [
-            json.dumps({"queue": source, "partition": f"p{i % 3}", "payload": i}).encode()
+            json.dumps(
+                {
+                    "queue": source,
+                    "partition": f"p{i % 3}",
+                    "payload": i,
+                    "headers": {"n": str(i)} if i % 2 else {},
+                }
+            ).encode()
             for i in range(90)
         ],
         repeatable=False,
@@ -205,7 +252,7 @@ def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_p
             .option("database", server.database_url)
             .option("group", "mover")
             .load()
-            .select("partition", "payload")
+            .select("partition", "payload", "headers")
             .writeStream.format("penstock")
             .option("queue", target)
             .option("url", server.url)
@@ -225,6 +272,10 @@ def test_spark_moves_a_queue_into_another_in_order_and_once(server, spark, tmp_p
     assert [(row["partition"], int(row["payload"])) for row in rows] == [
         (f"p{k}", i) for k in range(3) for i in range(k, 90, 3)
     ]
+    assert all(
+        row["headers"] == ([("n", row["payload"])] if int(row["payload"]) % 2 else None)
+        for row in rows
+    )
     batch = (
         spark.read.format("penstock")
         .option("queue", source)

@@ -27,6 +27,7 @@ from penstock.pipeline.sources.postgres import Away, Postgres
 from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.pipeline.sources.uuid_texts import message_ids
+from penstock.protocol.headers import encode
 from penstock.protocol.message_ids import message_uuid
 from penstock.queues import Item
 from tests.queues.support import push, running
@@ -72,7 +73,7 @@ def test_a_queue_is_read_with_every_column(database_url: str) -> None:
     load(
         database_url,
         Item("orders", b'{"n": 1}', "c-1", "t-1", trace),
-        Item("orders", '"ü"'.encode(), "c-2", "t-2"),
+        Item("orders", '"ü"'.encode(), "c-2", "t-2", headers='{"a":"ü","b":""}'.encode()),
         Item("other", b"1"),
     )
     reader = QueueReader(options(database_url, streaming=False))
@@ -85,6 +86,7 @@ def test_a_queue_is_read_with_every_column(database_url: str) -> None:
         ("orders", "c-2", 1, "t-2", None, '"ü"'),
     ]
     assert all(UUID(row["id"]).version == 8 and row["createdAt"].year >= 2024 for row in rows)
+    assert [row["headers"] for row in rows] == [None, [("a", "ü"), ("b", "")]]
     with pytest.raises(NotFound, match="there is no queue 'nowhere'"):
         QueueReader(options(database_url, "nowhere", streaming=False))
 
@@ -265,7 +267,7 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
     if encoding != "UTF8":  # what a database of another encoding is planned as
         monkeypatch.setattr(queue_source, "_PACKED", "''")
     noise = random.Random(7)
-    expected: dict[str, tuple[str, str | None]] = {}
+    expected: dict[str, tuple[str, str | None, list[tuple[str, str]] | None]] = {}
     for k in range(6):
         items = []
         for i in range(40):
@@ -278,8 +280,12 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
                 else "é" * (20_000 if i == 6 else 3)
             )
             trace = str(UUID(int=noise.getrandbits(128))) if i % 5 == k else None
-            expected[name] = (json.dumps(text, ensure_ascii=False), trace)
-            items.append(Item("orders", expected[name][0].encode(), f"p-{i % 4}", name, trace))
+            headers = {"n": name} if i % 7 == k else {}
+            payload = json.dumps(text, ensure_ascii=False)
+            expected[name] = (payload, trace, list(headers.items()) or None)
+            item = Item("orders", payload.encode(), f"p-{i % 4}", name, trace)
+            item.headers = encode(headers)
+            items.append(item)
         load(database_url, *items)
 
     def read(*columns: str) -> list[dict[str, Any]]:
@@ -304,7 +310,8 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
         assert "Index" not in plan
     rows = read()
     assert len(rows) == len(expected)
-    assert {row["transactionId"]: (row["payload"], row["traceId"]) for row in rows} == expected
+    found = {row["transactionId"]: (row["payload"], row["traceId"], row["headers"]) for row in rows}
+    assert found == expected
     by_order = QueueStreamReader(options(database_url))
     streamed = Stream(by_order).batch()
     assert sorted(rows, key=lambda row: row["id"]) == sorted(streamed, key=lambda row: row["id"])
@@ -334,7 +341,7 @@ def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str)
 
 
 def test_encrypted_messages_are_an_error_or_have_no_payload(database_url: str) -> None:
-    load(database_url, Item("orders", b"1"), Item("orders", b"2"))
+    load(database_url, Item("orders", b"1"), Item("orders", b"2", headers=b'{"a":"b"}'))
 
     async def encrypt() -> None:
         connection = await asyncpg.connect(
@@ -348,7 +355,12 @@ def test_encrypted_messages_are_an_error_or_have_no_payload(database_url: str) -
     with pytest.raises(InvalidRequest, match="holds encrypted messages"):
         rows_of(reader, reader.partitions())
     reader = QueueReader(options(database_url, streaming=False, encrypted="null"))
-    assert [row["payload"] for row in rows_of(reader, reader.partitions())] == ["1", None]
+    rows = rows_of(reader, reader.partitions())
+    assert [(row["payload"], row["headers"]) for row in rows] == [("1", None), (None, None)]
+    given = Options({"database": database_url, "queue": "orders"})
+    reader = QueueReader(QueueOptions(given, ["headers"], streaming=False))
+    with pytest.raises(InvalidRequest, match="holds encrypted messages"):
+        rows_of(reader, reader.partitions())
 
 
 def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(

@@ -10,6 +10,7 @@ from penstock.log.topic_files import Slice
 from penstock.protocol.record_batch import payload_array
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+HEADERS = pa.map_(pa.string(), pa.string())
 TOPIC_DDL = "topic STRING, offset BIGINT, timestamp TIMESTAMP, payload BINARY"
 TOPIC_COLUMNS = pa.schema(
     [
@@ -21,7 +22,7 @@ TOPIC_COLUMNS = pa.schema(
 )
 QUEUE_DDL = (
     "queue STRING, partition STRING, seq BIGINT, id STRING, transactionId STRING, traceId STRING, "
-    "payload STRING, createdAt TIMESTAMP"
+    "payload STRING, createdAt TIMESTAMP, headers MAP<STRING, STRING>"
 )
 QUEUE_COLUMNS = pa.schema(
     [
@@ -33,6 +34,7 @@ QUEUE_COLUMNS = pa.schema(
         ("traceId", pa.string()),
         ("payload", pa.string()),
         ("createdAt", TIMESTAMP),
+        ("headers", HEADERS),
     ]
 )
 

@@ -178,7 +178,10 @@ def _merge_small(spark: Any, lake: Lake, manifest: Manifest, file_bytes: int) ->
         if len(small) < SMALL_FILES:
             continue
         run, staging = lake.staging()
-        frame = spark.read.parquet(*(lake.url(entry.path) for entry in small))
+        # merged: files of an earlier release have no headers
+        frame = spark.read.option("mergeSchema", True).parquet(
+            *(lake.url(entry.path) for entry in small)
+        )
         frame.coalesce(1).sortWithinPartitions(column).write.parquet(f"{staging}/{day}")
         added = [
             lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)
@@ -206,7 +209,9 @@ def read_archive(
     manifest = lake.require(kind, name)
     from pyspark.sql import functions as f
 
-    frame = spark.read.option("basePath", lake.url(lake.folder(kind, name))).parquet(
-        *(lake.url(entry.path) for entry in manifest.files)
+    frame = (
+        spark.read.option("basePath", lake.url(lake.folder(kind, name)))
+        .option("mergeSchema", True)
+        .parquet(*(lake.url(entry.path) for entry in manifest.files))
     )
     return frame.withColumn(kind, f.lit(name))

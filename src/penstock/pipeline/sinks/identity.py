@@ -38,6 +38,7 @@ from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 HELD_BYTES = 64 << 20  # of a task's rows in memory; more of them go to a temporary file
+ADDED_COLUMNS = {"headers"}  # after the first release
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 600.0  # for tasks that wrote in an earlier run and have to come again
 OTHER_ROWS = "before with other rows"
@@ -102,6 +103,7 @@ class Held:
         self._file: IO[bytes] | None = None
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
         self._hashes = {name: (_hash(), _hash()) for name in columns}
+        self._filled: set[str] = set()  # columns in which some row has a value
         self.rows = 0
 
     def __enter__(self) -> "Held":
@@ -126,6 +128,8 @@ class Held:
                     pc.fill_null(pc.binary_length(values), -1).cast(pa.int32()).to_numpy()
                 )
                 data.update(_joined(values))
+                if values.null_count < len(values):
+                    self._filled.add(name)
         self.rows += batch.num_rows
         self._batches.append(batch)
         self._bytes += batch.nbytes
@@ -150,8 +154,14 @@ class Held:
 
     @property
     def checksum(self) -> str:
-        """Of the rows' content, in hexadecimal."""
-        parts = [f"{n}:{a.hexdigest()}:{b.hexdigest()}" for n, (a, b) in self._hashes.items()]
+        """Of the rows' content, in hexadecimal. Headers that no row has are left out, so that a
+        batch begun by a release without them is still the same.
+        """
+        parts = [
+            f"{n}:{a.hexdigest()}:{b.hexdigest()}"
+            for n, (a, b) in self._hashes.items()
+            if n in self._filled or n not in ADDED_COLUMNS
+        ]
         return hashlib.sha256(f"{self.rows} {' '.join(parts)}".encode()).hexdigest()[:32]
 
 

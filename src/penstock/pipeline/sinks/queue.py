@@ -47,6 +47,7 @@ from penstock.pipeline.sinks.identity import (
     ordered,
     say_at_least_once,
 )
+from penstock.protocol import headers
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.protocol.status import MAY_PASS, error_from_http
 
@@ -54,6 +55,7 @@ ANSWER_SECONDS = 60.0
 PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
+HEADERS = "headers"  # a map of strings
 DONE = ("queued", "duplicate", "buffered")
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -246,6 +248,20 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
             ) from None
 
 
+def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with its headers as JSON texts, null where there are none; those of equal maps are
+    equal.
+    """
+    place = batch.schema.get_field_index(HEADERS)
+    if place < 0:
+        return batch
+    texts = [
+        headers.encode(dict(sorted(pairs))) if pairs else None
+        for pairs in batch.column(place).to_pylist()
+    ]
+    return batch.set_column(place, HEADERS, pa.array(texts, pa.binary()))
+
+
 class _QueueWriter:
     """What the batch and the streaming writer share."""
 
@@ -282,6 +298,10 @@ class _QueueWriter:
         wrong = [name for name in TEXT if types.get(name, "string") != "string"]
         if wrong:
             raise InvalidRequest(f"the column {wrong[0]} must be a string; the rows have {listed}")
+        if types.get(HEADERS, "map<string,string>") != "map<string,string>":
+            raise InvalidRequest(
+                f"the column {HEADERS} must be a map<string,string>; the rows have {listed}"
+            )
         self._identified = "transactionId" in types
         if not self._identified:
             say_at_least_once(self._app, "queue")
@@ -295,9 +315,11 @@ class _QueueWriter:
         link = PushLink(self._url, self._token, self._patience, self._ca)
         try:
             row = 0
-            rows = ordered(iterator, self._options)
+            rows: Iterator[pa.RecordBatch] = map(
+                _with_header_texts, ordered(iterator, self._options)
+            )
             if writer:
-                columns = ("queue", "partition", "traceId", "payload")
+                columns = ("queue", "partition", "traceId", "payload", HEADERS)
                 rows = claimed(
                     self._checked(rows), columns, self._queue or "", self._run, writer, link
                 )
@@ -356,6 +378,9 @@ class _QueueWriter:
                     raise InvalidRequest(f"a row has no {name}: the column is null")
                 field = pc.binary_join_element_wise(f'"{name}":'.encode(), texts, b",", b"")
                 parts += [pc.fill_null(field, b"")]
+        if HEADERS in names:
+            field = pc.binary_join_element_wise(b'"headers":', batch.column(HEADERS), b",", b"")
+            parts += [pc.fill_null(field, b"")]
         payloads = batch.column("payload").cast(pa.binary())
         if self._format == "text":
             check_text(payloads, "payload", row)

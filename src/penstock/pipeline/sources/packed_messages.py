@@ -14,6 +14,8 @@ and the client 0.65 s less than as many rows.
 | `a`        | created_at: i64 each, big-endian, microseconds since 2000                           |
 | `t` `d`    | transaction_id, payload: one after the other                                        |
 | `tl` `dl`  | their lengths: i32 each, big-endian; -1 for a payload that Spark must not read      |
+| `h`        | headers, JSON text: one after the other                                             |
+| `hl`       | their lengths: i32 each, big-endian; -1 for none, 0 for some that are sealed        |
 | `c`        | trace_id: 16 bytes for each message that has one                                    |
 | `cl`       | whether it has: one byte, 0 or 1, each                                              |
 
@@ -33,6 +35,8 @@ BLOCKS = 32
 SMALL = 8192
 _YEAR_2000 = 946_684_800_000_000  # microseconds since 1970
 _CLEAR = "CASE WHEN m.key_id IS NULL THEN %s END"
+# empty: there are some, which Spark must not read
+HEADERS = "CASE WHEN m.key_id IS NULL OR m.headers IS NULL THEN m.headers ELSE ''::bytea END"
 _PACK = {
     "p": {"p": "int8send(m.partition_id)"},
     "s": {"s": "int8send(m.seq)"},
@@ -43,6 +47,7 @@ _PACK = {
         "d": _CLEAR % "m.payload",
         "dl": "int4send(CASE WHEN m.key_id IS NULL THEN octet_length(m.payload) ELSE -1 END)",
     },
+    "h": {"h": HEADERS, "hl": f"int4send(coalesce(octet_length({HEADERS}), -1))"},
 }
 
 
@@ -99,6 +104,8 @@ def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
         made["t"] = _slices(pa.string(), _numbers(packed["tl"], ">i4"), packed["t"])
     if "d" in names:
         made["d"] = _slices(pa.binary(), _numbers(packed["dl"], ">i4"), packed["d"])
+    if "h" in names:
+        made["h"] = _slices(pa.binary(), _numbers(packed["hl"], ">i4"), packed["h"])
     if "c" in names:
         there = _numbers(packed["cl"], "i1")
         made["c"] = _slices(pa.binary(), np.where(there, 16, -1), packed["c"])

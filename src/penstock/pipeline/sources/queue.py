@@ -44,12 +44,13 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline.options import EARLIEST, LATEST, Options
-from penstock.pipeline.source_columns import QUEUE_COLUMNS, TIMESTAMP
+from penstock.pipeline.source_columns import HEADERS, QUEUE_COLUMNS, TIMESTAMP
 from penstock.pipeline.sources import packed_messages as packed
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Patience, Postgres
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.pipeline.sources.uuid_texts import message_ids, uuid_texts
+from penstock.protocol import headers
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -73,6 +74,7 @@ _NEEDS = {
     "transactionId": "t",
     "traceId": "c",
     "payload": "d",
+    "headers": "h",
 }
 _SQL = {
     "p": "m.partition_id",
@@ -81,6 +83,7 @@ _SQL = {
     "c": "m.trace_id",
     "d": "CASE WHEN m.key_id IS NULL THEN m.payload END",
     "a": "m.created_at",
+    "h": packed.HEADERS,
 }
 
 # Lengths are counted in bytes of the server's encoding; texts arrive in ours.
@@ -357,20 +360,33 @@ class QueueOptions:
             "traceId": lambda: uuid_texts(batch["c"]),
             "payload": lambda: self._clear(batch["d"]).cast(pa.string()),
             "createdAt": lambda: batch["a"].cast(TIMESTAMP),
+            "headers": lambda: self._headers(batch["h"]),
         }
         schema = pa.schema([QUEUE_COLUMNS.field(name) for name in self.columns])
         return pa.RecordBatch.from_arrays([made[name]() for name in self.columns], schema=schema)
 
     def _clear(self, payloads: pa.Array) -> pa.Array:
         """Encrypted payloads never become text by accident: they are not even sent."""
-        if payloads.null_count and self.encrypted == "fail":
+        self._check_clear(payloads.null_count > 0)
+        return payloads
+
+    def _headers(self, texts: pa.Array) -> pa.Array:
+        """The maps of JSON texts; an empty text stands for encrypted ones."""
+        if texts.null_count == len(texts):
+            return pa.nulls(len(texts), HEADERS)
+        values = texts.to_pylist()
+        self._check_clear(b"" in values)
+        maps = [list(headers.decode(text).items()) if text else None for text in values]
+        return pa.array(maps, HEADERS)
+
+    def _check_clear(self, encrypted: bool) -> None:
+        if encrypted and self.encrypted == "fail":
             raise InvalidRequest(
                 f"queue {self.queue!r} holds encrypted messages and Spark is not given the "
                 "keys: consume them "
                 "through the broker, or set the option encrypted=null to read them without "
-                "their payload"
+                "their payload and headers"
             )
-        return payloads
 
 
 def _within(id: int, low: int, high: int) -> str:
