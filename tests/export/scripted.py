@@ -39,6 +39,7 @@ class ScriptedDestination:
 
     def __init__(self, rule: Rule = accept) -> None:
         self.rule = rule
+        self.field = ""  # of a record, in which it is
         self.ledger: list[Received] = []
         self.requests = 0
         self.keys: list[str] = []
@@ -95,7 +96,7 @@ class ScriptedDestination:
             if text.startswith("[")
             else [json.loads(line) for line in text.splitlines()]
         )
-        ids = [record["id"] for record in records]
+        ids = [(record[self.field] if self.field else record)["id"] for record in records]
         self.requests += 1
         self.keys.append(headers["idempotency-key"])
         action = self.rule(ids, self.requests)

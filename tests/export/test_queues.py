@@ -189,3 +189,34 @@ def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(
                 assert popped.messages, "other consumers of the group need not wait for the lease"
 
     asyncio.run(body())
+
+
+def test_headers_leave_in_an_envelope_or_as_those_of_the_request(tmp_path: Path, database_url: str):
+    async def body() -> None:
+        async with (
+            real(database_url, tmp_path) as buffer,
+            ScriptedDestination() as whole,
+            ScriptedDestination() as apart,
+        ):
+            queues: Any = buffer._queues
+            source = {"source": {"queue": "orders", "envelope": True}}
+            raw = {"format": "raw", "header_prefix": "X-Message-", "compression": "gzip"}
+            each = {
+                "whole": http_route(whole.url) | source,
+                "apart": http_route(apart.url, target=raw) | source,
+            }
+            whole.field = "payload"
+            async with exports(tmp_path, each, queues=QueuesAdapter(queues, buffer)):
+                headers = b'{"Tenant":"a","text":"\\u00e9 \\"%\\n"}'
+                items = [Item("orders", record(1), transaction_id="t", headers=headers)]
+                await queues.push([*items, Item("orders", record(2))])
+                await eventually(lambda: sorted(whole.ids) == sorted(apart.ids) == [1, 2])
+            records = [json.loads(line) for each in whole.ledger for line in each.body.splitlines()]
+            assert [one["headers"] for one in records] == [{"Tenant": "a", "text": 'é "%\n'}, {}]
+            assert (records[0]["transactionId"], records[0]["partition"]) == ("t", "Default")
+            first, second = (one.headers for one in apart.ledger)
+            assert first["x-message-tenant"] == "a"
+            assert first["x-message-text"] == "%C3%A9%20%22%25%0A"
+            assert not [name for name in second if name.startswith("x-message-")]
+
+    asyncio.run(body())

@@ -212,6 +212,28 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
             "below min_workers",
         ),
         (with_queue(path="/elsewhere"), "queue.path is set for all routes"),
+        (
+            {
+                "source": {"topic": "t", "envelope": True},
+                "destination": {"type": "queue", "queue": "q"},
+            },
+            "source.envelope is for messages of a queue",
+        ),
+        (
+            {"destination": {"type": "http", "url": "http://x", "header_prefix": "X-"}},
+            "header_prefix needs format: raw",
+        ),
+        (
+            {
+                "destination": {
+                    "type": "http",
+                    "url": "http://x",
+                    "format": "raw",
+                    "header_prefix": "X-",
+                }
+            },
+            "header_prefix needs source.envelope: true",
+        ),
         (with_queue(enabled=False), "queue.enabled is set for all routes"),
     ],
 )

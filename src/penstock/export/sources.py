@@ -39,6 +39,7 @@ from penstock.errors import (
 )
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
+from penstock.export.envelope import wrap
 from penstock.export.payload import RAW, join
 from penstock.export.queuesadapter import PoppedMessages
 from penstock.export.routestate import RouteState
@@ -308,6 +309,7 @@ class QueueSource:
         self._context = context
         self._queue = queue
         self._encoding = encoding
+        self._envelope = spec.source.envelope
         self._holder = state.holder
         self._lag: int | None = None
         self.problem: str | None = None
@@ -357,10 +359,9 @@ class QueueSource:
 
     async def _move(self, popped: PoppedMessages) -> None:
         """Into the send queue, then acknowledged."""
+        records = [wrap(each) for each in popped.messages] if self._envelope else popped.payloads
         try:
-            blocks = await self._context.in_pool(
-                make_blocks, popped.payloads, self._encoding, self._batch
-            )
+            blocks = await self._context.in_pool(make_blocks, records, self._encoding, self._batch)
             renewing = asyncio.create_task(self._renew(popped))
             try:
                 await push_patiently(self._queue, blocks, self._context.clock)

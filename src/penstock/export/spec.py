@@ -3,7 +3,7 @@
     routes:
       orders-to-lake:
         source: {topic: orders, start: earliest}
-            or {queue: orders, group: lake}, or nothing: direct pushes
+            or {queue: orders, group: lake, envelope: true}, or nothing: direct pushes
         destination: {type: http, url: "https://..."}, see `destinations`
         batch: {records: 1000, bytes: 1Mi, linger: 50ms}
         queue: {...}, overrides of `exporter.queue` for this route
@@ -53,6 +53,7 @@ class Source:
     start: str = key("earliest", "where a new route begins: earliest, latest or an offset")
     queue: str = key("", "read this queue")
     group: str = key("", "as this consumer group; default: the route's name")
+    envelope: bool = key(False, "send each message as an object with its headers and payload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,10 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     target = target.with_source(parts.source.topic)
     problems = _source_problems(parts.source, tree, origin)
     problems += [f"{origin}: destination.{problem}" for problem in target.problems()]
+    if getattr(target, "header_prefix", "") and not parts.source.envelope:
+        problems.append(
+            f"{origin}: destination.header_prefix needs source.envelope: true, which brings headers"
+        )
     if target.fills() in (("topic", parts.source.topic), ("queue", parts.source.queue)):
         problems.append(f"{origin}: it would feed itself: its destination is its source")
     if not parts.batch.records or not parts.batch.bytes:
@@ -165,6 +170,8 @@ def _source_problems(source: Source, tree: Mapping[str, Any], origin: str) -> li
         )
     elif len(source.start) > _MAX_OFFSET_DIGITS:
         problems.append(f"{origin}: source.start is larger than any offset")
+    if source.envelope and not source.queue:
+        problems.append(f"{origin}: source.envelope is for messages of a queue, which have headers")
     names = []
     if source.topic:
         names += name_problems(check_name, "topic", source.topic)

@@ -19,7 +19,7 @@ MAX_HEADERS = 64
 MAX_BYTES = 8192  # of all names and values of a message together, in UTF-8
 MAX_NAME_BYTES = 128
 
-_is_name = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{MAX_NAME_BYTES}}}").fullmatch
+is_name = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{MAX_NAME_BYTES}}}").fullmatch
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -34,7 +34,7 @@ def encode(headers: Mapping[str, str]) -> bytes | None:
         raise InvalidRequest(f"a message has at most {MAX_HEADERS} headers, not {len(headers)}")
     size = 0
     for name, value in headers.items():
-        if not _is_name(name):
+        if not is_name(name):
             raise InvalidRequest(
                 f"header name {name[:80]!r} must have 1 to {MAX_NAME_BYTES} characters, each a "
                 "letter, a digit or one of !#$%&'*+-.^_`|~"

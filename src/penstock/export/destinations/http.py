@@ -5,6 +5,8 @@
     format: ndjson | json | raw                  (default ndjson)
     method: POST
     headers: {Authorization: "Bearer ..."}
+    header_prefix: X-Message-                    format raw, source.envelope: a message's headers
+                                                 become those of its request, its payload the body
     compression: none | gzip | zstd | snappy     what the server takes (default none)
     timeout: 30s
     connections: 64
@@ -45,8 +47,10 @@ from penstock.export.destinations.checks import (
     limit_problems,
     url_problems,
 )
-from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS
+from penstock.export.envelope import http_headers, unwrap
+from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS, compress
 from penstock.net import HttpClient
+from penstock.protocol.headers import is_name
 
 CONTENT_TYPES = {
     "ndjson": "application/x-ndjson",
@@ -71,14 +75,19 @@ class HttpTarget(Target):
     format: Literal["ndjson", "json", "raw"] = key("ndjson", "how records are put together")
     method: Literal["POST", "PUT", "PATCH", "post", "put", "patch"] = key("POST", "method")
     headers: dict[str, str] = key({}, "sent with every request")
+    header_prefix: str = key("", "a message's headers are sent as HTTP headers with this prefix")
     compression: Literal["none", "gzip", "zstd", "snappy"] = key("none", "what the server takes")
     timeout: Seconds = key(30.0, "longest wait for an answer")
     connections: int = key(64, "most connections")
     ca: str = key("", "certificate authority to trust: a PEM file, or its text")
 
     def checks(self) -> list[str]:
-        limits = limit_problems(self.timeout, self.connections)
-        return url_problems(self.url, "http", "https") + limits
+        problems = limit_problems(self.timeout, self.connections)
+        if self.header_prefix and self.format != "raw":
+            problems.append("header_prefix needs format: raw, one message per request")
+        if self.header_prefix and not is_name(self.header_prefix):
+            problems.append(f"header_prefix {self.header_prefix[:40]!r} is no name of a header")
+        return url_problems(self.url, "http", "https") + problems
 
     def from_api(self, certificates: Path, *, stored: bool) -> Target:
         return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
@@ -95,6 +104,7 @@ class HttpDestination:
         self._shown = urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
         )
+        self._prefix = target.header_prefix
         self._method = target.method.upper()
         self._timeout = target.timeout
         self._connections = target.connections
@@ -119,20 +129,29 @@ class HttpDestination:
             await self._client.close()
 
     def is_cheap(self, batch: Batch) -> bool:
-        return batch.compression == self._compression or cheap_to_open(batch)
+        stored = batch.compression == self._compression and not self._prefix
+        return stored or cheap_to_open(batch)
 
-    def prepare(self, batch: Batch) -> tuple[bytes, str | None]:
+    def prepare(self, batch: Batch) -> tuple[bytes, list[tuple[str, str]]]:
+        """The body, and the headers it takes."""
         compression = self._compression
         if batch.compression == 0 and compression and batch.records:
             compression = 0  # it was stored as it is because compressing gained nothing
-        return batch.compressed_as(compression), CONTENT_ENCODINGS.get(compression)
+        headers: list[tuple[str, str]] = []
+        envelope = unwrap(batch.plain()) if self._prefix else None
+        if envelope is None:
+            body = batch.compressed_as(compression)
+        else:
+            body = compress(bytes(envelope.payload), compression)
+            headers += http_headers(envelope, self._prefix)
+        if compression:
+            headers.append(("Content-Encoding", CONTENT_ENCODINGS[compression]))
+        return body, headers
 
     async def send(self, batch: Batch, prepared: Any) -> None:
         assert self._client is not None
-        body, content_encoding = prepared
-        headers = [("Idempotency-Key", batch.key)]
-        if content_encoding:
-            headers.append(("Content-Encoding", content_encoding))
+        body, extra = prepared
+        headers = [("Idempotency-Key", batch.key), *extra]
         try:
             answer = await self._client.request(
                 self._method, self._path, body, headers, timeout=self._timeout, idempotent=True

@@ -1,0 +1,53 @@
+"""A message of a queue with what is about it, as one JSON record.
+
+    {"transactionId":"...","partition":"...","createdAt":"2026-01-31T12:00:00.123456Z",
+     "headers":{...},"payload":...}
+
+Payload and headers are spliced in as they are. `headers` is there also when it is empty, so that
+whoever reads it need not ask. The record is what the send queue stores, so dead letters and batches
+of every format keep the headers; a destination that sends each message by itself can take it apart
+again (`http` with `header_prefix`).
+"""
+
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.queues.types import Message
+
+# As CloudEvents has it for HTTP: printable ASCII stays, but for space, quote and percent.
+_PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
+_text = msgspec.json.Encoder().encode
+
+
+class Envelope(msgspec.Struct, rename="camel"):
+    transaction_id: str
+    partition: str
+    payload: msgspec.Raw
+    headers: dict[str, str]
+
+
+_decode = msgspec.json.Decoder(Envelope).decode
+
+
+def wrap(message: Message) -> bytes:
+    return b'{"transactionId":%b,"partition":%b,"createdAt":%b,"headers":%b,"payload":%b}' % (
+        _text(message.transaction_id),
+        _text(message.partition),
+        _text(message.created_at),
+        message.headers or b"{}",
+        message.payload,
+    )
+
+
+def unwrap(record: bytes) -> Envelope | None:
+    """The parts of a record, None when it is no envelope (it was queued before there were any)."""
+    try:
+        return _decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def http_headers(envelope: Envelope, prefix: str) -> list[tuple[str, str]]:
+    """The headers as those of a request; in values, what HTTP cannot say is percent-encoded."""
+    return [(prefix + name, quote(value, safe=_PLAIN)) for name, value in envelope.headers.items()]
