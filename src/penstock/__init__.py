@@ -88,6 +88,7 @@ _FROM_CLIENT = frozenset(
         "Unauthorized",
         "Unavailable",
         "backoff",
+        "processing",
     }
 )
 

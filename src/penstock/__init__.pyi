@@ -73,5 +73,6 @@ from penstock.client import TransactionStep as TransactionStep
 from penstock.client import Unauthorized as Unauthorized
 from penstock.client import Unavailable as Unavailable
 from penstock.client import backoff as backoff
+from penstock.client import processing as processing
 
 __version__: str

@@ -60,6 +60,7 @@ from penstock.client.sync_topics import (
 )
 from penstock.client.topic import Topic, TopicGroup
 from penstock.client.topics import TopicClient
+from penstock.client.tracing import processing
 from penstock.client.transactions import Transaction
 from penstock.errors import (
     Busy,
@@ -159,4 +160,5 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "backoff",
+    "processing",
 ]

@@ -23,6 +23,7 @@ from typing import Any, Self, TypedDict
 
 import msgspec
 
+from penstock.client import tracing
 from penstock.client.items import Envelope, Item, new_item
 from penstock.client.messages import Address, QueueFull
 from penstock.client.payload import check_payload
@@ -102,7 +103,7 @@ class PushBuffer:
             transaction_id=transaction_id,
             trace_id=trace_id,
         )
-        item = new_item(address, encoded, about)
+        item = tracing.created(new_item(address, encoded, about))
         while len(self) >= self._max and not self.closed:
             self._progress.clear()
             await self._progress.wait()

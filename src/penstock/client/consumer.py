@@ -44,6 +44,7 @@ from penstock.client.messages import (
     Retry,
 )
 from penstock.client.queues import LONG_POLL, QueueClient
+from penstock.client.tracing import processing
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.net.retry import Backoff
 
@@ -293,7 +294,8 @@ class Consumer:
     async def _attempt(self, payloads: Sequence[Any], messages: Sequence[Message]) -> Outcome:
         self.in_flight += len(messages)
         try:
-            await self._handler.call(payloads, messages, self._threads)
+            with processing(*messages):
+                await self._handler.call(payloads, messages, self._threads)
             outcome = Outcome("completed")
         except Retry as again:
             outcome = Outcome("retry", str(again) or None, again.delay)

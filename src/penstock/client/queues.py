@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from penstock.client import tracing
 from penstock.client.brokers import Brokers, check, understood
 from penstock.client.items import Envelope, Item, ack_item, new_item, storable
 from penstock.client.leases import KEEP_FOR, LeaseKeeper
@@ -158,15 +159,17 @@ class QueueClient:
         """
         for item in items:
             check_payload(item.get("payload"))
-        body: dict[str, Any] = {"items": items}
+        body: dict[str, Any] = {}
         buffered = buffer_ms is not None or buffer_max is not None
         if buffer_ms is not None:
             body["bufferMs"] = buffer_ms
         if buffer_max is not None:
             body["bufferMax"] = buffer_max
-        answer = await self._brokers.ask(
-            "POST", "/api/v1/push", msgspec.json.encode(body), again=True, patience=patience
-        )
+        with tracing.sending(list(items)) as sent:
+            body["items"] = sent
+            answer = await self._brokers.ask(
+                "POST", "/api/v1/push", msgspec.json.encode(body), again=True, patience=patience
+            )
         if answer.status == 429:
             refused = understood(_refused.decode, answer.body)
             raise QueueFull(refused.error, refused.results)
@@ -231,6 +234,7 @@ class QueueClient:
             subscriptionMode=subscription_mode,
             subscriptionFrom=_iso(subscription_from),
         )
+        started = tracing.now()
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease
         # ends. Under auto-ack they would be gone, so such a pop is not repeated.
         answer = await self._brokers.ask(
@@ -242,9 +246,11 @@ class QueueClient:
             polling=wait > 0,
         )
         check(answer)
-        return self._messages_of(
+        messages = self._messages_of(
             answer, str(address or namespace or task), renew=renew and not auto_ack
         )
+        tracing.received(messages, started)
+        return messages
 
     async def ack_and_pop(
         self,
@@ -287,6 +293,7 @@ class QueueClient:
             subscriptionFrom=_iso(subscription_from),
         )
         self._leases.drop(message for message, _ in answers)
+        started = tracing.now()
         answer = await self._brokers.ask(
             "POST",
             target,
@@ -309,7 +316,9 @@ class QueueClient:
             )
         check(answer)
         acked(understood(_acknowledged.decode, answer.body).acknowledged)
-        return self._messages_of(answer, str(where), renew=True)
+        messages = self._messages_of(answer, str(where), renew=True)
+        tracing.received(messages, started)
+        return messages
 
     def _messages_of(self, answer: HttpAnswer, source: str, *, renew: bool) -> list[Message]:
         popped = understood(self._decode_popped, answer.body) if answer.body else Popped()

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.client import tracing
 from penstock.client.brokers import Brokers
 from penstock.client.items import Envelope, Item, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
@@ -59,7 +60,7 @@ class Transaction:
             transaction_id=transaction_id,
             trace_id=trace_id,
         )
-        item = new_item(address, payload, about)
+        item = tracing.created(new_item(address, payload, about))
         self._operations.append({"type": "push", "items": [item]})
         return self
 
