@@ -45,6 +45,29 @@ def test_reading_a_merged_scrape_changes_no_process_own_numbers():
     assert metrics.snapshot()["penstock_depth"] == 3
 
 
+def test_what_users_name_is_bounded_and_the_rest_is_added_up():
+    metrics = Metrics(max_series=2)
+    acked = metrics.counter("penstock_acked_total", "Acked", "queue", "status")
+    for number, queue in enumerate("abcd"):
+        acked.add(number + 1, queue, "ok")
+    acked.add(10, "d", "failed")
+    ages = {(queue,): float(number) for number, queue in enumerate("abcd")}
+    metrics.gauge("penstock_age_seconds", "Age", "queue", read=lambda: ages, merge="max")
+    metrics.gauge("penstock_kinds", "Kinds", "kind", read=lambda: ages)
+    samples = metrics.snapshot()
+    assert {key: value for key, value in samples.items() if "acked" in key} == {
+        'penstock_acked_total{queue="a",status="ok"}': 1,
+        'penstock_acked_total{queue="b",status="ok"}': 2,
+        'penstock_acked_total{queue="(other)",status="ok"}': 7,
+        'penstock_acked_total{queue="(other)",status="failed"}': 10,
+    }
+    assert samples['penstock_age_seconds{queue="(other)"}'] == 3  # ages are not added
+    assert len([key for key in samples if "kinds" in key]) == 4  # ours: not bounded
+    acked.add(1, "e", "ok")
+    assert metrics.snapshot()['penstock_acked_total{queue="(other)",status="ok"}'] == 8
+    assert acked.value("d", "failed") == 10  # folded where it is shown, not where it is counted
+
+
 def test_one_name_is_one_instrument():
     metrics = filled()
     with pytest.raises(ValueError, match="registered twice"):

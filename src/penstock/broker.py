@@ -80,7 +80,7 @@ class Broker:
         self.origins = origins or {}
         self.owner = owner
         self.draining = False  # about to stop: whoever asks whether to send requests here hears no
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.metrics.max_series)
         self.started_at = time.time()
         self._began = time.monotonic()
         self.pool = ThreadPoolExecutor(

@@ -11,10 +11,15 @@ function, so that state which can be derived is not stored twice.
     metrics.gauge("penstock_topics", "Topics open", read=lambda: len(topics))
     latency = metrics.histogram("penstock_push_seconds", "Time from request to answer of a push")
     latency.observe(0.004)
+
+A metric per queue, group or topic has at most `max_series` values: those that came first keep their
+own, the others share one, labelled `(other)`. So a scrape stays small whatever users create.
 """
 
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,9 +32,13 @@ from prometheus_client.core import (
 )
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+MAX_SERIES = 1000
+OTHER = "(other)"
+FOLDED = frozenset(("queue", "group", "topic"))  # labels whose values users make up
 Labels = tuple[str, ...]
 Merge = Literal["sum", "max"]
 Instrument = TypeVar("Instrument", "Counter", "Gauge", "Histogram")
+V = TypeVar("V")
 
 
 class Counter:
@@ -53,8 +62,11 @@ class Counter:
             labels: value for labels, value in self.values.items() if labels[:1] != (first_label,)
         }
 
+    def fold(self, most: int) -> None:
+        self.values = _folded(self.labels, self.values, most, operator.add)
+
     def family(self) -> Metric:
-        # Of a seed's name without the suffix only an untyped one may stay as it is.
+        # A seed's name that has not the suffix of its type may stay as it is when it is untyped.
         kind = CounterMetricFamily if self.name.endswith("_total") else UnknownMetricFamily
         family = kind(self.name.removesuffix("_total"), self.help, labels=self.labels)
         for labels, value in self.values.items():
@@ -90,8 +102,13 @@ class Gauge:
         found = self.read()
         return found if isinstance(found, Mapping) else {(): found}
 
+    def fold(self, most: int) -> None:
+        combine = max if self.merge == "max" else operator.add
+        self.values = _folded(self.labels, self.values, most, combine)
+
     def family(self) -> Metric:
-        family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        kind = UnknownMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+        family = kind(self.name, self.help, labels=self.labels)
         for labels, value in self.current().items():
             family.add_metric(labels, value)
         return family
@@ -115,6 +132,9 @@ class Histogram:
         row[bisect_left(self.bounds, value)] += count
         row[-1] += value * count
 
+    def fold(self, most: int) -> None:
+        self.values = _folded(self.labels, self.values, most, _added)
+
     def family(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         for labels, row in self.values.items():
@@ -126,10 +146,30 @@ class Histogram:
         return family
 
 
+def _folded(
+    names: Labels, values: dict[Labels, V], most: int, combine: Callable[[V, V], V]
+) -> dict[Labels, V]:
+    """The first `most` values as they are, the others together."""
+    if len(values) <= most or not FOLDED.intersection(names):
+        return values
+    kept = dict(islice(values.items(), most))
+    for labels, value in islice(values.items(), most, None):
+        key = tuple(
+            OTHER if name in FOLDED else label for name, label in zip(names, labels, strict=True)
+        )
+        kept[key] = combine(kept[key], value) if key in kept else value
+    return kept
+
+
+def _added(one: list[float], other: list[float]) -> list[float]:
+    return [a + b for a, b in zip(one, other, strict=True)]
+
+
 class Metrics:
     """All instruments of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
         self._instruments: dict[str, Counter | Gauge | Histogram] = {}
         self._others: list[State] = []
         self._registry = CollectorRegistry(auto_describe=False)
@@ -177,6 +217,7 @@ class Metrics:
         for other in self._others:
             merged.absorb(other)
         for instrument in merged._instruments.values():
+            instrument.fold(self._max_series)
             yield instrument.family()
 
     def state(self) -> "State":
@@ -211,7 +252,7 @@ class Metrics:
                 key = tuple(row_labels)
                 if isinstance(one, Histogram):
                     mine = one.values.setdefault(key, [0.0] * len(values))
-                    one.values[key] = [a + b for a, b in zip(mine, values, strict=True)]
+                    one.values[key] = _added(mine, values)
                 elif isinstance(one, Gauge) and one.merge == "max":
                     one.values[key] = max(one.values.get(key, values[0]), values[0])
                 else:

@@ -55,6 +55,18 @@ def test_health_metrics_and_documents_are_the_same_from_every_process(broker):
     assert {
         answer.status_code for answer in each_on_a_fresh_connection(broker, "GET", "/nowhere")
     } == {404}
+    items = [{"queue": "counted", "payload": number} for number in range(7)]
+    each_on_a_fresh_connection(broker, "POST", "/api/v1/push", 9, json={"items": items})
+
+    def depths() -> set[float]:
+        scrapes = each_on_a_fresh_connection(broker, "GET", "/metrics.json", 9)
+        metrics = [answer.json()["metrics"] for answer in scrapes]
+        return {one.get('penstock_queue_depth{queue="counted"}', 0.0) for one in metrics}
+
+    # not added up over processes; what each of them did is
+    until(lambda: depths() == {63.0}, 30, "the scrape is not from the cache")
+    metrics = httpx.get(f"{broker.url}/metrics.json").json()["metrics"]
+    assert metrics['penstock_queue_pushed_total{queue="counted"}'] == 63
 
 
 def test_a_stream_through_a_worker_is_pushed_as_it_happens(broker):

@@ -21,7 +21,6 @@ from penstock.errors import InvalidRequest
 from penstock.protocol.headers import decode
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
-from penstock.queues.options import QueueOptions
 from penstock.queues.schema import SCHEMA
 from tests.conftest import fresh_database
 from tests.outbox.support import leased, rows

@@ -107,6 +107,7 @@ class Status:
             "Age of the oldest file",
             "kind",
             read=of_kinds(lambda k: k.oldest_age),
+            merge="max",
         )
         metrics.gauge(
             "penstock_buffer_failed", "Events in failed/", read=lambda: buffer.failed.events

@@ -394,6 +394,14 @@ class Exporter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    max_series: int = key(
+        1000,
+        "values of one metric; queues, groups and topics beyond it are added up as (other)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     server_name: str = key("penstock", "name shown in status and logs")
     log_level: Literal["debug", "info", "warning", "error"] = key(
@@ -431,6 +439,7 @@ class Config:
     buffer: Buffer = section(Buffer, "QoS 0 and failover files")
     exporter: Exporter = section(Exporter, "export routes' defaults")
     routes: dict[str, Any] = key({}, "named export routes")
+    metrics: Metrics = section(Metrics, "what /metrics shows")
 
     @property
     def private_directory(self) -> Path:

@@ -23,6 +23,7 @@ from penstock.queues.schema import query
 
 FIGURES = query("figures")
 BACKLOG = query("backlog")
+OLDEST = query("oldest_messages")
 
 
 class GroupFigures(msgspec.Struct):
@@ -113,6 +114,11 @@ class Figures:
             if row["group_id"] is not None:
                 queue.groups.append(_group(row))
         return list(queues.values())
+
+    async def ages(self, queues: list[int]) -> dict[int, float]:
+        """How many seconds ago the oldest stored message of each queue was pushed."""
+        rows = await self._database.browse(OLDEST, queues) if queues else []
+        return {row["id"]: max(0.0, row["seconds"]) for row in rows}
 
     async def backlogs(self, groups: list[int], max_partitions: int) -> dict[int, Backlog]:
         """What waits for these groups, looked for in up to so many of their lagging partitions."""

@@ -55,6 +55,8 @@ class Upkeep:
         self._removed = metrics.counter(
             "penstock_queue_removed_total", "Messages deleted in the background", "reason"
         )
+        for reason in ("retention", "completed", "ttl", "eviction"):
+            self._removed.add(0, reason)  # there before the first one, so that the first one alerts
         self._healed = metrics.counter(
             "penstock_queue_cursors_healed_total",
             "Cursors that rested beside waiting messages, made due again",

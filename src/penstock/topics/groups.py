@@ -355,6 +355,10 @@ class Groups:
     def _live(self) -> list[Cursor]:
         return [cursor for key, cursor in self._cursors.items() if self._find(*key) is cursor]
 
+    def positions(self) -> list[Cursor]:
+        """Where every group is, by topic."""
+        return self._live()
+
     def _lags(self) -> dict[tuple[str, str], float]:
         return {
             (cursor.group, cursor.topic): self.lag(cursor.group, cursor.topic)

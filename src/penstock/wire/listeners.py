@@ -17,6 +17,7 @@ from pathlib import Path
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.monitor import StateMetrics
 from penstock.monitor.audit import Audit
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
@@ -118,6 +119,7 @@ class Listeners:
         self._feeds = Feeds()
         self._audit = Audit(broker.database, broker.presence.member)
         self._tasks = TasksApi(broker.queues, self._audit)
+        self._state = None if worker else StateMetrics(broker)  # what all processes share, once
         self.sockets = sockets  # None: this process is the whole broker
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -240,7 +242,8 @@ class Listeners:
     def _owner_routes(self) -> list[Route]:
         logs = self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
-        system = SystemApi(self._broker, lambda: self.addresses, workers)
+        assert self._state is not None
+        system = SystemApi(self._broker, self._state, lambda: self.addresses, workers)
         console = ConsoleApi(self._broker, authentication=self._verifier is not None)
         apis: list[Api] = [BuffersApi(self._broker.buffer), console]
         apis += [InspectApi(self._broker.queues), AuditApi(self._audit), self._tasks]

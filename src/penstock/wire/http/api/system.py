@@ -13,6 +13,7 @@ from penstock.broker import Broker
 from penstock.buffer.status import FileBuffer
 from penstock.errors import PenstockError
 from penstock.metrics import State
+from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
@@ -60,10 +61,15 @@ class SystemApi:
     tag = "system"
 
     def __init__(
-        self, broker: Broker, addresses: Callable[[], dict[str, str]], workers: Sequence[Path] = ()
+        self,
+        broker: Broker,
+        state: StateMetrics,
+        addresses: Callable[[], dict[str, str]],
+        workers: Sequence[Path] = (),
     ) -> None:
         self._broker = broker
         self._addresses = addresses
+        self._state = state
         self._workers = workers  # Unix sockets of the processes whose numbers belong to ours
 
     @route("GET", "/", answer=Welcome, summary="What this is", page=True)
@@ -129,6 +135,7 @@ class SystemApi:
     @route("GET", "/metrics.json", answer=dict[str, Any], summary="Metrics as JSON")
     async def metrics_json(self, _: Request) -> Response:
         broker = self._broker
+        await self._state.fill()
         samples = broker.metrics.snapshot(await self._worker_states())
         figures = broker.presence.figures()
         return json_response(
@@ -150,6 +157,7 @@ class SystemApi:
 
     @route("GET", "/metrics/prometheus", answer_type=PROMETHEUS, answer=str, summary="Metrics")
     async def prometheus(self, _: Request) -> Response:
+        await self._state.fill()
         text = self._broker.metrics.text(await self._worker_states())
         return Response(200, text, PROMETHEUS)
 

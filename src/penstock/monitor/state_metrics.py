@@ -1,0 +1,250 @@
+"""The state of queues, groups, topics and the database as metrics.
+
+It is read when somebody scrapes, and at most every `CACHE_SECONDS` however many do: the counters of
+all queues in one statement (`penstock.queues.figures`), never by counting messages. Nobody scraping
+costs nothing. What several processes on one database would all say is said by the owner of the data
+directory alone, so it is not added up over workers. While the database does not answer its figures
+are missing: unknown is not 0.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.broker import Broker
+from penstock.errors import Damaged, PenstockError
+from penstock.metrics import Counter, Gauge, Labels
+from penstock.monitor.inspection import sql
+from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.figures import GroupFigures, QueueFigures
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+
+log = logging.getLogger("penstock.monitor")
+
+CACHE_SECONDS = 2.0
+LOOKED_AT_PARTITIONS = 200  # of a group, for the age of what waits
+DATABASE = sql("database_figures")
+
+QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
+    "depth": ("Messages that the slowest group has not finished with", lambda q: q.waiting),
+    "stored": ("Messages stored", lambda q: q.stored),
+    "scheduled": ("Messages for later", lambda q: q.scheduled),
+    "leased": ("Messages delivered and not answered", lambda q: q.leased),
+    "dead_letters": ("Dead letters that exist", lambda q: q.dead_letters),
+}
+GROUP_GAUGES: dict[str, tuple[str, Callable[[GroupFigures], float]]] = {
+    "lag": ("Messages that the group has not finished with", lambda g: g.waiting),
+    "leased": ("Messages delivered to the group and not answered", lambda g: g.leased),
+    "dead_letters": ("Dead letters of the group that exist", lambda g: g.dead_letters),
+    "skipped": (
+        "Messages the group was never given, less those it was given once more",
+        lambda g: g.skipped,
+    ),
+}
+GROUP_COUNTERS: dict[str, tuple[str, Callable[[GroupFigures], float]]] = {
+    "completed": ("Messages that the group has completed", lambda g: g.completed),
+    "failed": ("Attempts of the group that failed", lambda g: g.failed),
+    "dropped": (
+        "Messages that the group will never complete and that left no dead letter",
+        lambda g: g.dropped,
+    ),
+}
+DATABASE_GAUGES = {
+    "connections": "Connections of clients to the server",
+    "max_connections": "Connections that the server allows",
+    "dead_rows": "Rows of our tables that vacuum has to remove",
+    "oldest_transaction_seconds": "Age of the oldest transaction; 0 when there is none",
+    "answer_seconds": "Time that the last look at the database took",
+}
+
+
+class StateMetrics:
+    """Registers the instruments, and fills them on demand."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._max_looks = broker.config.metrics.max_series
+        self._filled_at = -CACHE_SECONDS
+        self._filling: asyncio.Task[None] | None = None
+        metrics = broker.metrics
+        queue, group = "penstock_queue_", "penstock_queue_group_"
+        self._queues = metrics.gauge("penstock_queues", "Queues")
+        self._of_queue = {
+            name: metrics.gauge(queue + name, text, "queue")
+            for name, (text, _) in QUEUE_GAUGES.items()
+        }
+        self._of_group: dict[str, Gauge | Counter] = {
+            name: metrics.gauge(group + name, text, "queue", "group")
+            for name, (text, _) in GROUP_GAUGES.items()
+        }
+        self._of_group |= {
+            name: metrics.counter(f"{group}{name}_total", text, "queue", "group")
+            for name, (text, _) in GROUP_COUNTERS.items()
+        }
+        self._members = metrics.gauge(
+            group + "members", "Consumers connected to the group", "queue", "group"
+        )
+        self._ages = metrics.gauge(
+            queue + "oldest_age_seconds",
+            "How long the oldest message waits for the slowest group, or for any",
+            "queue",
+            merge="max",
+        )
+        self._lag_seconds = metrics.gauge(
+            group + "lag_seconds",
+            "How long the oldest message waits that the group has not finished with",
+            "queue",
+            "group",
+            merge="max",
+        )
+        self._of_database = {
+            name: metrics.gauge(f"penstock_database_{name}", text)
+            for name, text in DATABASE_GAUGES.items()
+        }
+        self._wal = metrics.counter("penstock_database_wal_bytes_total", "WAL that was written")
+        if broker.logs:
+            self._add_topics(broker.logs.topics, broker.logs.groups)
+
+    def _add_topics(self, topics: TopicStore, groups: Groups) -> None:
+        """What is in memory needs no filling."""
+        metrics = self._broker.metrics
+        metrics.gauge(
+            "penstock_topic_stored_records",
+            "Records stored",
+            "topic",
+            read=lambda: {(topic.name,): topic.records for topic in topics},
+        )
+        metrics.gauge(
+            "penstock_topic_size_bytes",
+            "Bytes stored of the topic",
+            "topic",
+            read=lambda: {(topic.name,): topic.size_bytes for topic in topics},
+        )
+        metrics.gauge(
+            "penstock_topic_oldest_age_seconds",
+            "Age of the oldest record",
+            "topic",
+            merge="max",
+            read=lambda: _ages(
+                topics, [((one.name,), one.name, one.first_offset) for one in topics]
+            ),
+        )
+        metrics.gauge(
+            "penstock_topic_group_lag_seconds",
+            "Age of the oldest record that the group has not committed",
+            "group",
+            "topic",
+            merge="max",
+            read=lambda: _ages(
+                topics,
+                [((at.group, at.topic), at.topic, at.committed) for at in groups.positions()],
+            ),
+        )
+        metrics.gauge(
+            "penstock_topic_group_leases",
+            "Ranges of records that members of the group hold",
+            "group",
+            "topic",
+            read=lambda: {(at.group, at.topic): len(at.leases) for at in groups.positions()},
+        )
+
+    async def fill(self) -> None:
+        """Read the state, unless somebody has just done so."""
+        if self._filling is None or self._filling.done():
+            if time.monotonic() - self._filled_at < CACHE_SECONDS:
+                return
+            self._filling = asyncio.create_task(self._fill())
+        await asyncio.shield(self._filling)
+
+    async def _fill(self) -> None:
+        try:
+            await self._fill_queues()
+            await self._fill_database()
+        except PenstockError as error:
+            self._clear()
+            log.debug("no figures of queues in this scrape: %s", error)
+        self._filled_at = time.monotonic()
+
+    def _clear(self) -> None:
+        for one in (
+            *(self._queues, self._members, self._ages, self._lag_seconds, self._wal),
+            *self._of_queue.values(),
+            *self._of_group.values(),
+            *self._of_database.values(),
+        ):
+            one.values = {}
+
+    async def _fill_queues(self) -> None:
+        queues = await self._broker.queues.figures.queues()
+        queues.sort(key=lambda queue: queue.id)  # the same ones have their own values every time
+        self._queues.set(len(queues))
+        for name, (_, queue_value) in QUEUE_GAUGES.items():
+            self._of_queue[name].values = {(one.name,): queue_value(one) for one in queues}
+        pairs = [((queue.name, _shown(one.name)), one) for queue in queues for one in queue.groups]
+        for name, (_, group_value) in {**GROUP_GAUGES, **GROUP_COUNTERS}.items():
+            self._of_group[name].values = {labels: group_value(one) for labels, one in pairs}
+        members = await self._broker.queues.consumers.members()
+        self._members.values = {
+            labels: members.get((labels[0], one.name), 0) for labels, one in pairs
+        }
+        behind = [one.id for _, one in pairs if one.waiting][: self._max_looks]
+        backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
+        waits: dict[Labels, float] = {}
+        unread = [queue for queue in queues if queue.stored and not queue.groups]
+        oldest = await self._broker.queues.figures.ages(
+            [queue.id for queue in unread[: self._max_looks]]
+        )
+        ages: dict[Labels, float] = {
+            (queue.name,): oldest[queue.id] for queue in unread if queue.id in oldest
+        }
+        for labels, one in pairs:
+            backlog = backlogs.get(one.id)
+            if one.waiting and (backlog is None or backlog.seconds is None):
+                continue  # not looked at
+            waits[labels] = seconds = (backlog.seconds or 0.0) if backlog else 0.0
+            ages[labels[:1]] = max(ages.get(labels[:1], 0.0), seconds)
+        self._lag_seconds.values, self._ages.values = waits, ages
+
+    async def _fill_database(self) -> None:
+        began = time.perf_counter()
+        (row,) = await self._broker.database.browse(DATABASE)
+        figures: dict[str, Any] = {
+            "connections": row["connections"],
+            "max_connections": row["max_connections"],
+            "dead_rows": row["dead_rows"] or 0,
+            "oldest_transaction_seconds": row["oldest_seconds"] or 0.0,
+            "answer_seconds": time.perf_counter() - began,
+        }
+        for name, value in figures.items():
+            self._of_database[name].set(value)
+        self._wal.values = {(): row["wal"]}
+
+
+def _shown(group: str) -> str:
+    return "" if group == QUEUE_MODE else group
+
+
+def _ages(topics: TopicStore, places: list[tuple[Labels, str, int]]) -> dict[Labels, float]:
+    """Seconds since the record at each offset, or the first after it, was appended; 0 when there is
+    none. Without those whose index cannot be read.
+    """
+    now = time.time()
+    ages: dict[Labels, float] = {}
+    for labels, name, offset in places:
+        topic = topics.get(name)
+        if topic is None:
+            continue
+        if offset >= topic.next_offset:
+            ages[labels] = 0.0
+            continue
+        try:
+            (at,) = topic.timestamps(np.array([max(offset, topic.first_offset)]))
+        except Damaged:
+            continue
+        ages[labels] = max(0.0, now - int(at) / 1e6)
+    return ages
