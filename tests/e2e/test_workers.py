@@ -159,6 +159,14 @@ def test_what_retention_deleted_is_told_over_time(broker):
     assert httpx.get(f"{broker.url}/api/v1/analytics/retention?groupBy=colour").status_code == 400
 
 
+def test_a_change_through_any_process_is_recorded_with_the_address_of_the_client(broker):
+    for answer in each_on_a_fresh_connection(broker, "POST", "/topics/audited", times=12):
+        assert answer.status_code == 201
+    entries = httpx.get(f"{broker.url}/api/v1/audit?filter=topic.create").json()["entries"]
+    whos = [one["who"] for one in entries if one["object"] == "audited"]
+    assert whos == ["127.0.0.1"] * 12
+
+
 def test_a_worker_that_dies_is_started_again(broker):
     first = worker_processes(broker)
     os.kill(first[0], signal.SIGKILL)
@@ -184,11 +192,3 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_a_change_through_any_process_is_recorded_with_the_address_of_the_client(broker):
-    for answer in each_on_a_fresh_connection(broker, "POST", "/topics/audited", times=12):
-        assert answer.status_code == 201
-    entries = httpx.get(f"{broker.url}/api/v1/audit?filter=topic.create").json()["entries"]
-    whos = [one["who"] for one in entries if one["object"] == "audited"]
-    assert whos == ["127.0.0.1"] * 12
