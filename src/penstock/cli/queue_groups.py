@@ -56,6 +56,7 @@ def groups(
                 Column("queue", "queueName"),
                 Column("lag", "totalLag", count),
                 Column("lag time", "maxTimeLag", duration),
+                Column("members", "members", count),
                 Column("state"),
                 Column("dead", "deadLetters", count),
                 Column("partitions behind", "partitionsWithLag", count, optional=True),

@@ -27,7 +27,7 @@ SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name
   LEFT JOIN counted total ON total.queue_id = q.id AND total.group_id = 0
   LEFT JOIN counted later ON later.queue_id = q.id AND later.group_id = -1
   LEFT JOIN groups g ON g.queue_id = q.id
-  LEFT JOIN counted mine ON mine.queue_id = q.id AND mine.group_id = g.id
-  LEFT JOIN held ON held.queue_id = q.id AND held.group_id = g.id
+  LEFT JOIN counted mine ON mine.group_id = g.id  -- a number that no other queue has a group of
+  LEFT JOIN held ON held.group_id = g.id
  WHERE q.deleted_at IS NULL AND ($1::int[] IS NULL OR q.id = ANY ($1))
  ORDER BY q.name, g.name;
