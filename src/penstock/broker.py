@@ -61,7 +61,7 @@ class Logs:
         self.groups = Groups(
             config.private_directory / "groups", self.topics, pool=pool, metrics=metrics
         )
-        self.pipelines = Pipelines(config.private_directory)
+        self.pipelines = Pipelines(config.private_directory, metrics)
 
 
 class Broker:

@@ -11,11 +11,13 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import NotFound, PenstockError
 from penstock.log.fs import DISK, Fs
+from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.pipeline_registry")
 
@@ -30,12 +32,46 @@ class Pipelines:
     """The latest report of every pipeline. Lives on the event loop."""
 
     def __init__(
-        self, directory: Path, *, fs: Fs = DISK, clock: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        metrics: Metrics | None = None,
+        *,
+        fs: Fs = DISK,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = directory / "pipelines.json"
         self._fs, self._clock = fs, clock
         self._reports: dict[str, dict[str, Any]] = {}
         self._stops: set[str] = set()
+        if metrics is not None:
+            self._measure(metrics)
+
+    def _measure(self, metrics: Metrics) -> None:
+        metrics.gauge(
+            "penstock_pipeline_state",
+            "1 for the state that the pipeline is in",
+            "pipeline",
+            "state",
+            read=lambda: {(one["name"], str(one["state"])): 1 for one in self.all()},
+        )
+        figures: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
+            "lag": ("Records or messages behind its source", lambda one: one.get("lag")),
+            "rows_per_second": ("Rows of the last batch", lambda one: one.get("rows_per_second")),
+            "batch_seconds": ("Time of the last batch", lambda one: one.get("batch_ms", 0) / 1000),
+            "report_age_seconds": (
+                "Time since its last report",
+                lambda one: self._clock() - one["reported_at"],
+            ),
+        }
+        for name, (text, value) in figures.items():
+            read = partial(self._values, value)
+            metrics.gauge(f"penstock_pipeline_{name}", text, "pipeline", read=read)
+
+    def _values(self, value: Callable[[dict[str, Any]], float | None]) -> dict[tuple[str], float]:
+        """Of those that run: what has ended has no lag and no rate."""
+        running = [one for one in self.all() if one["state"] not in ENDED]
+        found = ((one["name"], value(one)) for one in running)
+        return {(name,): float(figure) for name, figure in found if figure is not None}
 
     async def start(self) -> None:
         """Read what was reported before the broker's last stop."""
