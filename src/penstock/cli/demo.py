@@ -255,6 +255,9 @@ def demo(
     rate: Annotated[float, typer.Option(help="Orders per second.", min=0.1, max=1000)] = 20.0,
     keep: Annotated[bool, typer.Option(help="Leave the example data there at the end.")] = False,
 ) -> None:
-    """Fill a broker with lively example data, to see the Console at work. Ctrl-C ends it."""
+    """Fill a broker with lively example data, to see the Console at work. Ctrl-C ends it.
+
+    Example: `penstock serve & penstock demo`, then open http://127.0.0.1:6632/console/
+    """
     with errors_explained(), contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(url, token, rate, keep))

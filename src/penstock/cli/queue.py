@@ -37,6 +37,7 @@ from penstock.cli.tables import (
     count,
     duration,
     print_json,
+    print_line,
     rate,
     show,
     when,
@@ -44,8 +45,7 @@ from penstock.cli.tables import (
 from penstock.cli.tables import table as table_of
 
 if TYPE_CHECKING:
-    from penstock.cli.api_client import ApiClient
-    from penstock.client import AckStatus
+    from penstock.client import AckStatus, Client
 
 T = TypeVar("T")
 Name = Annotated[
@@ -96,7 +96,7 @@ def push(
     if transaction_id and len(payloads or []) != 1:
         raise usage("--transaction-id goes with exactly one payload")
 
-    async def work(client: "ApiClient") -> None:
+    async def work(client: "Client") -> None:
         for lines in _batches(payloads if payloads else _input(), batch):
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
@@ -109,7 +109,7 @@ def push(
                 results = await client.push_many(queue, values, partition=partition)
             if not quiet:
                 for result in results:
-                    print_json(
+                    print_line(
                         {
                             "status": result.status,
                             "transactionId": result.transaction_id,
@@ -149,13 +149,13 @@ def pop(
         penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work
     """
 
-    async def work(client: "ApiClient") -> None:
+    async def work(client: "Client") -> None:
         while True:
             messages = await client.pop(
                 address, batch=batch, wait=max(wait, 30.0 if follow else 0.0), renew=False
             )
             for message in messages:
-                print_json(message.raw if data else message)
+                print_line(message.raw if data else message)
             sys.stdout.flush()
             if messages and (ack or follow):
                 await client.ack(messages)
@@ -182,7 +182,7 @@ def ack_command(
     from penstock.client import Message
     from penstock.client.messages import AckRefused
 
-    async def work(client: "ApiClient") -> None:
+    async def work(client: "Client") -> None:
         messages = []
         for number, line in enumerate(_input(), 1):
             try:
@@ -196,10 +196,10 @@ def ack_command(
             results = await client.ack(messages, word, error=error) if messages else []
         except AckRefused as refused:
             for result in refused.results:
-                print_json(result)
+                print_line(result)
             raise
         for result in results:
-            print_json(result)
+            print_line(result)
 
     _run(url, token, work)
 
@@ -380,11 +380,11 @@ def delete(
 # What they share
 
 
-def _run(url: str, token: str, work: "Callable[[ApiClient], Awaitable[T]]") -> T:
-    from penstock.cli.api_client import ApiClient
+def _run(url: str, token: str, work: "Callable[[Client], Awaitable[T]]") -> T:
+    from penstock.client import Client
 
     async def with_client() -> T:
-        async with ApiClient(url, token=token, patience=5.0) as client:
+        async with Client(url, token=token, patience=5.0) as client:
             return await work(client)
 
     return asyncio.run(with_client())

@@ -297,10 +297,17 @@ def table(rows: Sequence[Any], *columns: Column, empty: str = "") -> View:
 
 
 def print_json(value: Any) -> None:
-    made = msgspec.json.encode(value)
+    """Indented on a terminal."""
     if sys.stdout.isatty():
-        made = msgspec.json.format(made, indent=2)
-    sys.stdout.write(made.decode() + "\n")
+        made = msgspec.json.format(msgspec.json.encode(value), indent=2)
+        sys.stdout.write(made.decode() + "\n")
+    else:
+        print_line(value)
+
+
+def print_line(value: Any) -> None:
+    """One of many: a JSON value on a line of its own, wherever it goes."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
 def _print(view: View, as_json: bool) -> None:
