@@ -65,7 +65,7 @@ def exposed(postgres, tmp_path_factory) -> dict[str, set[str]]:
             return answer.json() if answer.content else None
 
         ask("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}]})
-        ask("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}], "bufferOnly": True})
+        ask("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}], "bufferMs": 10})
         ask("GET", "/api/v1/pop/queue/q?consumerGroup=g&autoAck=true")
         ask("POST", "/topics/t/produce", {"payload": "x"})
         ask("POST", "/topics/t/groups/g/commit", {"offset": 0})
