@@ -6,13 +6,16 @@ hands the same bytes to every subscriber at the head of the log. A subscriber th
 room again it reads on from there by itself, at its own pace, until it is back at the head. So a
 slow one holds back only itself, misses nothing, and its memory is bounded.
 
-Pacing: after a delivery the feed rests as long as the delivery took (at most `MAX_REST_SECONDS`),
-and what was appended meanwhile goes out together. With few subscribers that is nothing; with many
-it keeps the fan-out from taking more than half of the event loop.
+Pacing: after a delivery the feed rests twice as long as the delivery took (at most
+`MAX_REST_SECONDS`), and what was appended meanwhile goes out together. With few subscribers that is
+nothing; with many it keeps the fan-out at a third of the event loop. It is also what keeps the
+slowest deliveries fast: a delivery costs a system call per subscriber, here and at the client, and
+fewer, larger ones leave both room to catch up.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import Protocol
@@ -28,6 +31,7 @@ from penstock.wire.keepalive import KeepAlive
 
 MAX_RECORDS = 500  # per chunk
 MAX_BYTES = 256 << 10  # per chunk
+REST = 2.0  # times as long as a delivery took
 MAX_REST_SECONDS = 0.004
 
 log = logging.getLogger("penstock.feed")
@@ -126,7 +130,8 @@ class Feed:
         self._live: dict[Subscription, None] = {}  # at the head, in order of arrival
         self._all: set[Subscription] = set()
         self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None  # the next delivery
-        self._rest_until = 0.0  # no delivery before that time of the loop
+        # No delivery before that, by `perf_counter`: uvloop's own clock counts whole milliseconds.
+        self._rest_until = 0.0
         self._unsubscribe = topic.subscribe(self._appended)
 
     @property
@@ -188,15 +193,15 @@ class Feed:
         if not self._live:
             self._head = self.topic.next_offset
             return
-        now = self._loop.time()
-        if now >= self._rest_until:
+        rest = self._rest_until - time.perf_counter()
+        if rest <= 0:
             self._scheduled = self._loop.call_soon(self._deliver)
         else:
-            self._scheduled = self._loop.call_at(self._rest_until, self._deliver)
+            self._scheduled = self._loop.call_later(rest, self._deliver)
 
     def _deliver(self) -> None:
         self._scheduled = None
-        started = self._loop.time()
+        started = time.perf_counter()
         if self._head < self.topic.next_offset:
             chunk = self._read(self._head)
             if chunk is None:
@@ -215,8 +220,8 @@ class Feed:
                     full.append(subscription)
             for subscription in full:
                 self._live.pop(subscription, None)
-        self._rest_until = time_now = self._loop.time()
-        self._rest_until += min(time_now - started, MAX_REST_SECONDS)
+        ended = time.perf_counter()
+        self._rest_until = ended + min(REST * (ended - started), MAX_REST_SECONDS)
         if self._head < self.topic.next_offset:
             self._appended()
 
