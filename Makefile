@@ -3,7 +3,7 @@
 #   make test     set everything up and run all tests (T=path or K=word narrows, ARGS= passes through)
 #   make test-fast  the tests that need no JVM and kill nothing
 #   make check    format, lint, types, architecture
-#   make bench    run the benchmarks, print the table, write bench/results.json (B=name narrows)
+#   make bench    run the benchmarks, print the table, write bench/results.json and docs/benchmarks.md (B=name narrows)
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
 #   make soak     the tests' long forms: more kills, more rounds
 #   make lock     compile the pinned requirements anew

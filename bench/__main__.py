@@ -1,8 +1,10 @@
-"""`make bench`: runs the benchmarks, prints a table, writes bench/results.json.
+"""`make bench`: runs the benchmarks, prints a table, writes bench/results.json and
+docs/benchmarks.md with its pictures.
 
 make bench            all of them
 make bench B=http     only bench/http.py
 make bench ARGS="--rounds 9"
+make bench ARGS=--markdown      only the page, from the last runs
 """
 
 import argparse
@@ -15,15 +17,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import Figure, figures_of
+from bench import page
+from bench.harness import Figure, busy_share, figures_of
 
 HERE = Path(__file__).parent
-SUPPORT = ("__init__", "__main__", "harness", "load")
+SUPPORT = ("__init__", "__main__", "harness", "load", "page")
 
 
 def main() -> int:
@@ -34,11 +36,13 @@ def main() -> int:
         "--rounds", type=int, help="rounds per contest (default: each contest's own)"
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="print the results of the last runs, run nothing"
+        "--markdown",
+        action="store_true",
+        help="make docs/benchmarks.md and its pictures from the last runs, run nothing",
     )
     arguments = parser.parse_args()
     if arguments.markdown:
-        print(markdown(json.loads((HERE / "results.json").read_text())))
+        write_page()
         return 0
     unknown = sorted(set(arguments.names) - set(names))
     if unknown:
@@ -47,8 +51,17 @@ def main() -> int:
     console = Console()
     with (Path(tempfile.gettempdir()) / "penstock-bench.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two benchmarks at once would measure each other
-        results = {name: run(name, arguments.rounds, console) for name in arguments.names or names}
-    save(results)
+        results = {}
+        for name in arguments.names or names:
+            busy = busy_share()
+            if busy > page.BUSY:
+                console.print(
+                    f"[yellow]the machine is {busy:.0%} busy with other work:[/yellow] "
+                    "read ratios and CPU per message, not rates"
+                )
+            results[name] = run(name, arguments.rounds, console)
+            save(name, results[name], busy)
+    write_page()
     failed = [
         figure.name for figures in results.values() for figure in figures if figure.met is False
     ]
@@ -78,49 +91,28 @@ def run(name: str, rounds: int | None, console: Console) -> list[Figure]:
     return found
 
 
-def save(results: dict[str, list[Figure]]) -> None:
+def write_page() -> None:
+    written = page.write(json.loads((HERE / "results.json").read_text()))
+    print(f"{written[0].relative_to(HERE.parent)} and {len(written) - 1} pictures")
+
+
+def save(name: str, figures: list[Figure], busy: float) -> None:
     """Replace the rows of what ran, keep the others: a partial run does not lose the rest of the
     table.
     """
     path = HERE / "results.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    machine = {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
+    kept[name] = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "busy": round(busy, 2),  # by other work, before the run
+        "machine": {
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+        },
+        "figures": [figure.as_json() for figure in figures],
     }
-    for name, figures in results.items():
-        kept[name] = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "machine": machine,
-            "figures": [figure.as_json() for figure in figures],
-        }
     path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-
-
-def markdown(results: dict[str, Any]) -> str:
-    lines = [
-        "# Benchmarks",
-        "",
-        "The last runs of `make bench` (rows in `bench/results.json`), on a shared machine with 2 cores that also runs",
-        "load and peers. Read the ratios: ours and theirs alternate in one run, and the median of the rounds counts.",
-    ]
-    for name, found in sorted(results.items()):
-        lines += ["", f"## `make bench B={name}` ({found['at'][:10]})", ""]
-        lines += [
-            "| what | ours | against | theirs | ratio | target |",
-            "|---|---|---|---|---|---|",
-        ]
-        for figure in found["figures"]:
-            theirs = figure.get("against_value")
-            ratio = figure.get("ratio")
-            met = {True: " met", False: " **missed**", None: ""}[figure.get("met")]
-            lines.append(
-                f"| {figure['name']} | {figure['value']:,.4g} {figure['unit']} | {figure.get('against', '')} "
-                f"| {'' if theirs is None else f'{theirs:,.4g}'} | {'' if ratio is None else f'{ratio:.2f}x'} "
-                f"| {figure.get('target', '')}{met} |"
-            )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

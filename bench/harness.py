@@ -6,9 +6,12 @@ in turn, several rounds, and reports the median of the rounds' ratios. A bench m
 have a limit but no peer).
 """
 
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -87,6 +90,20 @@ def percentile(values: list[float], share: float) -> float:
     """The value that `share` (0..1) of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """How much of the machine other work uses: 0 is quiet, 1 is all cores."""
+    before = _idle()
+    time.sleep(seconds)
+    idle = (_idle() - before) / seconds / (os.cpu_count() or 1)
+    return min(1.0, max(0.0, 1.0 - idle))
+
+
+def _idle() -> float:
+    """Seconds that all cores have been idle or waiting for the disk."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def figures_of(module: Any, rounds: int | None) -> Iterator[Figure]:

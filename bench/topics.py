@@ -124,8 +124,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def connect(port: int) -> socket.socket:
-    deadline = time.monotonic() + 20
+def connect(port: int, patience: float = 20.0) -> socket.socket:
+    deadline = time.monotonic() + patience
     while True:
         try:
             found = socket.create_connection(("127.0.0.1", port))

@@ -1,0 +1,58 @@
+"""The page of benchmarks: figures as people write them, pictures that hide no miss."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import page
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (21281.09, "events/s", "21,300 events/s"),
+        (914.3, "messages/s", "914/s"),
+        (1_526_000.0, "records/s", "1.53 million records/s"),
+        (2.372e8, "bytes/s", "237 MB/s"),
+        (0.2503, "s", "0.25 s"),
+        (100.0, "%", "100 %"),
+        (0, "x", "0 x"),
+    ],
+)
+def test_figures_read_as_people_write_them(value: float, unit: str, text: str) -> None:
+    assert page.people(value, unit) == text
+
+
+def test_ratios_have_as_many_digits_as_they_deserve() -> None:
+    assert [page.times(ratio) for ratio in (0.349, 4.21, 37.6)] == ["0.35x", "4.2x", "38x"]
+
+
+def test_a_miss_is_in_the_picture_and_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    monkeypatch.setattr(page, "IMAGES", tmp_path / "images")
+    row = {
+        "name": "topics, fsync: 1 in flight",
+        "value": 500.0,
+        "unit": "messages/s",
+        "against": "Redis & others",
+        "against_value": 1000.0,
+        "ratio": 0.5,
+        "target": "≥ 1x",
+        "met": False,
+        "detail": {"ours_cpu_us": 300.0, "theirs_cpu_us": 100.0},
+    }
+    machine = {"cores": 2, "system": "Linux", "python": "3.11.7"}
+    run = {"at": "2026-01-02T03:04:05Z", "machine": machine, "busy": 0.5, "figures": [row]}
+    text, picture = page.write({"peers": json.loads(json.dumps(run))})
+    table = text.read_text()
+    assert "| 500/s | Redis & others | 1,000/s | 0.50x | 300 / 100 µs | ≥ 1x **missed** |" in table
+    assert "![Topics, fsync: ours and theirs](images/bench-peers-topics-fsync.svg)" in table
+    assert "50% busy" in table
+    drawn = picture.read_text()
+    assert "0.50x, ≥ 1x missed" in drawn
+    assert "Redis &amp; others" in drawn
+    assert 'class="ours" x="390" y="64" width="115.0"' in drawn
+    assert 'class="theirs" x="390" y="81" width="230.0"' in drawn
