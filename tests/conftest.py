@@ -4,6 +4,7 @@ test.
 
 import asyncio
 import os
+import random
 import shutil
 import tempfile
 import uuid
@@ -15,6 +16,8 @@ import pytest
 
 from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.migrate import migrate
+from penstock.queues.schema import SCHEMA
 from tests.support import guard
 
 if other := os.environ.get(
@@ -88,8 +91,14 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database_url(postgres: EmbeddedPostgres) -> str:
-    """The URL of a fresh, empty database."""
+    """The URL of a fresh database without queues."""
     return fresh_database(postgres)
+
+
+@pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres) -> str:
+    """The URL of a fresh database without anything of ours in it."""
+    return fresh_database(postgres, empty=True)
 
 
 class running_postgres:  # noqa: N801
@@ -107,13 +116,37 @@ class running_postgres:  # noqa: N801
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def fresh_database(server: EmbeddedPostgres) -> str:
+def fresh_database(server: EmbeddedPostgres, *, empty: bool = False) -> str:
+    """The URL of a new database. From the second of a server on it has this release's schema
+    already (what a broker would do at its start takes longer than many a test), unless it has to be
+    `empty`.
+    """
+    return asyncio.run(_create_database(server, empty))
+
+
+async def _create_database(server: EmbeddedPostgres, empty: bool) -> str:
     name = f"t{uuid.uuid4().hex}"
-
-    async def create() -> None:
-        connection = await asyncpg.connect(server.url)
-        await connection.execute(f"CREATE DATABASE {name}")
+    url = server.url.replace("/postgres?", f"/{name}?")
+    template = _templates.get(server.url)
+    connection = await asyncpg.connect(server.url)
+    try:
+        if template == "" and not empty:  # the second one
+            template = _templates[server.url] = "migrated"
+            await connection.execute(f"CREATE DATABASE {template}")
+            migrated = await asyncpg.connect(server.url.replace("/postgres?", f"/{template}?"))
+            await migrate(migrated, "penstock", SCHEMA)
+            await migrated.close()
+        _templates.setdefault(server.url, "")
+        if empty or not template:
+            await connection.execute(f"CREATE DATABASE {name}")
+            return url
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    finally:
         await connection.close()
+    made = await asyncpg.connect(url)
+    await made.execute("UPDATE penstock.installation SET id = $1", random.getrandbits(31))
+    await made.close()
+    return url
 
-    asyncio.run(create())
-    return server.url.replace("/postgres?", f"/{name}?")
+
+_templates: dict[str, str] = {}  # of a server, by its URL; empty: one database was made so far

@@ -154,7 +154,7 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before_and_nothing_ha
     assert "has a backup already" in penstock("backup", str(place), code=1, **env)
     assert "sound" in penstock("restore", str(place), "--check")
 
-    url = fresh_database(postgres)
+    url = fresh_database(postgres, empty=True)
     there = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data")}
     penstock("restore", str(place), **there)
     assert "is not empty" in penstock("restore", str(place), code=1, **there)
@@ -199,7 +199,7 @@ def test_a_backup_goes_to_an_object_store_and_comes_back_with_every_offset(
     penstock("backup", "s3://bucket/backups/one", **env, **s3)
     assert "sound" in penstock("restore", "s3://bucket/backups/one", "--check", **s3)
     there = {
-        "PENSTOCK_DATABASE_URL": fresh_database(postgres),
+        "PENSTOCK_DATABASE_URL": fresh_database(postgres, empty=True),
         "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data"),
     }
     penstock("restore", "s3://bucket/backups/one", **there, **s3)
@@ -223,7 +223,7 @@ def test_what_is_damaged_or_incomplete_is_not_restored_and_a_broker_does_not_sta
     content = victim.read_bytes()
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     there = {
-        "PENSTOCK_DATABASE_URL": fresh_database(postgres),
+        "PENSTOCK_DATABASE_URL": fresh_database(postgres, empty=True),
         "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data"),
     }
     assert "is not what was written" in penstock("restore", str(place), "--check", code=1)

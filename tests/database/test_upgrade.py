@@ -56,7 +56,7 @@ def other_release(tmp_path: Path) -> Path:
 def test_brokers_that_differ_in_a_function_push_and_pop_together(
     postgres, tmp_path: Path, other_release: Path, other_first: bool
 ) -> None:
-    url = fresh_database(postgres)
+    url = fresh_database(postgres, empty=True)
     brokers = [
         BrokerProcess(tmp_path / "one", database_url=url),
         BrokerProcess(

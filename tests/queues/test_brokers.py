@@ -74,7 +74,7 @@ class Ledger:
                     self.order.setdefault(message.partition, []).append((message.seq, 0))
 
     def check(self) -> None:
-        assert len(self.queued) > 50
+        assert len(self.queued) > 10
         lost = self.queued - self.delivered
         assert not lost, f"{len(lost)} of {len(self.queued)} answered queued were never delivered"
         assert self.settled.keys() <= self.queued | self.unknown
