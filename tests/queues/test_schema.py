@@ -5,8 +5,11 @@ import re
 
 import asyncpg
 
-from penstock.database.migrate import sql_files
+from penstock.database.migrate import migrate, sql_files
+from penstock.queues import Queues
+from penstock.queues.dead import Which
 from penstock.queues.schema import SCHEMA
+from tests.queues.support import answer, pop, push, run
 
 HIGHEST = re.compile(r"\$(\d+)")
 # Called from Python or by pipelines: the planner must not depend on the session. (In the language
@@ -35,3 +38,34 @@ def test_hot_functions_bring_their_planner_settings() -> None:
     texts = {name.split("/")[1]: text for name, text in SCHEMA.functions}
     for name in ENTRY_POINTS:
         assert "SET enable_seqscan = off" in texts[f"{name}.sql"], name
+
+
+def test_dead_letters_from_before_they_were_counted_are_counted_by_the_migration(
+    database_url: str,
+) -> None:
+    async def body(queues: Queues) -> None:
+        for group in ("a", "b"):
+            await push(queues, "q", 1, 2)
+            await answer(queues, (await pop(queues, "q", group=group)).messages, "dlq")
+        before = await queues.figures.queues()
+        connection = await asyncpg.connect(database_url)
+        await connection.execute(
+            """SET search_path TO penstock;
+               DROP FUNCTION dead_letters_counted() CASCADE;
+               DROP TABLE letter_log;
+               ALTER TABLE tallies DROP COLUMN letters;
+               DELETE FROM schema_files WHERE name LIKE '%dead_letter_counts%'"""
+        )
+        await migrate(connection, "penstock", SCHEMA)
+        await connection.close()
+        assert await queues.figures.queues() == before
+        assert [before[0].dead_letters, *(one.dead_letters for one in before[0].groups)] == [
+            6,
+            2,
+            4,
+        ]
+        assert await queues.dead.purge(Which(group="b")) == 4
+        (after,) = await queues.figures.queues()
+        assert [after.dead_letters, *(one.dead_letters for one in after.groups)] == [2, 2, 0]
+
+    run(database_url, body)

@@ -2,12 +2,14 @@
 Prometheus likes, as docs/metrics.md says.
 """
 
+import asyncio
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,11 +32,11 @@ Samples = dict[str, float]
 
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
+    url = fresh_database(postgres)
     with BrokerProcess(
-        tmp_path_factory.mktemp("metrics"),
-        database_url=fresh_database(postgres),
-        metrics__max_series=MAX_SERIES,
+        tmp_path_factory.mktemp("metrics"), database_url=url, metrics__max_series=MAX_SERIES
     ) as process:
+        process.database_url = url
         yield process
 
 
@@ -164,6 +166,27 @@ def test_the_page_lists_every_metric_as_it_is(text):
             listed = set(documented[name][1].split(", ")) - {""}
             assert listed == labels[name], f"docs/metrics.md should say: {row}"
     assert documented.keys() - kinds.keys() == CONDITIONAL
+
+
+def test_a_database_that_does_not_answer_costs_only_its_own_figures(client, text, broker):
+    async def held() -> str:
+        connection = await asyncpg.connect(broker.database_url)
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE penstock.tallies IN ACCESS EXCLUSIVE MODE")
+            scrapes: list[str] = []
+
+            def blocked() -> bool:
+                scrapes.append(client.get("/metrics").text)
+                return "penstock_queue_depth{" not in scrapes[-1]
+
+            until(blocked, 60)
+        await connection.close()
+        return scrapes[-1]
+
+    blocked = asyncio.run(held())
+    assert value(blocked, "penstock_database_up") == 1
+    assert value(blocked, "penstock_queue_pushed_total", queue="orders") == 10
+    until(lambda: "penstock_queue_depth{" in client.get("/metrics").text, 60, "it is back")
 
 
 def test_queues_beyond_the_limit_are_added_up(client, text):

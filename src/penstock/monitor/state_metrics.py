@@ -27,6 +27,7 @@ from penstock.topics.store import TopicStore
 log = logging.getLogger("penstock.monitor")
 
 CACHE_SECONDS = 2.0
+MAX_SECONDS = 4.0  # a scrape waits for the database no longer: the rest must come in time
 LOOKED_AT_PARTITIONS = 200  # of a group, for the age of what waits
 DATABASE = sql("database_figures")
 
@@ -154,12 +155,16 @@ class StateMetrics:
         )
 
     async def fill(self) -> None:
-        """Read the state, unless somebody has just done so."""
+        """Read the state, unless somebody has just done so. What does not answer in time is missing
+        from this scrape.
+        """
         if self._filling is None or self._filling.done():
             if time.monotonic() - self._filled_at < CACHE_SECONDS:
                 return
             self._filling = asyncio.create_task(self._fill())
-        await asyncio.shield(self._filling)
+        _, late = await asyncio.wait({self._filling}, timeout=MAX_SECONDS)
+        if late:
+            self._clear()
 
     async def _fill(self) -> None:
         try:
@@ -168,6 +173,9 @@ class StateMetrics:
         except PenstockError as error:
             self._clear()
             log.debug("no figures of queues in this scrape: %s", error)
+        except Exception:  # a bug here must not cost the other metrics
+            self._clear()
+            log.exception("the figures of queues could not be read")
         self._filled_at = time.monotonic()
 
     def _clear(self) -> None:
