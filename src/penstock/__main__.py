@@ -1,5 +1,45 @@
-"""`python -m penstock` is the `penstock` command."""
+"""The `penstock` command, also as `python -m penstock`.
 
-from penstock.cli import main
+The command line needs typer and what the extras bring; the client alone does not have it. There
+`penstock worker` works all the same, and the other commands say what to install.
+"""
 
-main()
+import sys
+
+CLIENT_COMMANDS = ("queue", "topic", "schedule", "export", "status", "top", "buffer", "token")
+
+
+def main() -> None:
+    """Run the command line, or as much of it as is installed."""
+    try:
+        import typer  # noqa: F401
+    except ModuleNotFoundError:
+        sys.exit(_without_typer(sys.argv[1:]))
+    from penstock.cli import main as command_line
+
+    command_line()
+
+
+def _without_typer(words: list[str]) -> int:
+    if words[:1] == ["worker"]:
+        from penstock.worker import main as worker
+
+        return worker(words[1:])
+    from penstock import __version__
+
+    if words == ["--version"]:
+        sys.stdout.write(f"{__version__}\n")
+        return 0
+    command = words[0] if words and not words[0].startswith("-") else ""
+    extra = (
+        "pipeline" if command == "pipeline" else "cli" if command in CLIENT_COMMANDS else "server"
+    )
+    sys.stderr.write(
+        f"penstock: this is the client {__version__}, with `penstock worker`. "
+        f"For `penstock {command or '--help'}` first: pip install 'penstock[{extra}]'\n"
+    )
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock import InvalidRequest, SyncClient
-from penstock.cli.worker import client_of
+from penstock.worker import client_of
 from tests.support import guard
 from tests.support.wait import until
 

@@ -1,43 +1,12 @@
-"""`penstock worker`: run the consumers of a module in several processes.
+"""`penstock worker`: the command around `penstock.worker`."""
 
-One process supervises and runs no code of the user's. The others import the module and run its
-client; one that dies is started again, after longer and longer pauses while it keeps dying. SIGTERM
-and Ctrl-C are passed on as SIGTERM, on which a client finishes what it handles; a second one kills.
-With `--reload` the processes are started again when a Python file below the directory changes.
-
-Exit codes: 0 stopped as asked, 1 a process did not end by itself, 2 there is nothing to run.
-"""
-
-import asyncio
-import importlib
-import logging
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.cli import app
-from penstock.errors import InvalidRequest, PenstockError
-from penstock.net.retry import Backoff
-
-if TYPE_CHECKING:
-    from penstock.client import Client, SyncClient
-
-log = logging.getLogger("penstock.worker")
-
-STOPPED, FORCED, USAGE = 0, 1, 2  # exit codes
-POLL_SECONDS = 0.2
-RELOAD_POLL_SECONDS = 1.0
-STEADY_SECONDS = 30.0  # a process that lived so long was well: its next start is at once
-CHILD = "PENSTOCK_WORKER_CHILD"  # in the environment of a process that runs consumers
-IGNORED = frozenset({"__pycache__", "node_modules", "site-packages"})
+from penstock.worker import DRAIN_SECONDS, Settings, run
 
 
 @app.command()
@@ -54,7 +23,7 @@ def worker(
     ] = Path(),
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long they may finish what they handle.")
-    ] = 60.0,
+    ] = DRAIN_SECONDS,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the consumers of a Python module.
@@ -64,191 +33,4 @@ def worker(
 
     Example: `penstock worker shop.consumers:client --processes 4`
     """
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if os.environ.get(CHILD):
-        raise typer.Exit(_consume(target, directory))
-    raise typer.Exit(Supervisor(processes, directory, drain_seconds, reload=reload).run())
-
-
-def _consume(target: str, directory: Path) -> int:
-    """Import the module and run its client to the end; the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, too
-    sys.path.insert(0, str(directory.resolve()))
-    try:
-        client = client_of(target)
-    except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
-        return USAGE
-    from penstock.client import Client
-
-    try:
-        if isinstance(client, Client):
-            asyncio.run(_run(client))
-        else:
-            with client:
-                client.run()
-    except PenstockError as error:
-        log.error("the consumers ended: %s", error)
-        return FORCED
-    return STOPPED
-
-
-async def _run(client: "Client") -> None:
-    async with client:
-        await client.run()
-
-
-def client_of(target: str) -> "Client | SyncClient":
-    """The client that `module:name` names, with its consumers."""
-    from penstock.client import Client, SyncClient
-
-    module_name, colon, name = target.partition(":")
-    if not colon or not name:
-        raise InvalidRequest(f"{target!r} names no client: write module:client")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # of the user's own imports: the traceback says where
-        raise InvalidRequest(
-            f"there is no module {error.name!r} here: run this where it is, or say --directory"
-        ) from None
-    client = getattr(module, name, None)
-    if not isinstance(client, Client | SyncClient):
-        raise InvalidRequest(
-            f"{target} is {type(client).__name__}, and no penstock.Client or SyncClient"
-        )
-    if not client.registered():
-        raise InvalidRequest(f"{target} has no consumers: decorate functions with @{name}.consumer")
-    return client
-
-
-class Process:
-    """A process that runs the consumers, started again when it dies."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._backoff = Backoff(0.5, 30.0)
-        self._started = 0.0
-        self._due = 0.0  # when it may be started again
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._started = time.monotonic()
-        # the same command once more: the environment makes it the one that works
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *sys.argv[1:]], env={**os.environ, CHILD: "1"}
-        )
-
-    def look(self) -> int | None:
-        """Start it again when it has died and its pause is over; its exit code when it says that
-        there is nothing to run.
-        """
-        if self._process is None:
-            if time.monotonic() >= self._due:
-                self.start()
-            return None
-        code = self._process.poll()
-        if code is None:
-            return None
-        self._process = None
-        if code == USAGE:
-            return code
-        if time.monotonic() - self._started >= STEADY_SECONDS:
-            self._backoff.reset()
-        pause = self._backoff.delay()
-        self._due = time.monotonic() + pause
-        log.warning(
-            "process %d ended with %d; it is started again in %.1f s", self.number, code, pause
-        )
-        return None
-
-    def signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def forget(self) -> None:
-        """It has ended as it was asked to: the next start is at once."""
-        self._process, self._due = None, 0.0
-
-
-class Supervisor:
-    """Starts the processes, keeps them running, and ends them."""
-
-    def __init__(
-        self, processes: int, directory: Path, drain_seconds: float, *, reload: bool
-    ) -> None:
-        self._processes = [Process(number) for number in range(processes)]
-        self._directory, self._drain_seconds = directory, drain_seconds
-        self._reload = reload
-        self._signals = 0
-
-    def run(self) -> int:
-        """Supervise until a signal; the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        changed = Changes(self._directory) if self._reload else None
-        while not self._signals:
-            codes = [process.look() for process in self._processes]
-            if USAGE in codes and not self._reload:  # with reload the file may be mended
-                self._stop()
-                return USAGE
-            if changed is not None and changed.look():
-                log.info("a file has changed: the consumers start again")
-                self._stop()
-            time.sleep(POLL_SECONDS)
-        return self._stop()
-
-    def _on_signal(self, _: int, frame: FrameType | None) -> None:
-        del frame
-        self._signals += 1
-
-    def _stop(self) -> int:
-        """Have the processes finish what they handle, and kill those that do not."""
-        before = self._signals
-        for process in self._processes:
-            process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + self._drain_seconds
-        while any(process.alive for process in self._processes):
-            if time.monotonic() > deadline or self._signals > max(before, 1):
-                log.warning("the consumers did not finish: they are killed")
-                for process in self._processes:
-                    process.signal(signal.SIGKILL)
-                return FORCED
-            time.sleep(POLL_SECONDS / 4)
-        for process in self._processes:
-            process.forget()
-        return STOPPED
-
-
-class Changes:
-    """Whether a Python file below a directory has changed since the last look."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._looked = time.monotonic()
-        self._files = dict(self._scan())
-
-    def look(self) -> bool:
-        if time.monotonic() - self._looked < RELOAD_POLL_SECONDS:
-            return False
-        before, self._files = self._files, dict(self._scan())
-        self._looked = time.monotonic()
-        return before != self._files
-
-    def _scan(self) -> Iterator[tuple[str, int]]:
-        for folder, folders, files in os.walk(self._directory):
-            folders[:] = [one for one in folders if one not in IGNORED and not one.startswith(".")]
-            for name in files:
-                if name.endswith(".py"):
-                    path = Path(folder, name)
-                    try:
-                        yield str(path), path.stat().st_mtime_ns
-                    except FileNotFoundError:
-                        continue  # removed in between: a change by its absence
+    raise typer.Exit(run(Settings(target, processes, reload, directory, drain_seconds, log_level)))

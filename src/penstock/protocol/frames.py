@@ -64,13 +64,20 @@ log holds, so that a reader splits it with numpy instead of walking it record by
 id with a sequence that the topic has seen is answered with the first answer and stored once.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum, unique
-from struct import Struct, error
-from typing import Any, NamedTuple
+from struct import Struct, error, pack
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+try:
+    import numpy as np
+except ImportError:  # a client without the server: what it uses here works without
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.roles import Role
@@ -155,8 +162,8 @@ class Fetched(NamedTuple):
     next_offset: int
     log_end: int
     records: int
-    lengths: npt.NDArray[np.uint32]
-    times: npt.NDArray[np.int64]
+    lengths: "npt.NDArray[np.uint32]"  # an array.array where numpy is not installed
+    times: "npt.NDArray[np.int64]"
     raw: memoryview
 
 
@@ -186,7 +193,7 @@ class BatchRequest(NamedTuple):
 
     topic: str
     producer: tuple[bytes, int] | None
-    lengths: npt.NDArray[np.int64]
+    lengths: "npt.NDArray[np.int64]"
     payloads: memoryview
 
 
@@ -284,6 +291,9 @@ def read_fetched(view: memoryview, flags: int) -> Fetched:
     """`flags` are those of the request."""
     body = Body(view)
     incarnation, first, following, end, count = body.take(FETCH_ANSWER)
+    if np is None and flags == LENGTHS:
+        plain = _plain_lengths(body.bytes(4 * count, "lengths"))
+        return Fetched(incarnation, first, following, end, count, plain, plain[:0], body.rest())
     lengths: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
     times: npt.NDArray[np.int64] = np.empty(0, np.int64)
     if flags & LENGTHS:
@@ -297,6 +307,13 @@ def read_fetched(view: memoryview, flags: int) -> Fetched:
         if len(times) != count:
             raise Malformed(f"times of {len(times)} records, but {count} were sent")
     return Fetched(incarnation, first, following, end, count, lengths, times, body.rest())
+
+
+def _plain_lengths(view: memoryview) -> Any:
+    lengths = array("I", bytes(view))
+    if byteorder == "little":
+        lengths.byteswap()
+    return lengths
 
 
 def read_consumed(view: memoryview) -> list[tuple[int, bytes]]:
@@ -350,6 +367,10 @@ def produce_batch(
     """The frame as pieces to be joined or handed to `writelines`, so that payloads are copied at
     most once.
     """
+    if np is None:
+        sizes = list(map(len, payloads))
+        lengths = pack(f">{len(sizes)}I", *sizes)
+        return _produce(topic, len(sizes), sum(sizes), lengths, payloads, producer)
     return produce_arrays(
         topic, np.fromiter(map(len, payloads), ">u4", len(payloads)), payloads, producer
     )
@@ -357,16 +378,28 @@ def produce_batch(
 
 def produce_arrays(
     topic: str,
-    lengths: npt.NDArray[Any],
+    lengths: "npt.NDArray[Any]",
     payloads: Sequence[Bytes],
     producer: tuple[bytes, int] | None = None,
 ) -> list[Bytes]:
     """The same for payloads that lie one after another in one piece or several."""
     lengths = lengths.astype(">u4", copy=False)
+    total = int(lengths.sum(dtype=np.int64))
+    return _produce(topic, len(lengths), total, lengths.tobytes(), payloads, producer)
+
+
+def _produce(
+    topic: str,
+    count: int,
+    total: int,
+    lengths: bytes,
+    payloads: Sequence[Bytes],
+    producer: tuple[bytes, int] | None,
+) -> list[Bytes]:
     head = name(topic) + (bytes((IDEMPOTENT,)) + PRODUCER.pack(*producer) if producer else b"\0")
-    head += U32.pack(len(lengths))
-    size = len(head) + lengths.nbytes + int(lengths.sum(dtype=np.int64))
-    return [REQUEST.pack(Command.PRODUCE_BATCH, size) + head, lengths.tobytes(), *payloads]
+    head += U32.pack(count)
+    size = len(head) + len(lengths) + total
+    return [REQUEST.pack(Command.PRODUCE_BATCH, size) + head, lengths, *payloads]
 
 
 def consume(topic: str, start: int, max_records: int) -> bytes:
@@ -378,7 +411,7 @@ def fetch(topic: str, start: int, max_bytes: int, wait_ms: int = 0, flags: int =
     return request(Command.FETCH, name(topic), FETCH_REQUEST.pack(start, max_bytes, wait_ms), tail)
 
 
-def times(stamps: npt.NDArray[np.int64]) -> bytes:
+def times(stamps: "npt.NDArray[np.int64]") -> bytes:
     """Append times as FETCH sends them: neighbours that are equal, as one run."""
     begins = np.flatnonzero(np.diff(stamps, prepend=stamps[:1] - 1))
     records = np.diff(begins, append=len(stamps))
@@ -401,14 +434,14 @@ def failure(status: TcpStatus, message: str, details: bytes = b"") -> bytes:
     )
 
 
-_ANSWERS = np.dtype([("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")])
+_ANSWERS = [("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")]
 
 
 def produced(first: int, count: int) -> bytes:
     """The answers to `count` consecutive PRODUCEs whose records got the offsets from `first` on."""
     if count == 1:
         return PRODUCED.pack(Command.PRODUCE | REPLY, TcpStatus.SUCCESS, 8, first)
-    answers = np.empty(count, _ANSWERS)
+    answers = np.empty(count, np.dtype(_ANSWERS))
     answers["command"] = Command.PRODUCE | REPLY
     answers["status"] = TcpStatus.SUCCESS
     answers["length"] = 8
@@ -424,15 +457,14 @@ def consumed(offsets: Iterable[int], payloads: Sequence[Bytes]) -> bytes:
     return answer(Command.CONSUME, *parts)
 
 
-_IN_RECORD = np.arange(RECORD.size)
-_RECORDS = np.dtype([("offset", ">u8"), ("length", ">u4")])
+_RECORDS = [("offset", ">u8"), ("length", ">u4")]
 
 
 def consumed_log(
     log: Bytes,
-    offsets: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
+    offsets: "npt.NDArray[np.int64]",
+    starts: "npt.NDArray[np.int64]",
+    ends: "npt.NDArray[np.int64]",
 ) -> bytearray:
     """The same from the log's own bytes: records there are laid out like here, but for the byte
     order of their heads. `starts` and `ends` are those of the payloads.
@@ -448,10 +480,10 @@ def consumed_log(
         np.ndarray(count, ">u8", out, first, (step,))[:] = offsets
         np.ndarray(count, ">u4", out, first + 8, (step,))[:] = lengths
         return out
-    heads = np.empty(count, _RECORDS)
+    heads = np.empty(count, np.dtype(_RECORDS))
     heads["offset"] = offsets
     heads["length"] = lengths
-    places = (starts + (first - RECORD.size))[:, None] + _IN_RECORD
+    places = (starts + (first - RECORD.size))[:, None] + np.arange(RECORD.size)
     np.frombuffer(out, np.uint8)[places] = heads.view(np.uint8).reshape(count, RECORD.size)
     return out
 

@@ -8,17 +8,22 @@ bytes a record, from the server's index), their running sum is where records end
 header confirms it.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+try:
+    import numpy as np
+except ImportError:  # a client without the server: records one by one, no columns
+    np = None  # type: ignore[assignment]
 
 from penstock.errors import Damaged
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow as pa
 
 RECORD_HEADER = Struct("<QI")  # offset, payload length: as in data.log
@@ -31,7 +36,7 @@ class Record(NamedTuple):
     payload: bytes
 
 
-def walk(raw: memoryview | bytes) -> npt.NDArray[np.uint32]:
+def walk(raw: memoryview | bytes) -> "npt.NDArray[np.uint32]":
     """The payload lengths of a raw log that came without them: one step of Python per record."""
     lengths, at, end = [], 0, len(raw)
     unpack = RECORD_HEADER.unpack_from
@@ -41,10 +46,11 @@ def walk(raw: memoryview | bytes) -> npt.NDArray[np.uint32]:
         at += HEADER_SIZE + length
     if at != end:
         raise Damaged(f"a raw log of {end} bytes ends inside a record that begins before byte {at}")
-    return np.array(lengths, np.uint32)
+    plain: Any = array("I", lengths)
+    return plain if np is None else np.array(lengths, np.uint32)
 
 
-def payload_array(raw: memoryview, starts: npt.NDArray[np.int64]) -> "pa.Array":
+def payload_array(raw: memoryview, starts: "npt.NDArray[np.int64]") -> "pa.Array":
     """The payloads, as an Arrow `binary` array, of the records that begin at `starts` (which ends
     with where the last record ends).
     """
@@ -75,17 +81,14 @@ class Batch:
         topic: str,
         first_offset: int,
         raw: memoryview | bytes,
-        lengths: npt.NDArray[np.uint32] | None = None,
+        lengths: "npt.NDArray[np.uint32] | None" = None,
     ) -> None:
         self.topic = topic
         self.first_offset = first_offset
         self.raw = memoryview(raw)
         self.lengths = walk(raw) if lengths is None else lengths
         self.count = count = len(self.lengths)
-        starts = np.empty(count + 1, np.int64)  # where record i begins; the last entry is the end
-        starts[0] = 0
-        np.cumsum(self.lengths.astype(np.int64) + HEADER_SIZE, out=starts[1:])
-        self._starts = starts
+        self._starts = starts = _starts(self.lengths)
         self._offsets: npt.NDArray[np.int64] | None = None
         self.next_offset = first_offset
         if starts[-1] != len(raw):
@@ -99,8 +102,10 @@ class Batch:
             if last != first_offset + count - 1:
                 self._offsets = self._read_offsets()
 
-    def _read_offsets(self) -> npt.NDArray[np.int64]:
+    def _read_offsets(self) -> "npt.NDArray[np.int64]":
         """Offsets with gaps (a compacted topic) are read from the records' own headers."""
+        if np is None:
+            return self._read_plain_offsets()
         places = self._starts[:-1, None] + np.arange(8)
         offsets: npt.NDArray[np.int64] = (
             np.frombuffer(self.raw, np.uint8)[places].view("<i8").reshape(-1)
@@ -112,13 +117,26 @@ class Batch:
             )
         return offsets
 
+    def _read_plain_offsets(self) -> Any:
+        unpack = RECORD_HEADER.unpack_from
+        offsets = array("q", (unpack(self.raw, start)[0] for start in self._starts[:-1]))
+        if offsets[0] != self.first_offset or any(a >= b for a, b in pairwise(offsets)):
+            raise Damaged(
+                f"topic {self.topic!r}: "
+                f"the records fetched from offset {self.first_offset} are out of order"
+            )
+        return offsets
+
     def __len__(self) -> int:
         return self.count
 
-    def offsets(self) -> npt.NDArray[np.int64]:
-        """The records' offsets, in order."""
+    def offsets(self) -> "npt.NDArray[np.int64]":
+        """The records' offsets, in order; an `array.array` where numpy is not installed."""
         if self._offsets is not None:
             return self._offsets
+        if np is None:
+            plain: Any = array("q", range(self.first_offset, self.next_offset))
+            return plain
         return np.arange(self.first_offset, self.next_offset, dtype=np.int64)
 
     def payload_array(self) -> "pa.Array":
@@ -150,17 +168,29 @@ class Batch:
         """Without the records from `offset` on."""
         if offset >= self.next_offset:
             return self
-        keep = int(np.searchsorted(self.offsets(), offset))
+        keep = bisect_left(self.offsets(), offset)
         return Batch(
             self.topic, self.first_offset, self.raw[: int(self._starts[keep])], self.lengths[:keep]
         )
+
+
+def _starts(lengths: Any) -> "npt.NDArray[np.int64]":
+    """Where each record begins; the last entry is the end."""
+    if np is None:
+        sizes = (length + HEADER_SIZE for length in lengths)
+        plain: Any = array("q", accumulate(sizes, initial=0))
+        return plain
+    starts = np.empty(len(lengths) + 1, np.int64)
+    starts[0] = 0
+    np.cumsum(lengths.astype(np.int64) + HEADER_SIZE, out=starts[1:])
+    return starts
 
 
 def decode_arrow(
     topic: str,
     first_offset: int,
     raw: memoryview | bytes,
-    lengths: npt.NDArray[np.uint32] | None = None,
+    lengths: "npt.NDArray[np.uint32] | None" = None,
 ) -> "pa.RecordBatch":
     """The records of a raw log as a RecordBatch with `offset` and `payload`."""
     return Batch(topic, first_offset, raw, lengths).to_arrow()

@@ -1,0 +1,190 @@
+"""`pip install penstock` is the client: what it brings, and what works with nothing else."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+pytestmark = pytest.mark.xdist_group("queue-client")
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MOST_BYTES = 15_000_000
+
+# Only what the base dependencies bring can be imported, as in an environment with nothing else.
+ALONE = """
+    import sys
+
+    allowed = set(sys.argv.pop(1).split(","))
+
+    class OnlyTheBase:
+        def find_spec(self, name, path=None, target=None):
+            top = name.partition(".")[0]
+            if top not in allowed | sys.stdlib_module_names and not top.startswith("_"):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, OnlyTheBase())
+"""
+USE = """
+    import asyncio
+    from penstock import Client, SyncClient
+
+    url, queue = sys.argv[1:]
+
+    async def main():
+        async with Client(url) as client:
+            await client.push(queue, {"id": 7}, headers={"tenant": "a"})
+            async for message in client.take(f"{queue}@g", idle=0):
+                await message.ack()
+                print(message.data, message.headers)
+            topic = client.topic(queue)
+            print(await topic.produce(b"one", b"two"))
+            async with topic.producer() as producer:
+                await producer.send(b"three")
+            print([record async for record in topic.read()][-1])
+            async for record in topic.tail("earliest"):
+                print(record.payload)
+                break
+            async for batch in topic.group("g").take(follow=False):
+                print(batch.until(2).payloads(), batch.offsets().tolist())
+
+    asyncio.run(main())
+    with SyncClient(url) as client:
+        print(client.topic(queue).next_offset())
+"""
+COMMAND = """
+    from penstock.__main__ import main
+    main()
+"""
+
+
+def closure(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
+    """The distributions that these need, with those they need."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        text = waiting.pop()
+        name, _, marker = text.partition(";")
+        name = re.split(r"[\s<>=!~\[(]", name.strip())[0]
+        if "extra ==" in marker or "win32" in marker or "Windows" in marker or name in found:
+            continue
+        if 'python_version < "3.11"' in marker or "python_full_version" in marker:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        waiting += found[name].requires or []
+    return found
+
+
+def alone(code: str, *arguments: str, extra: str = "") -> subprocess.CompletedProcess[str]:
+    """Run code that can import only what the base, or it with an extra, brings."""
+    needed = PROJECT["dependencies"] + PROJECT["optional-dependencies"].get(extra, [])
+    tops = {"penstock"}
+    for distribution in closure(needed).values():
+        for file in distribution.files or []:
+            tops.add(file.parts[0].removesuffix(".py").partition(".")[0])
+    program = textwrap.dedent(ALONE) + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", program, ",".join(tops), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_the_client_with_its_dependencies_is_small():
+    sizes = {
+        name: sum(
+            Path(str(file.locate())).stat().st_size
+            for file in distribution.files or []
+            if Path(str(file.locate())).exists() and "__pycache__" not in file.parts
+        )
+        for name, distribution in closure(PROJECT["dependencies"]).items()
+    }
+    root = Path(penstock.__file__).parent
+    ours = [p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    sizes["penstock"] = sum(path.stat().st_size for path in ours)
+    assert {"msgspec", "httptools"} < sizes.keys()
+    assert sum(sizes.values()) < MOST_BYTES, sizes
+
+
+def test_queues_and_topics_work_with_the_base_alone(broker, queue):
+    run = alone(USE, broker.url, queue)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "{'id': 7} {'tenant': 'a'}",
+        "0",
+        "Record(offset=2, payload=b'three')",
+        "b'one'",
+        "[b'one', b'two'] [0, 1, 2]",
+        "3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("serve", "server"), ("pipeline", "pipeline"), ("queue", "cli")]
+)
+def test_a_command_whose_libraries_are_missing_says_what_to_install(command, extra):
+    run = alone(COMMAND, command)
+    assert run.returncode == 2
+    assert run.stderr.endswith(
+        f"For `penstock {command}` first: pip install 'penstock[{extra}]'\n"
+    ), run.stderr
+
+
+def test_with_the_commands_alone_serve_says_what_to_install():
+    run = alone(COMMAND, "serve", extra="cli")
+    assert run.returncode == 2
+    assert re.fullmatch(
+        r"penstock: `penstock serve` needs \w+, so first: pip install 'penstock\[server\]'\n",
+        run.stderr,
+    ), run.stderr
+
+
+def test_the_worker_runs_with_the_base_alone():
+    run = alone(COMMAND, "worker", "nothing_here:client")
+    assert run.returncode == 2
+    assert "there is no module 'nothing_here'" in run.stderr
+
+
+def test_the_extras_and_what_the_index_shows():
+    assert PROJECT["optional-dependencies"].keys() >= {"server", "pipeline", "connect", "otel"}
+    assert PROJECT["urls"].keys() >= {"Homepage", "Documentation", "Source", "Changelog"}
+    assert PROJECT["keywords"]
+    assert PROJECT["authors"]
+    heavy = ("numpy", "pyarrow", "uvloop", "pgserver", "asyncpg", "pyspark")
+    assert not [line for line in PROJECT["dependencies"] if any(word in line for word in heavy)]
+
+
+def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist():
+    home = PROJECT["urls"]["Source"]
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    for link in links:
+        assert link.startswith("https://"), link
+        if link.startswith(f"{home}/"):
+            assert (ROOT / link.removeprefix(f"{home}/").partition("#")[0]).exists(), link
+
+
+def test_a_fresh_environment_has_the_client_only(soak, broker, queue, tmp_path):
+    if not soak:
+        pytest.skip("the long form: make soak")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", ROOT], check=True)
+    program = "import sys\n" + textwrap.dedent(USE)
+    subprocess.run([python, "-c", program, broker.url, queue], check=True, timeout=100)
+    run = subprocess.run(
+        [tmp_path / "venv" / "bin" / "penstock", "serve"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "pip install 'penstock[server]'" in run.stderr

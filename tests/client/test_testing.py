@@ -1,0 +1,74 @@
+"""`penstock.testing`, used by a project of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import fresh_database
+
+PROJECT = {
+    "conftest.py": 'pytest_plugins = ["penstock.testing"]\n',
+    "test_orders.py": """
+        import asyncio
+        from penstock import Client
+
+        seen = set()
+
+        def test_plain(penstock_client, penstock_name, penstock_url):
+            queue = penstock_name("orders")
+            penstock_client.push(queue, {"id": 7})
+            assert [m.data for m in penstock_client.take(queue, auto_ack=True, idle=0)] == [{"id": 7}]
+            penstock_client.topic(queue).produce(b"one")
+            seen.add((penstock_url, queue))
+
+        def test_async_and_names_of_its_own(penstock_url, penstock_name):
+            queue = penstock_name("orders")
+            assert queue == penstock_name("orders")
+
+            async def body():
+                async with Client(penstock_url) as client:
+                    assert await client.pop(queue) == []
+
+            asyncio.run(body())
+            seen.add((penstock_url, queue))
+            assert len({url for url, _ in seen}) == 1, "one broker for the session"
+            assert len({queue for _, queue in seen}) == 2
+            print("directory", penstock_url)
+    """,
+}
+
+
+def test_a_project_gets_one_broker_and_each_test_its_own_names(postgres, tmp_path: Path):
+    for name, text in PROJECT.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    run = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PENSTOCK_TEST_DATABASE_URL": fresh_database(postgres),
+            "TMPDIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert re.search(r"2 passed", run.stdout), run.stdout + run.stderr
+    assert not list(tmp_path.glob("penstock-test-*")), "thrown away"
+
+
+def test_a_broker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch):
+    from penstock.testing import ThrowawayBroker
+
+    with (
+        pytest.raises(RuntimeError, match=r"did not start:\n(.|\n)*no_such_key"),
+        ThrowawayBroker(no_such_key="1"),
+    ):
+        pass
