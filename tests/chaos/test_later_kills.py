@@ -1,5 +1,6 @@
-"""Messages for later while brokers and PostgreSQL are killed over their due times: what was
-accepted is stored once, and not before its time. The ledger is the table of messages itself."""
+"""Messages for later and schedules while brokers and PostgreSQL are killed over their due times: what
+was accepted is stored once, and not before its time; every due time of a schedule has one message.
+The ledger is the table of messages itself."""
 
 import asyncio
 import os
@@ -7,6 +8,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import httpx
@@ -16,6 +18,11 @@ from tests.support.http import run
 from tests.support.wait import eventually
 
 PRODUCERS, PARTITIONS = 4, 3
+HOUR = timedelta(hours=1)
+STORED = """SELECT m.transaction_id AS id, extract(epoch FROM m.created_at)::float8 AS at,
+                   convert_from(m.headers, 'UTF8')::json ->> 'name' AS name
+              FROM penstock.messages m JOIN penstock.queues q ON q.id = m.queue_id
+             WHERE q.name = '{}'"""
 CLOCKS_SECONDS = 0.005  # what two clocks of one machine may drift apart in an outage
 
 
@@ -89,25 +96,44 @@ def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soa
             await asyncio.sleep(0.5)
 
     async def arrived() -> bool:
-        stored = {row[0] for row in await rows("SELECT transaction_id FROM penstock.messages")}
+        stored = {row["id"] for row in await rows(STORED.format("later"))}
         return ledger.not_before.keys() <= stored
+
+    async def ticks() -> list[datetime]:
+        """The due times whose messages are stored, each with one; none came early."""
+        stored = {
+            datetime.fromisoformat(row["id"].removeprefix("schedule:ticker:")): row["at"]
+            for row in await rows(STORED.format("ticks"))
+        }
+        assert len(stored) == len(await rows(STORED.format("ticks")))
+        assert all(at >= due.timestamp() for due, at in stored.items())
+        return sorted(stored)
 
     async def body() -> None:
         ledger.urls += [broker.url for broker in brokers]
+        ticker = f"{ledger.urls[0]}/api/v1/schedules/ticker"
+        every_second = {"cron": "* * * * * *", "queue": "ticks", "catchUp": "all"}
+        async with httpx.AsyncClient(timeout=30) as client:
+            (await client.put(ticker, json=every_second)).raise_for_status()
         producers = [asyncio.create_task(ledger.produce(number)) for number in range(PRODUCERS)]
         await eventually(lambda: len(ledger.not_before) > 20, timeout=60)
         await chaos()
         ledger.stop = True
         await asyncio.gather(*producers)
         await eventually(arrived, timeout=60)
-        stored = await rows(
-            """SELECT transaction_id, extract(epoch FROM created_at)::float8 AS at,
-                      convert_from(headers, 'UTF8')::json ->> 'name' AS name FROM penstock.messages"""
-        )
+        stored = await rows(STORED.format("later"))
         assert len(stored) == len(ledger.not_before)
         for row in stored:
-            assert row["at"] > ledger.not_before[row["transaction_id"]] - CLOCKS_SECONDS
-            assert row["name"] == row["transaction_id"]
+            assert row["at"] > ledger.not_before[row["id"]] - CLOCKS_SECONDS
+            assert row["name"] == row["id"]
+        restarted = datetime.now(UTC)
+
+        async def caught_up() -> bool:
+            return max(await ticks(), default=restarted - HOUR) > restarted
+
+        await eventually(caught_up, timeout=60)
+        due = await ticks()
+        assert due == [due[0] + timedelta(seconds=n) for n in range(len(due))]
         assert await rows("SELECT 1 FROM penstock.scheduled_messages") == []
         assert {"scheduled", "buffered"} <= ledger.statuses
 

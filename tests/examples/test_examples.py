@@ -141,6 +141,16 @@ def test_a_nightly_report(broker: BrokerProcess) -> None:
     assert made.startswith("made the daily report of schedule:nightly-report:")
 
 
+def test_one_trace_from_the_request_to_the_worker(broker: BrokerProcess) -> None:
+    assert run(broker, "tracing.py") == [
+        "one trace:",
+        "  POST /orders",
+        "  send traced-orders",
+        "  process traced-orders",
+        "  bill order 7",
+    ]
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: tools/chromium installs it")
 @pytest.mark.chaos
 def test_a_topic_in_the_browser(broker: BrokerProcess, page: str) -> None:
