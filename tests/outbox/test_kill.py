@@ -12,10 +12,11 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock import outbox
+from penstock import Client, outbox
 from tests.outbox import worker as worker_program
 from tests.support import guard
 from tests.support.broker import BrokerProcess
+from tests.support.wait import eventually
 
 PARTITIONS, WORKERS = 20, 3
 
@@ -64,6 +65,12 @@ def test_every_effect_is_there_once_though_workers_are_killed(
             for row in await connection.fetch("SELECT work FROM effects WHERE queue = $1", queue)
         )
         assert effects == dict.fromkeys(map(str, range(count)), 1)
+        async with Client(broker.url) as client:  # nobody is warned of a lease that has ended so
+            (message,) = await client.pop(f"{queue}@another")
+            async with connection.transaction():
+                await outbox.ack(connection, message)
+            await eventually(lambda: not client._leases._kept)
+            assert client._leases.lost == 0
         await connection.close()
         return kills
 

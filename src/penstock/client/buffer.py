@@ -26,10 +26,10 @@ import msgspec
 from penstock.client import tracing
 from penstock.client.items import Envelope, Item, new_item
 from penstock.client.messages import Address, QueueFull
-from penstock.client.payload import check_payload
 from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
+from penstock.protocol.payload import check_payload
 
 log = logging.getLogger("penstock.client")
 

@@ -32,10 +32,11 @@ _extended = msgspec.json.Decoder(list[_Extended])
 
 
 class _Kept:
-    __slots__ = ("due", "lease_time", "open", "until")
+    __slots__ = ("due", "elsewhere", "lease_time", "open", "until")
 
     def __init__(self, lease_time: float, now: float) -> None:
         self.open: set[str] = set()
+        self.elsewhere: set[str] = set()  # of them: answered without us, if that is committed
         self.lease_time = lease_time
         self.due = now + lease_time / 3
         self.until = now + KEEP_FOR
@@ -64,6 +65,7 @@ class LeaseKeeper:
                 kept = self._kept[message.lease_id] = _Kept(lease_time or ASSUMED_LEASE, now)
                 self._changed.set()
             kept.open.add(message.id)
+            message.__dict__["kept"] = kept
         if self._kept and self._task is None:
             self._task = asyncio.create_task(self._run(), name="penstock leases")
 
@@ -115,9 +117,9 @@ class LeaseKeeper:
             return
         if done:
             self.extended += 1
-        elif self._kept.pop(lease, None) is not None:
+        elif self._kept.pop(lease, None) is not None and (lost := kept.open - kept.elsewhere):
             self.lost += 1
-            log.warning("a lease was lost with %d messages unanswered", len(kept.open))
+            log.warning("a lease was lost with %d messages unanswered", len(lost))
 
     async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:
         """Extend a lease once; False when it is lost."""

@@ -80,6 +80,13 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
         ):  # valid JSON with a number beyond what msgspec takes, such as 1e999
             return json.loads(bytes(self.raw))
 
+    def answered_elsewhere(self) -> None:
+        """A transaction of the application answers it (`penstock.outbox`). Its lease is extended as
+        before, and when it has ended nobody is warned.
+        """
+        if (kept := self.__dict__.get("kept")) is not None:
+            kept.elsewhere.add(self.id)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.queue}/{self.partition} {self.transaction_id}>"
 

@@ -31,11 +31,11 @@ from penstock.client.messages import (
     Received,
     bind,
 )
-from penstock.client.payload import check_payload
 from penstock.client.transactions import Transaction
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.names import QUEUE_MODE
+from penstock.protocol.payload import check_payload
 
 _pushed = msgspec.json.Decoder(list[Pushed])
 _acked = msgspec.json.Decoder(list[Acked])

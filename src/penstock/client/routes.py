@@ -5,8 +5,8 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.client.brokers import Brokers
-from penstock.client.payload import check_payload
 from penstock.client.results import Result, RoutePushed, RouteStatus
+from penstock.protocol.payload import check_payload
 
 BASE = "/api/v1/routes"
 

@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Address
-from penstock.client.payload import check_payload
 from penstock.client.results import Result, Schedule, ScheduleRun
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.payload import check_payload
 
 BASE = "/api/v1/schedules"
 

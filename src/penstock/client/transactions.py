@@ -10,9 +10,9 @@ from penstock.client.brokers import Brokers
 from penstock.client.items import Envelope, Item, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Received
-from penstock.client.payload import check_payload
 from penstock.client.results import Result, TransactionStep
 from penstock.errors import Conflict
+from penstock.protocol.payload import check_payload
 
 
 class _Committed(Result, kw_only=True):

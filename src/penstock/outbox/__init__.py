@@ -88,18 +88,22 @@ class Outbox:
         `LeaseLost` when somebody else may have it by now: leave the transaction. When the lease is
         lost between this call and the commit, the commit fails (`is_lease_lost` knows the error).
         """
-        await fetch(connection, self.schema, calls.ack(message, "completed"))
+        await self._answer(connection, calls.ack(message, "completed"), message)
 
     async def retry(
         self, connection: Any, message: LeasedMessage, error: str | None = None
     ) -> None:
         """Have a message delivered again, as soon as the transaction has committed. No attempt is
         counted."""
-        await fetch(connection, self.schema, calls.ack(message, "retry", error))
+        await self._answer(connection, calls.ack(message, "retry", error), message)
 
     async def dead_letter(self, connection: Any, message: LeasedMessage, error: str) -> None:
         """Put a message aside when the transaction commits: it can never succeed."""
-        await fetch(connection, self.schema, calls.ack(message, "dlq", error))
+        await self._answer(connection, calls.ack(message, "dlq", error), message)
+
+    async def _answer(self, connection: Any, call: calls.Call, message: LeasedMessage) -> None:
+        await fetch(connection, self.schema, call)
+        calls.staged(message)
 
 
 _outbox = Outbox()

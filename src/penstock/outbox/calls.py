@@ -93,6 +93,13 @@ def ack(message: LeasedMessage, status: str, error: str | None = None) -> Call:
     )
 
 
+def staged(message: LeasedMessage) -> None:
+    """Tell whoever extends the message's lease that it may end."""
+    notify = getattr(message, "answered_elsewhere", None)
+    if notify is not None:
+        notify()
+
+
 def _json(payload: Any) -> str:
     check_payload(payload)
     return msgspec.json.encode(payload).decode()

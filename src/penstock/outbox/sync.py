@@ -74,15 +74,19 @@ class SyncOutbox:
 
     def ack(self, connection: Any, message: LeasedMessage) -> None:
         """See `Outbox.ack`."""
-        fetch_sync(connection, self.schema, calls.ack(message, "completed"))
+        self._answer(connection, calls.ack(message, "completed"), message)
 
     def retry(self, connection: Any, message: LeasedMessage, error: str | None = None) -> None:
         """See `Outbox.retry`."""
-        fetch_sync(connection, self.schema, calls.ack(message, "retry", error))
+        self._answer(connection, calls.ack(message, "retry", error), message)
 
     def dead_letter(self, connection: Any, message: LeasedMessage, error: str) -> None:
         """See `Outbox.dead_letter`."""
-        fetch_sync(connection, self.schema, calls.ack(message, "dlq", error))
+        self._answer(connection, calls.ack(message, "dlq", error), message)
+
+    def _answer(self, connection: Any, call: calls.Call, message: LeasedMessage) -> None:
+        fetch_sync(connection, self.schema, call)
+        calls.staged(message)
 
 
 _outbox = SyncOutbox()
