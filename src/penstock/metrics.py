@@ -99,8 +99,8 @@ class Gauge:
     def current(self) -> Mapping[Labels, float]:
         if self.read is None:
             return self.values
-        found = self.read()
-        return found if isinstance(found, Mapping) else {(): found}
+        value = self.read()
+        return value if isinstance(value, Mapping) else {(): value}
 
     def fold(self, most: int) -> None:
         combine = max if self.merge == "max" else operator.add
@@ -176,7 +176,7 @@ class Metrics:
         self._registry.register(self)
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
-        return self._keep(Counter(name, help, labels))
+        return self._register(Counter(name, help, labels))
 
     def gauge(
         self,
@@ -186,14 +186,14 @@ class Metrics:
         read: Callable[[], Any] | None = None,
         merge: Merge = "sum",
     ) -> Gauge:
-        return self._keep(Gauge(name, help, labels, read, merge))
+        return self._register(Gauge(name, help, labels, read, merge))
 
     def histogram(
         self, name: str, help: str, *labels: str, bounds: Iterable[float] = LATENCIES
     ) -> Histogram:
-        return self._keep(Histogram(name, help, labels, tuple(bounds)))
+        return self._register(Histogram(name, help, labels, tuple(bounds)))
 
-    def _keep(self, instrument: Instrument) -> Instrument:
+    def _register(self, instrument: Instrument) -> Instrument:
         if instrument.name in self._instruments:
             raise ValueError(f"metric {instrument.name} is registered twice")
         self._instruments[instrument.name] = instrument
@@ -222,18 +222,18 @@ class Metrics:
 
     def state(self) -> "State":
         """Everything as plain data, to be sent to the process that answers the scrape."""
-        found: State = {}
+        state: State = {}
         for one in self._instruments.values():
             if isinstance(one, Histogram):
                 rows = [(list(labels), list(row)) for labels, row in one.values.items()]
-                found[one.name] = ("histogram", one.help, list(one.labels), rows, list(one.bounds))
+                state[one.name] = ("histogram", one.help, list(one.labels), rows, list(one.bounds))
             elif isinstance(one, Gauge):
                 rows = [(list(labels), [float(value)]) for labels, value in one.current().items()]
-                found[one.name] = (f"gauge {one.merge}", one.help, list(one.labels), rows, [])
+                state[one.name] = (f"gauge {one.merge}", one.help, list(one.labels), rows, [])
             else:
                 rows = [(list(labels), [value]) for labels, value in one.values.items()]
-                found[one.name] = ("counter", one.help, list(one.labels), rows, [])
-        return found
+                state[one.name] = ("counter", one.help, list(one.labels), rows, [])
+        return state
 
     def absorb(self, state: "State") -> None:
         """Add another process's numbers to these."""
@@ -266,12 +266,12 @@ class Metrics:
     def snapshot(self, others: Iterable["State"] = ()) -> dict[str, Any]:
         """Every sample as plain JSON: name, or name{label="value"}, to number."""
         self._others = list(others)
-        found: dict[str, Any] = {}
+        samples: dict[str, Any] = {}
         for family in self.collect():
             for sample in family.samples:
                 labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
-                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-        return found
+                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return samples
 
 
 # name -> (kind, help, label names, rows of (label values, numbers), histogram bounds)

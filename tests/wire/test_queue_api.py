@@ -1117,9 +1117,23 @@ def test_counts_agree_wherever_they_are_shown(api, broker, queue):
     assert counts() == gone | {"completed": 5, "failed": 60, "deadLetter": 55, "dropped": 0}
     assert api.delete("dlq", queue=queue)["deleted"] == 55
     assert counts() == gone | {"completed": 5, "failed": 60, "deadLetter": 0, "dropped": 55}
-    metrics = api.client.get("/metrics.json").json()["metrics"]
-    acked = f'penstock_queue_acked_total{{queue="{queue}",status="completed"}}'
-    assert metrics[acked] == 5
+
+    def metrics() -> list[float | None]:
+        """Acknowledged, depth, dead letters, completed, failed, dropped."""
+        samples = api.client.get("/metrics.json").json()["metrics"]
+        mine, group = f'queue="{queue}"', f'queue="{queue}",group=""'
+        names = [
+            f'penstock_queue_acked_total{{{mine},status="completed"}}',
+            f"penstock_queue_depth{{{mine}}}",
+            f"penstock_queue_dead_letters{{{mine}}}",
+            *(
+                f"penstock_queue_group_{name}_total{{{group}}}"
+                for name in ("completed", "failed", "dropped")
+            ),
+        ]
+        return [samples.get(name) for name in names]
+
+    until(lambda: metrics() == [5, 0, 0, 5, 60, 55], 30, "the metrics say the same")
 
 
 def test_a_message_for_later_is_answered_listed_counted_and_cancelled(api, queue):

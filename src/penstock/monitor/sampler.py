@@ -271,12 +271,12 @@ class Sampler:
             del self._lines[name]
         self.queues = queues
         self._before = (at, pushed, completed)
-        known = [queue.pushed_rate for queue in queues.values() if queue.pushed_rate is not None]
+        rates_in = [queue.pushed_rate for queue in queues.values() if queue.pushed_rate is not None]
         acked = [
             queue.delivered_rate for queue in queues.values() if queue.delivered_rate is not None
         ]
         return {
-            "pushed": sum(known) if before else None,
+            "pushed": sum(rates_in) if before else None,
             "delivered": sum(acked) if before else None,
             "waiting": sum(queue.waiting for queue in queues.values()),
         }

@@ -80,29 +80,29 @@ class Catalog:
         """What the ids of a partition and its messages have in common: all but the last twelve
         digits.
         """
-        known = self._prefixes.get(partition)
-        if known is None:
+        prefix = self._prefixes.get(partition)
+        if prefix is None:
             if len(self._prefixes) > MOST_REMEMBERED:
                 self._prefixes.clear()
-            known = self._prefixes[partition] = text_of(base_of(self.installation, partition))[:24]
-        return known
+            prefix = self._prefixes[partition] = text_of(base_of(self.installation, partition))[:24]
+        return prefix
 
     def partition_id(self, text: str) -> int | None:
         return partition_of(self.installation, text)
 
     async def queue(self, name: str) -> QueueInfo | None:
-        known = self._queues.get(name)
-        if known is None:
+        info = self._queues.get(name)
+        if info is None:
             generation = self._generation
             rows = await self._database.read(
                 "SELECT * FROM queues WHERE name = $1 AND deleted_at IS NULL", name
             )
             if not rows:
                 return None
-            known = info_of(rows[0])
+            info = info_of(rows[0])
             if generation == self._generation:
-                self._queues[name] = known
-        return known
+                self._queues[name] = info
+        return info
 
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
         """The queues of a namespace and/or task, the most important first."""
@@ -133,8 +133,8 @@ class Catalog:
 
     async def partition(self, queue: str, name: str) -> int | None:
         """The number of an existing partition."""
-        known = self.partitions.get((queue, name))
-        if known is None:
+        number = self.partitions.get((queue, name))
+        if number is None:
             rows = await self._database.read(
                 """SELECT p.id FROM queues q JOIN partitions p ON p.queue_id = q.id
                     WHERE q.name = $1 AND q.deleted_at IS NULL AND p.name = $2""",
@@ -142,11 +142,11 @@ class Catalog:
                 name,
             )
             if rows:
-                known = rows[0]["id"]
+                number = rows[0]["id"]
                 if len(self.partitions) >= MOST_REMEMBERED:
                     self.partitions.clear()
-                self.partitions[queue, name] = known
-        return known
+                self.partitions[queue, name] = number
+        return number
 
     def remember_group(self, queue: str, group: str, partition: int | None, number: int) -> None:
         if len(self.groups) >= MOST_REMEMBERED:
@@ -159,7 +159,7 @@ class Catalog:
         """
         now = time.monotonic()
         wanted = set(queues)
-        found = {
+        counts = {
             queue: self._counts[queue][1]
             for queue in wanted
             if self._counts.get(queue, (0.0, 0))[0] > now
@@ -167,14 +167,14 @@ class Catalog:
         rows = await self._database.browse(
             """SELECT q AS id, (SELECT count(*) FROM partitions p WHERE p.queue_id = q) AS n
                  FROM unnest($1::int[]) q""",
-            sorted(wanted - found.keys()),
+            sorted(wanted - counts.keys()),
         )
-        self._counts = {queue: known for queue, known in self._counts.items() if known[0] > now}
+        self._counts = {queue: entry for queue, entry in self._counts.items() if entry[0] > now}
         for row in rows:
-            found[row["id"]] = row["n"]
+            counts[row["id"]] = row["n"]
             if row["n"] > COUNTED_PER_SECOND:
                 self._counts[row["id"]] = (now + row["n"] / COUNTED_PER_SECOND, row["n"])
-        return found
+        return counts
 
 
 def check_name(kind: str, name: str) -> None:

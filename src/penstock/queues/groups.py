@@ -218,7 +218,7 @@ class Groups:
     async def preview(
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
     ) -> SeekPreview:
-        """What `seek` would do: how many settled messages come again, how many open ones are
+        """What `seek` would do: how many finished messages come again, how many open ones are
         skipped.
         """
         group_id, queue_id = await self._find(group, queue)

@@ -220,16 +220,16 @@ class Messages:
         return bool(rows[0][0])
 
     async def retry(self, partition_id: str, transaction_id: str, group: str | None = None) -> int:
-        """Make a message available again to the groups that settled it (or to one); answers to how
+        """Make a message available again to the groups that finished with it (or to one); to how
         many.
         """
         row = await self._find(partition_id, transaction_id)
         done = 0
-        for found in await self._groups(row, group):
+        for one in await self._groups(row, group):
             back = await self._database.fetch(
                 "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])",
                 row["partition_id"],
-                found["id"],
+                one["id"],
                 row["seq"],
             )
             if back[0][0]:
@@ -238,7 +238,7 @@ class Messages:
                     """DELETE FROM dead_letters
                         WHERE partition_id = $1 AND group_id = $2 AND seq = $3""",
                     row["partition_id"],
-                    found["id"],
+                    one["id"],
                     row["seq"],
                 )
         self._signals.available(row["queue"], 1)
@@ -251,7 +251,7 @@ class Messages:
         group: str = QUEUE_MODE,
         error: str | None = None,
     ) -> bool:
-        """Move a message to a group's dead letters; false when the group has settled it already."""
+        """Move a message to a group's dead letters; false when the group has finished with it."""
         row = await self._find(partition_id, transaction_id)
         number = row["partition_id"]
         check_group(group)
@@ -278,13 +278,13 @@ class Messages:
         return bool(rows[0]["dead"])
 
     async def _groups(self, row: Any, group: str | None) -> Iterable[Any]:
-        found: Iterable[Any] = await self._database.read(
+        rows: Iterable[Any] = await self._database.read(
             """SELECT g.id, g.name FROM groups g JOIN partitions p ON p.queue_id = g.queue_id
                 WHERE p.id = $1 AND ($2::text IS NULL OR g.name = $2) ORDER BY g.id""",
             row["partition_id"],
             group,
         )
-        return found
+        return rows
 
     async def _find(self, partition_id: str, transaction_id: str) -> Any:
         await self._catalog.load_installation()

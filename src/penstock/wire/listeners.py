@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from penstock.broker import Broker
@@ -239,13 +240,17 @@ class Listeners:
         router.extend(routes_of(DocsApi(router, guard)))
         return router
 
+    @cached_property
+    def _console(self) -> ConsoleApi:
+        """One for the public port and the workers' socket: viewers share its sampler."""
+        return ConsoleApi(self._broker, authentication=self._verifier is not None)
+
     def _owner_routes(self) -> list[Route]:
         logs = self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         assert self._state is not None
         system = SystemApi(self._broker, self._state, lambda: self.addresses, workers)
-        console = ConsoleApi(self._broker, authentication=self._verifier is not None)
-        apis: list[Api] = [BuffersApi(self._broker.buffer), console]
+        apis: list[Api] = [BuffersApi(self._broker.buffer), self._console]
         apis += [InspectApi(self._broker.queues), AuditApi(self._audit), self._tasks]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))

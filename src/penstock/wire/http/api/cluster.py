@@ -156,14 +156,14 @@ class ClusterApi:
                 names, counts = groups.setdefault(getattr(row, args.group_by), (set(), _none()))
                 names.add(row.queue)
                 _count(counts, row)
-        found: dict[str, Any] = {**about, "series": list(series.values()), "totals": totals}
+        body: dict[str, Any] = {**about, "series": list(series.values()), "totals": totals}
         if args.group_by:
             ordered = sorted(groups.items(), key=lambda item: (-item[1][1]["totalMsgs"], item[0]))
-            found["rows"] = [
+            body["rows"] = [
                 {"key": key, "queues": len(names), "totals": counts}
                 for key, (names, counts) in ordered
             ]
-        return answer(found)
+        return answer(body)
 
     @route(
         "GET",

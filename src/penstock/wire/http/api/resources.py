@@ -324,13 +324,13 @@ class ResourcesApi:
     async def clear(self, request: Request) -> Response:
         partition = request.args.partition or None
         deleted = await self._admin.clear(request.params["queue"], partition)
-        found = {
+        body = {
             "success": True,
             "queue": request.params["queue"],
             "partition": partition,
             "deleted": deleted,
         }
-        return answer(found)
+        return answer(body)
 
     @route(
         "GET",
@@ -341,11 +341,11 @@ class ResourcesApi:
     )
     async def partitions(self, request: Request) -> Response:
         args = request.args
-        found = await self._admin.partitions(
+        partitions = await self._admin.partitions(
             args.queue or None, args.limit, args.offset, args.after
         )
         return answer(
-            {"partitions": found, "pagination": {"limit": args.limit, "offset": args.offset}}
+            {"partitions": partitions, "pagination": {"limit": args.limit, "offset": args.offset}}
         )
 
     @route("GET", "/api/v1/resources/namespaces", answer=dict[str, Any], summary="Namespaces")
@@ -513,11 +513,11 @@ def _seven(counts: Counts) -> dict[str, Any]:
 
 def _operations(counts: Iterable[OperationCounts]) -> dict[str, int]:
     kinds = ("push", "pop", "ack")
-    found = dict.fromkeys(kinds, 0)
+    sums = dict.fromkeys(kinds, 0)
     for one in counts:
         for kind in kinds:
-            found[kind] += getattr(one, kind)
-    return found
+            sums[kind] += getattr(one, kind)
+    return sums
 
 
 def _grouped(queues: list[QueueStatus], name: str) -> list[dict[str, Any]]:

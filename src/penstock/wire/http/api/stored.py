@@ -124,10 +124,10 @@ class StoredApi:
     async def delete(self, request: Request) -> Response:
         partition, transaction = _ids(request)
         deleted = await self._messages.delete(partition, transaction)
-        found = {"success": deleted, "partitionId": partition, "transactionId": transaction}
+        body = {"success": deleted, "partitionId": partition, "transactionId": transaction}
         if deleted:
-            return answer(found | {"message": "Message deleted successfully"})
-        return answer(found | {"message": "Message not found", "error": "Message not found"}, 404)
+            return answer(body | {"message": "Message deleted successfully"})
+        return answer(body | {"message": "Message not found", "error": "Message not found"}, 404)
 
     @route(
         "POST",
