@@ -300,6 +300,7 @@ VIEWS = {  # address -> what is there when it has loaded
     "topics/shown-topic": "Records",
     "routes": "shown-route",
     "routes/shown-route": "Books",
+    "schedules": "shown-schedule",
     "buffers": "Failover",
     "pipelines": "shown-pipeline",
     "system": "Listeners",
@@ -319,6 +320,8 @@ def filled(broker) -> None:
     ask.post("/topics/shown-topic/groups/g/commit", json={"offset": 0}).raise_for_status()
     route = {"name": "shown-route", "destination": {"type": "http", "url": "http://127.0.0.1:9/"}}
     ask.post("/api/v1/routes", json=route).raise_for_status()
+    schedule = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "shown"}
+    ask.put("/api/v1/schedules/shown-schedule", json=schedule).raise_for_status()
     report = {"state": "failed", "error": "no column", "started_at": 1.0}
     ask.put("/api/v1/pipelines/shown-pipeline", json=report).raise_for_status()
 
@@ -341,6 +344,30 @@ def test_every_view_has_labels_contrast_and_focus_and_fits_a_phone(page, broker,
     assert problems(page) == []
     page.keyboard.press("Escape")
     assert focus_problems(page) == []
+
+
+def test_a_schedule_is_created_run_paused_and_deleted(page, broker):
+    visit(page, broker, "schedules")
+    page.get_by_role("button", name="Create a schedule").click()
+    for label, value in {"Name": "nightly", "Cron": "0 3 * *", "Queue": "at-night"}.items():
+        page.get_by_label(label, exact=label != "Cron").fill(value)
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.get_by_role("alert").get_by_text("five fields").wait_for()
+    page.get_by_label("Cron").fill("0 3 * * *")
+    page.get_by_role("button", name="Create", exact=True).click()
+    row = page.locator("tr[data-key='nightly']")
+    row.get_by_role("button", name="Run now").click()
+    row.get_by_text("queued by hand").wait_for()
+    assert len(pop(broker, "at-night", "g", 9)) == 1
+    row.get_by_role("button", name="Pause").click()
+    row.get_by_text("paused").wait_for()
+    row.get_by_role("button", name="Runs").click()
+    page.get_by_role("dialog").get_by_text("schedule:nightly:").wait_for()
+    page.keyboard.press("Escape")
+    row.get_by_role("button", name="Delete").click()
+    page.get_by_label("Type nightly to confirm").fill("nightly")
+    page.get_by_role("button", name="Delete nightly").click()
+    row.wait_for(state="detached")
 
 
 @contextmanager

@@ -124,7 +124,7 @@ const context = {
 
 const NAVIGATION = [
   ["overview", "Overview"], ["queues", "Queues", "queues"], ["topics", "Topics", "topics"],
-  ["dead-letters", "Dead letters", "deadLetters"], ["routes", "Routes", "routes"], ["buffers", "Buffers"],
+  ["dead-letters", "Dead letters", "deadLetters"], ["routes", "Routes", "routes"], ["schedules", "Schedules"], ["buffers", "Buffers"],
   ["pipelines", "Pipelines", "pipelines"], ["system", "System"],
 ];
 
@@ -211,7 +211,7 @@ const KEYS = [
   ["/", "filter this list"], ["?", "show these keys"], ["g o", "overview"], ["g q", "queues"], ["g t", "topics"],
   ["g d", "dead letters"], ["g r", "routes"], ["↑ ↓ Enter", "move in a list, open a row"], ["Esc", "close, leave the filter"],
 ];
-const GO = { o: "overview", q: "queues", t: "topics", d: "dead-letters", r: "routes", b: "buffers", p: "pipelines", s: "system" };
+const GO = { o: "overview", q: "queues", t: "topics", d: "dead-letters", r: "routes", c: "schedules", b: "buffers", p: "pipelines", s: "system" };
 let pressed = "";
 
 document.addEventListener("keydown", (event) => {
