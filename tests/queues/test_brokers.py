@@ -104,6 +104,26 @@ async def work(
     await asyncio.wait_for(asyncio.gather(*eaters), 60)
 
 
+def test_a_broker_that_is_alone_notifies_nobody_and_two_find_each_other(database_url: str) -> None:
+    async def body() -> None:
+        async with running(database_url, poll_interval=60.0) as one:
+            await eventually(lambda: one.signals.sent > 0)  # that it is there
+            await push(one, "q", 0)
+            await complete(one, await pop(one, "q"))
+            sent = one.signals.sent
+            for number in range(3):
+                await push(one, "q", number)
+                await complete(one, await pop(one, "q"))
+            assert (one.signals.sent, one.signals.alone) == (sent, True)
+            async with running(database_url, poll_interval=60.0) as two:
+                waiting = asyncio.create_task(pop(two, "q", wait=True, timeout=60))
+                await eventually(lambda: not one.signals.alone and not two.signals.alone)
+                await push(one, "q", "heard")
+                assert values(await asyncio.wait_for(waiting, 30)) == ["heard"]
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("ordering", ["partition", "none"])
 def test_every_queued_message_of_one_busy_partition_is_delivered_once(
     database_url: str, soak: bool, ordering: str

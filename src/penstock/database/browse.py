@@ -15,6 +15,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.errors import Busy
 
+IDLE_SECONDS = 60.0  # after which a connection that nobody uses is closed
 WAIT_SECONDS = 2.0
 
 
@@ -31,6 +32,7 @@ class BrowsePool:
         self._pool = await asyncpg.create_pool(
             min_size=0,
             max_size=self._settings.browse_pool_size,
+            max_inactive_connection_lifetime=IDLE_SECONDS,
             reset=keep_session,
             connect=self._connect,
         )

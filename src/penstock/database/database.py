@@ -38,7 +38,7 @@ import asyncpg
 
 from penstock.config import schema
 from penstock.config.database_url import EMBEDDED, url_of
-from penstock.database.browse import BrowsePool, keep_session
+from penstock.database.browse import IDLE_SECONDS, BrowsePool, keep_session
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.failure import explain
@@ -127,6 +127,9 @@ class Database:
         self._idle: list[Any] = []  # connections of calls that have just ended, for the next ones
         self._queueing = 0  # calls that wait for the pool: they come before `_idle`
         self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
+        self._active = asyncio.Event()  # there may be calls in flight or connections at hand
+        self._listeners: dict[str, Callable[[str | None], None]] = {}  # by channel
+        self._listen_again = asyncio.Event()  # a channel is new, or the connection is lost
         self._probing: asyncio.Task[bool] | None = None
         self._recovered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,6 +186,7 @@ class Database:
         self._pool = await asyncpg.create_pool(
             min_size=0,
             max_size=self.settings.pool_size,
+            max_inactive_connection_lifetime=IDLE_SECONDS,
             reset=keep_session,
             connect=self._connector.connect,
         )
@@ -327,6 +331,7 @@ class Database:
         connection = proxy._con
         succeeded = False
         self._in_flight[connection] = time.monotonic()
+        self._active.set()
         try:
             yield proxy
             succeeded = True
@@ -351,7 +356,10 @@ class Database:
         """Call back with each payload notified on `channel`, for ever; with None after every
         (re)connect.
         """
-        self._spawn(self._listen(channel, callback))
+        self._listeners[channel] = callback
+        self._listen_again.set()
+        if len(self._listeners) == 1:
+            self._spawn(self._listen())
 
     async def drop_unused_functions(self) -> list[str]:
         """Drop the SQL functions of releases that no broker was seen of for long."""
@@ -507,8 +515,12 @@ class Database:
         """Find the server that is frozen or does not commit: a call in flight does not finish."""
         next_probe = 0.0
         while True:
+            await self._active.wait()
             await asyncio.sleep(WATCH_SECONDS)
             await self._release_idle()
+            if not self._in_flight and not self._idle:
+                self._active.clear()
+                continue
             now = time.monotonic()
             oldest = min(self._in_flight.values(), default=now)
             # Half, so that a push waits for little more than one limit until it is buffered.
@@ -541,7 +553,8 @@ class Database:
             elif not await self.probe():
                 self._went_down()
 
-    async def _listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
+    async def _listen(self) -> None:
+        """All channels share a connection."""
         while True:
             await self._recovered.wait()
             try:
@@ -549,14 +562,18 @@ class Database:
             except (*UNREACHABLE, asyncpg.PostgresError):
                 await asyncio.sleep(PROBE_SECONDS[-1])
                 continue
-            lost = asyncio.Event()
-            connection.add_termination_listener(lambda _, lost=lost: lost.set())
+            connection.add_termination_listener(lambda _: self._listen_again.set())
+            heard: set[str] = set()
             try:
-                await connection.add_listener(channel, lambda *event: callback(event[3]))
-                callback(None)
-                while not lost.is_set():
+                while not connection.is_closed():
+                    self._listen_again.clear()
+                    for channel in self._listeners.keys() - heard:
+                        heard.add(channel)
+                        callback = self._listeners[channel]
+                        await connection.add_listener(channel, _payload_to(callback))
+                        callback(None)
                     try:
-                        await asyncio.wait_for(lost.wait(), LISTEN_CHECK_SECONDS)
+                        await asyncio.wait_for(self._listen_again.wait(), LISTEN_CHECK_SECONDS)
                     except TimeoutError:  # silent for long: is the other end still there?
                         await connection.execute("SELECT 1", timeout=self.settings.acquire_timeout)
             except (*GONE, asyncpg.PostgresError):
@@ -568,6 +585,10 @@ class Database:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _payload_to(callback: Callable[[str | None], None]) -> Callable[..., None]:
+    return lambda *event: callback(event[3])
 
 
 def _unusable(error: asyncpg.DataError) -> InvalidRequest:

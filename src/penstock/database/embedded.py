@@ -70,6 +70,13 @@ SETTINGS = {
     "checkpoint_timeout": "15min",
     "jit": "off",  # our statements are short; compiling them costs more than running them
     "autovacuum_naptime": "10s",
+    # A broker at rest should cost nothing. Commits are synchronous, so the WAL writer has nothing
+    # to do for them; the background writer looks less often and may write more each time.
+    "wal_writer_delay": "10s",
+    "bgwriter_delay": "1s",
+    "bgwriter_lru_maxpages": "500",
+    "io_method": "sync",  # pages are in memory or read one by one: three processes less
+    "max_logical_replication_workers": "0",
     "log_min_messages": "warning",
     "log_checkpoints": "off",
 }

@@ -102,7 +102,7 @@ class Popper:
         self._settings = settings
         self._popped = popped
         self.merger: Merger[Take, Taken] = Merger(
-            self._run, size=_weight, limit=256, slots=3, orphan=self._orphaned
+            self._run, size=_weight, limit=256, slots=2, orphan=self._orphaned
         )
         self._auto_acks: Merger[UUID, None] = Merger(self._complete, size=_one, limit=1000, slots=2)
         self._floors: dict[

@@ -5,12 +5,17 @@ A NOTIFY makes commits of the whole database queue up behind each other, so it i
 push: names are collected and sent by a call of their own, at most every `NOTIFY_SECONDS`, the first
 one at once. What is lost (a reconnect) shows as "anything may have changed"; waiting pops also look
 by themselves every `poll_interval`.
+
+A broker that is alone notifies nobody. Each says that it is there when it starts to listen and
+every `HELLO_SECONDS`; who hears of one it did not know answers with the same, and looks again at
+everything, since what happened before was not told. Who was silent for long is forgotten.
 """
 
 import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -28,6 +33,8 @@ NOTIFY_SECONDS = 0.02
 # time at which it is due; a broker of a release before takes it for a queue that nobody waits for.
 LATER = ""
 MAX_PAYLOAD_BYTES = 7000
+HELLO_SECONDS = 30.0
+FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be gone
 
 
 class Waiter:
@@ -57,6 +64,7 @@ class Signals:
         self._due: float | None = None  # the earliest to announce
         self._queues: set[str] = set()
         self._changed = False
+        self._others_until = 0.0  # there are other brokers until then (monotonic)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -68,6 +76,8 @@ class Signals:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._ready.is_set():  # nobody else will tell the others
+            await self._notify()
         self.wake_all()
 
     @property
@@ -108,9 +118,14 @@ class Signals:
                     elif remaining > 0 and not waiter.event.is_set():
                         remaining -= 1
                         waiter.event.set()
-        if announce:
+        if announce and not self.alone:
             self._queues.add(queue)
             self._ready.set()
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other broker was heard of lately."""
+        return time.monotonic() >= self._others_until
 
     def changed(self, *, announce: bool = True) -> None:
         """Queues or groups were created, configured or deleted."""
@@ -137,11 +152,17 @@ class Signals:
     def _heard(self, payload: str | None) -> None:
         if payload is None:
             self.on_scheduled(0.0)
+            self._ready.set()  # says that we are there
             return self.changed(announce=False)
         broker, changed, queues = json.loads(payload)
         if broker == self._broker:
             return None
         self.heard += 1
+        if self.alone:
+            self._ready.set()
+            self.on_scheduled(0.0)
+            self.wake_all()
+        self._others_until = time.monotonic() + FORGET_SECONDS
         if changed:
             self.changed(announce=False)
         if queues is None:
@@ -156,20 +177,32 @@ class Signals:
 
     async def _send(self) -> None:
         while True:
-            await self._ready.wait()
-            self._ready.clear()
-            queues, self._queues = self._queues, set()
-            changed, self._changed = self._changed, False
-            notified: list[list[Any]] = [[queue, 16] for queue in queues]
-            due, self._due = self._due, None
-            if due is not None:
-                notified.append([LATER, due])
-            payload = json.dumps([self._broker, changed, notified])
-            if len(payload.encode()) > MAX_PAYLOAD_BYTES:
-                payload = json.dumps([self._broker, changed, None])
             try:
-                await self._database.fetch(NOTIFY, CHANNEL, payload)
-                self.sent += 1
-            except Unavailable:
-                pass  # other brokers lost their LISTEN too and will look again when they are back
+                await asyncio.wait_for(self._ready.wait(), HELLO_SECONDS)
+            except TimeoutError:
+                pass
+            await self._notify()
             await asyncio.sleep(NOTIFY_SECONDS)
+
+    async def _notify(self) -> None:
+        self._ready.clear()
+        queues, self._queues = self._queues, set()
+        changed, self._changed = self._changed, False
+        notified: list[list[Any]] = [[queue, 16] for queue in queues]
+        due, self._due = self._due, None
+        if due is not None:
+            notified.append([LATER, due])
+        payload = json.dumps([self._broker, changed, notified])
+        if len(payload.encode()) > MAX_PAYLOAD_BYTES:
+            payload = json.dumps([self._broker, changed, None])
+        try:
+            await self._database.fetch(NOTIFY, CHANNEL, payload)
+            self.sent += 1
+        except Unavailable:
+            pass  # other brokers lost their LISTEN too and will look again when they are back
+        except asyncio.CancelledError:
+            self._queues |= queues
+            self._changed = self._changed or changed
+            self._due = due
+            self._ready.set()  # `stop` says it once more
+            raise
