@@ -6,6 +6,7 @@ import uuid
 import pytest
 from typer.testing import CliRunner
 
+from penstock.cli import ask
 from penstock.cli.queue import commands
 from tests.cli.conftest import Shell
 
@@ -65,6 +66,8 @@ def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     assert (
         "unknown option: leaseTimes" in shell.run("configure", queue, "leaseTimes=3", code=1).output
     )
+    shell.run("set", queue, "retryLimit=7")
+    assert "option=value" in shell.run("set", queue, "retryLimit", code=2).output
     shell.run("push", queue, "1", "2")
     header, row = shell.run("list", queue).stdout.splitlines()
     listed = dict(zip(header.split("\t"), row.split("\t"), strict=True))
@@ -73,7 +76,10 @@ def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     assert queue in [row["name"] for row in rows]
     (about,) = shell.lines("describe", queue, "--json")
     assert (about["stored"], about["options"]["leaseTime"]) == (2, 30)
-    assert "leaseTime\t30\n" in shell.run("describe", queue).stdout
+    described = shell.run("describe", queue).stdout
+    assert "leaseTime\t30\n" in described
+    assert "retryLimit\t7\n" in described
+    assert "\npartition\tlag\tstored\t" in described
     assert "--yes" in shell.run("delete", queue, code=2).output
     assert shell.lines("delete", queue, "--keep", "--yes")[0]["deleted"] == 2
     shell.run("delete", queue, "--yes")
@@ -119,7 +125,20 @@ def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
     requeued = shell.lines("dlq", "requeue", queue, "--id", letter["id"], "--yes")
     assert requeued[0]["requeued"] == 1
     assert shell.lines("pop", queue, "-d") == ["b"]
-    assert shell.lines("dlq", "purge", queue, "--yes")[0]["deleted"] == 1
+    assert shell.lines("dlq", "list", queue, "--error", "none such", "--json") == [[]]
+    assert shell.lines("dlq", "purge", queue, "--error", "none such", "--yes")[0]["deleted"] == 0
+    purged = shell.lines("dlq", "purge", queue, "--error", "no stock", "--yes")
+    assert purged == [{"deleted": 1, "state": "finished"}]
+
+
+def test_messages_for_later_are_listed_and_cancelled(shell, queue, broker):
+    item = {"queue": queue, "payload": 1, "transactionId": f"{queue}-1", "delay": 3600}
+    ask(broker.url, "", "POST", "/api/v1/push", {"items": [item]})
+    (row,) = shell.rows("scheduled", queue)
+    assert (row["partition"], row["transactionId"]) == ("Default", f"{queue}-1")
+    shell.run("cancel", queue, "Default", f"{queue}-1")
+    assert shell.rows("scheduled", queue) == []
+    shell.run("consumers")
 
 
 def test_stored_messages_are_looked_at_without_taking_them(shell, queue):

@@ -32,6 +32,7 @@ from penstock.cli import (
 from penstock.cli.tables import (
     Column,
     Facts,
+    Line,
     Table,
     View,
     count,
@@ -230,6 +231,16 @@ GROUP_FIGURES = (
 )
 
 
+PARTITIONS = (
+    Column("partition", "name"),
+    Column("lag", format=count),
+    Column("stored", format=count),
+    Column("leased", format=count),
+    Column("oldest", format=when, optional=True),
+    Column("newest", format=when, optional=True),
+)
+
+
 @commands.command("list")
 def list_command(
     filter: Annotated[str, typer.Argument(help="Only queues with this in their names.")] = "",
@@ -294,7 +305,7 @@ def describe(
 
     def look() -> View:
         about = ask(url, token, "GET", resource("/api/v1/queues", queue))
-        details = ask(url, token, "GET", resource("/api/v1/resources/queues", queue))
+        partitions = ask(url, token, "GET", resource("/api/v1/queues", queue, "partitions"))
         about.pop("history", None)
         facts = (
             Column("queue", "name"),
@@ -303,7 +314,7 @@ def describe(
             *(Column(name, f"options.{name}") for name in about["options"]),
         )
         return View(
-            about | {"partitions": details["partitions"]},
+            about | {"partitions": partitions["partitions"]},
             [
                 Facts(facts, about),
                 Table(
@@ -311,21 +322,17 @@ def describe(
                     about["groups"],
                     f"no groups; a pop makes one: penstock queue pop {queue}@group",
                 ),
-                Table(
-                    (
-                        Column("partition", "name"),
-                        *(Column(name, f"stats.{name}", count) for name in PARTITION_COUNTS),
-                        Column("newest", "newestMessage", when, optional=True),
-                    ),
-                    details["partitions"],
-                ),
+                Table(PARTITIONS, partitions["partitions"]),
+                *_more(partitions),
             ],
         )
 
     show(look, as_json, watch)
 
 
-PARTITION_COUNTS = ("total", "pending", "processing", "completed", "failed")
+def _more(page: dict[str, Any]) -> Iterator[Line]:
+    if page["total"] > len(page["partitions"]):
+        yield Line(f"{page['total']:,} partitions in all, those with the largest lag are shown")
 
 
 @commands.command()
@@ -343,8 +350,29 @@ def configure(
 
     Example: `penstock queue configure orders leaseTime=30 retryLimit=5 ordering=none`
     """
+    values = _options(options or [])
+    body = {"queue": queue, "namespace": namespace, "task": task, "options": values}
+    print_json(ask(url, token, "POST", "/api/v1/configure", body))
+
+
+@commands.command("set")
+def set_command(
+    queue: Name,
+    options: Annotated[list[str], typer.Argument(help="option=value, such as leaseTime=30.")],
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Change some options of a queue; the others stay as they are.
+
+    Example: `penstock queue set orders leaseTime=30 retryLimit=5`
+    """
+    target = resource("/api/v1/queues", queue, "options")
+    print_json(ask(url, token, "PATCH", target, _options(options)))
+
+
+def _options(words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for option in options or []:
+    for option in words:
         name, equals, value = option.partition("=")
         if not equals:
             raise usage(f"{option}: expected option=value")
@@ -352,8 +380,7 @@ def configure(
             values[name] = json.loads(value)
         except ValueError:
             values[name] = value
-    body = {"queue": queue, "namespace": namespace, "task": task, "options": values}
-    print_json(ask(url, token, "POST", "/api/v1/configure", body))
+    return values
 
 
 @commands.command()

@@ -1,8 +1,10 @@
 """`penstock queue dlq`: look at dead letters, deliver them again, or delete them."""
 
+import time
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from penstock.cli import (
     LOCAL_URL,
@@ -13,6 +15,7 @@ from penstock.cli import (
     Watch,
     Yes,
     ask,
+    broker,
     completer,
     confirm,
     resource,
@@ -21,11 +24,14 @@ from penstock.cli.queue import commands
 from penstock.cli.queue_groups import _shown
 from penstock.cli.tables import Column, Line, Table, View, count, print_json, show, when
 from penstock.cli.tables import table as table_of
+from penstock.errors import PenstockError
 
 dead_letters = Commands(
     "Look at dead letters, deliver them again, or delete them.", commands, name="dlq"
 )
-DEAD = "/api/v1/dlq"
+DEAD, TASKS = "/api/v1/dlq", "/api/v1/tasks"
+DONE = {"requeue": "requeued", "purge": "deleted"}
+POLL_SECONDS = 0.2
 Queue = Annotated[
     str | None,
     typer.Argument(
@@ -34,6 +40,7 @@ Queue = Annotated[
 ]
 Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
 Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Only of this partition.")]
+Error = Annotated[str | None, typer.Option("--error", help="Only with this text in the error.")]
 Id = Annotated[
     int | None, typer.Option("--id", help="Only the one with this id, as `dlq list` shows it.")
 ]
@@ -44,6 +51,7 @@ def dlq_list(
     queue: Queue = None,
     group: Group = None,
     partition: Partition = None,
+    error: Error = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most to show.")] = 100,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
     as_json: Json = False,
@@ -62,7 +70,7 @@ def dlq_list(
     """
 
     def look() -> View:
-        chosen = _filter(queue, group, partition) | {"limit": limit, "offset": offset}
+        chosen = _filter(queue, group, partition, error) | {"limit": limit, "offset": offset}
         page = ask(url, token, "GET", resource(DEAD, **chosen))
         rows, total = page["messages"], page["total"]
         columns = (
@@ -116,6 +124,7 @@ def dlq_requeue(
     queue: Queue = None,
     group: Group = None,
     partition: Partition = None,
+    error: Error = None,
     id: Id = None,
     yes: Yes = False,
     url: Url = LOCAL_URL,
@@ -125,9 +134,9 @@ def dlq_requeue(
 
     Example: `penstock queue dlq requeue orders --group billing`
     """
-    chosen = _filter(queue, group, partition, id)
+    chosen = _filter(queue, group, partition, error, id)
     confirm(f"Deliver {_matching(url, token, chosen)} again?", yes)
-    print_json(ask(url, token, "POST", resource(DEAD, "requeue", **chosen)))
+    _do(url, token, "requeue", chosen)
 
 
 @dead_letters.command("purge")
@@ -135,6 +144,7 @@ def dlq_purge(
     queue: Queue = None,
     group: Group = None,
     partition: Partition = None,
+    error: Error = None,
     id: Id = None,
     yes: Yes = False,
     url: Url = LOCAL_URL,
@@ -144,15 +154,20 @@ def dlq_purge(
 
     Example: `penstock queue dlq purge orders --group billing --yes`
     """
-    chosen = _filter(queue, group, partition, id)
+    chosen = _filter(queue, group, partition, error, id)
     confirm(f"Delete {_matching(url, token, chosen)} for good?", yes)
-    print_json(ask(url, token, "DELETE", resource(DEAD, **chosen)))
+    _do(url, token, "purge", chosen)
 
 
 def _filter(
-    queue: str | None, group: str | None, partition: str | None, id: int | None = None
+    queue: str | None,
+    group: str | None,
+    partition: str | None,
+    error: str | None,
+    id: int | None = None,
 ) -> dict[str, Any]:
-    return {"queue": queue, "consumerGroup": group, "partition": partition, "id": id}
+    chosen = {"queue": queue, "consumerGroup": group, "partition": partition, "error": error}
+    return chosen | {"id": id}
 
 
 def _matching(url: str, token: str, chosen: dict[str, Any]) -> str:
@@ -160,3 +175,20 @@ def _matching(url: str, token: str, chosen: dict[str, Any]) -> str:
         return f"dead letter {chosen['id']}"
     page = ask(url, token, "GET", resource(DEAD, **chosen, limit=1))
     return f"{page['total']:,} dead letters of {chosen['queue'] or 'all queues'}"
+
+
+def _do(url: str, token: str, kind: str, chosen: dict[str, Any]) -> None:
+    """Have the broker do it in the background, and show how far it is. Ctrl-C leaves it at work."""
+    if chosen["id"] is not None:
+        method, target = ("POST", f"{DEAD}/requeue") if kind == "requeue" else ("DELETE", DEAD)
+        print_json(ask(url, token, method, resource(target, **chosen)))
+        return
+    with broker(url, token) as caller, Console(stderr=True).status("") as line:
+        task = caller.json("POST", resource(TASKS, kind, **chosen))
+        while task["state"] == "running":  # asked on one connection: it is a task of that broker
+            line.update(f"{task['done']:,} of {task['total']:,}")
+            time.sleep(POLL_SECONDS)
+            task = caller.json("GET", resource(TASKS, task["id"]))
+    print_json({DONE[kind]: task["done"], "state": task["state"]})
+    if task["state"] != "finished":
+        raise PenstockError(task["error"] or f"it was {task['state']}")

@@ -80,6 +80,31 @@ def groups(
 
 
 @commands.command()
+def consumers(
+    as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
+) -> None:
+    """Show consumers that report themselves: what they have in hand, and their last error.
+
+    Example: `penstock queue consumers --watch`
+    """
+
+    def look() -> View:
+        return table(
+            ask(url, token, "GET", "/api/v1/consumers")["consumers"],
+            Column("consumer", "name"),
+            Column("queue"),
+            Column("group", lambda row: _shown(row["group"])),
+            Column("in hand", "inFlight", count),
+            Column("at most", "concurrency", count, optional=True),
+            Column("failed", format=count),
+            Column("last error", "lastError", prose=True),
+            empty="no consumer reports itself; those of `penstock worker` do",
+        )
+
+    show(look, as_json, watch)
+
+
+@commands.command()
 def seek(
     address: Address,
     to: Annotated[

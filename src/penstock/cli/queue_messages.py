@@ -91,3 +91,51 @@ def retry_message(
     Example: `penstock queue retry-message 20ff6f94-0000-8000-8008-000000000000 order-7`
     """
     print_json(ask(url, token, "POST", resource(MESSAGES, partition, transaction, "retry")))
+
+
+@commands.command()
+def scheduled(
+    queue: Name,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Only of this partition.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most.")] = 50,
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """List messages for later, the next due first.
+
+    Example: `penstock queue scheduled orders`
+    """
+
+    def look() -> View:
+        query = {"queue": queue, "partition": partition, "limit": limit}
+        rows = ask(url, token, "GET", resource("/api/v1/scheduled", **query))["messages"]
+        columns = (
+            Column("due", "deliverAt", when),
+            Column("partition"),
+            Column("transactionId"),
+            Column("pushed", "pushedAt", when, optional=True),
+        )
+        return View(rows, [Table(columns, rows, "no messages for later")])
+
+    show(look, as_json, watch)
+
+
+@commands.command()
+def cancel(
+    queue: Name,
+    partition: Annotated[str, typer.Argument(help="Its partition.")],
+    transaction: TransactionId,
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Cancel a message for later, before it is due.
+
+    Example: `penstock queue cancel orders Default order-9`
+    """
+    print_json(
+        ask(url, token, "DELETE", resource("/api/v1/scheduled", queue, partition, transaction))
+    )
