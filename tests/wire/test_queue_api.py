@@ -1061,6 +1061,9 @@ def test_counts_agree_wherever_they_are_shown(api, broker, queue):
     api.post("configure", {"queue": queue, "options": {"retryLimit": 0}})
     for partition in ("a", "b", "c"):
         api.push(queue, *range(20), partition=partition)
+    unread = api.get(f"queues/{queue}")  # nobody reads it yet: all of it waits
+    assert (unread["waiting"], unread["groups"]) == (60, [])
+    until(lambda: (api.get(f"queues/{queue}")["oldest"] or 0) > 0, 30, "the slow look")
 
     def counts() -> dict[str, Any]:
         """The six numbers; everything that shows them shows the same."""

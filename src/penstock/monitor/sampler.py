@@ -73,6 +73,7 @@ class Queue(msgspec.Struct, rename="camel"):
     delivered_rate: float | None
     dead_letters: int
     groups: list[Group]
+    unread: float | None  # how long the oldest message waits, while no group reads the queue
 
     @property
     def waiting(self) -> int:
@@ -86,7 +87,7 @@ class Queue(msgspec.Struct, rename="camel"):
     @property
     def oldest(self) -> float | None:
         waits = [group.lag_seconds for group in self.groups if group.lag_seconds is not None]
-        return max(waits, default=None)
+        return max(waits, default=self.unread)
 
 
 class Problem(msgspec.Struct):
@@ -123,6 +124,7 @@ class Sampler:
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
         self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
+        self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
         self._waits: dict[int, float | None] = {}  # group -> how long its oldest message waits
         self._slow_at = 0.0
         self._database_watch = DatabaseWatch(broker.database)
@@ -262,6 +264,7 @@ class Sampler:
                     self._group(queue.name, group, before[2] if before else None, seconds)
                     for group in queue.groups
                 ],
+                None if queue.groups else self._ages.get(queue.id) if queue.stored else 0.0,
             )
         for name, one in queues.items():
             rates = [group.rate for group in one.groups if group.rate is not None]
@@ -308,6 +311,9 @@ class Sampler:
         behind = [group.id for queue in figures for group in queue.groups if group.waiting]
         backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
         self._waits = {group: backlog.seconds for group, backlog in backlogs.items()}
+        self._ages = await self._broker.queues.figures.ages(
+            [queue.id for queue in figures if queue.stored and not queue.groups]
+        )
         moved = sum(queue.pushed for queue in figures)
         moved += sum(group.completed for queue in figures for group in queue.groups)
         self._database = await self._database_watch.look(moved)
