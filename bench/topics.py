@@ -506,8 +506,39 @@ def batch_figures() -> Iterable[Figure]:
     )
 
 
+def consume_figures() -> Iterable[Figure]:
+    """CONSUME, the command of the original's clients: 100 records of 300 bytes per request."""
+    most, size, count = 100, 300, 100_000
+    with penstock("never") as ports, connect(ports["tcp"]) as connection:
+        frame = b"".join(frames.produce_batch("bench", [bytes(size)] * BATCH))
+        rounds_of(connection, frame, 18, count // BATCH, WINDOW)
+        requests = [
+            frames.request(
+                frames.Command.CONSUME,
+                frames.name("bench") + frames.CONSUME_REQUEST.pack(offset, most),
+            )
+            for offset in range(0, count, most)
+        ]
+        answer_size = 10 + most * (12 + size)
+        rates = []
+        for _ in range(5):
+            started = time.perf_counter()
+            for place in range(0, len(requests), 4):
+                connection.sendall(b"".join(requests[place : place + 4]))
+                checked(receive(connection, 4 * answer_size), 0x82)
+            rates.append(count / (time.perf_counter() - started))
+    yield Figure(
+        "CONSUME, 100 records of 300 bytes per request, 4 in flight",
+        statistics.median(rates),
+        "records/s",
+        spread=spread(rates),
+        detail={"rates": rates},
+    )
+
+
 def figures() -> Iterable[Figure]:
     yield from batch_figures()
+    yield from consume_figures()
     yield from fetch_figures()
     yield from fan_out_figures()
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import StorageFailed
+from penstock.log.writer import Write, Writer
 from penstock.protocol.frames import Command
 from penstock.wire.tcp.connection import WAITING
 from tests.support.http import run
@@ -277,6 +279,37 @@ def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
         assert found == [*enumerate(payloads)]
 
     over_tcp(tmp_path, body)
+
+
+@pytest.mark.parametrize("fsync", ["group", "interval"])
+@pytest.mark.parametrize("error", [StorageFailed("no disk"), ValueError("a bug")])
+def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str, error: Exception
+) -> None:
+    write = Writer.write
+    failing = True
+
+    def fail(self: Writer, job: Write, sync: bool) -> None:
+        if failing:
+            raise error
+        write(self, job, sync)
+
+    monkeypatch.setattr(Writer, "write", fail)
+
+    async def body(_: Served, wire: Wire) -> None:
+        nonlocal failing
+        await wire.ask(CREATE, named("a"))
+        for size in (3, 3, 3, 3, 3, 7):
+            wire.send(PRODUCE, produce_body("a", bytes(size)))
+        for _ in range(6):
+            answered, status, found = await wire.answer()
+            assert (answered, status) == (ERROR, PRODUCE_FAILED)
+            assert (b"no disk" if isinstance(error, StorageFailed) else b"see the log") in found
+        failing = False
+        assert await wire.ask(PRODUCE, produce_body("a", b"x")) == (0x81, OK, u64(0))
+        assert consumed((await wire.ask(CONSUME, consume_body("a", 0, 9)))[2]) == [(0, b"x")]
+
+    over_tcp(tmp_path, body, fsync=fsync)
 
 
 def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:

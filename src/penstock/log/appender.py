@@ -231,6 +231,9 @@ class Appender:
 
     def _take(self) -> list[Entry]:
         """The next commit's appends: one under `always`, otherwise all that wait."""
+        if len(self._pending) == 1:
+            taken, self._pending, self.pending_bytes = self._pending, [], 0
+            return taken
         count, size = 0, 0
         for entry in self._pending:
             if count and (self._policy == "always" or size + entry.size > COMMIT_BYTES):

@@ -91,6 +91,11 @@ class Context:
     ) -> None:
         self.directory = directory
         self.settings = settings
+        # Whether every commit waits for its fsync, and whether anything does at all.
+        self.strict = settings.fsync in ("always", "group")
+        self.durable = settings.fsync != "never"
+        # What the checkpoint of a topic says while it is written to.
+        self.open_state = STRICT if self.strict else RELAXED
         self.fs = fs
         self.pool = pool
         self.clock = clock
@@ -102,21 +107,6 @@ class Context:
             "Whether appends are refused for want of room",
             read=lambda: bool(self.space.full),
         )
-
-    @property
-    def open_state(self) -> int:
-        """What the checkpoint of a topic says while it is written to."""
-        return STRICT if self.strict else RELAXED
-
-    @property
-    def strict(self) -> bool:
-        """Whether every commit waits for its fsync."""
-        return self.settings.fsync in ("always", "group")
-
-    @property
-    def durable(self) -> bool:
-        """Whether anything waits for fsync at all."""
-        return self.settings.fsync != "never"
 
     def now(self) -> int:
         return int(self.clock() * 1e6)

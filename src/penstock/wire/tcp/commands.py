@@ -153,6 +153,9 @@ class Commands:
             connection.answer(failure(error))
             return stop
         size, head = stop - at, topic_end + 4 - at
+        if stop == end:  # nothing behind it
+            self._append_one(connection, topic, data[topic_end + 4 : stop])
+            return stop
         count = _count_alike(data, at, (end - at) // size, size, head) if length else 0
         if count >= MIN_TABLE:
             table = np.ndarray(count, f"V{length}", data, at + head, (size,))
