@@ -141,6 +141,17 @@ def test_a_nightly_report(broker: BrokerProcess) -> None:
     assert made.startswith("made the daily report of schedule:nightly-report:")
 
 
+def test_a_test_of_code_that_uses_queues(broker: BrokerProcess) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(EXAMPLES / "test_with_pytest.py")],
+        env={**os.environ, "PENSTOCK_TEST_URL": broker.url},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "1 passed" in done.stdout, done.stdout
+
+
 def test_one_trace_from_the_request_to_the_worker(broker: BrokerProcess) -> None:
     assert run(broker, "tracing.py") == [
         "one trace:",
