@@ -115,7 +115,7 @@ class GroupSummary(Result, kw_only=True):
     total_lag: int
     max_time_lag: float
     state: str
-    subscription_mode: str = ""
+    subscription_mode: str | None = None  # of a group that never subscribed
     subscription_timestamp: datetime | None = None
     leased: int = 0
     completed: int = 0
