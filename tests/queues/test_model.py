@@ -1,7 +1,7 @@
 """Random histories against a model small enough to be obviously right.
 
 The model knows, per group, what every message has been through: settled, dead, attempts, and which
-live lease holds it. Each step does the same to both and compares the answers and every figure; at
+live lease holds it; its headers; and what waits for its time, which passes by the hour. Each step does the same to both and compares the answers and every figure; at
 the end every group drains the queue and nothing may be lost, doubled, out of order or wrongly
 counted.
 """
@@ -32,6 +32,7 @@ from tests.queues.support import expire_leases, running
 GROUPS = ["__QUEUE_MODE__", "a", "b"]
 PARTITIONS = ["p", "q", "r"]
 NUMBERS = itertools.count()
+HEADERS = st.sampled_from([None, None, b'{"a":"b"}', b'{"tenant":"\xc3\xa9"}'])
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
@@ -41,6 +42,16 @@ class Lease:
     messages: list[Message]
     open: set[tuple[str, int]]
     live: bool = True
+
+
+@dataclass
+class Later:
+    """A message for later."""
+
+    hour: int  # in which it is due
+    partition: str
+    transaction_id: str
+    headers: bytes | None
 
 
 @dataclass
@@ -70,6 +81,14 @@ class Model:
     )
     attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
+    headers: dict[tuple[str, int], bytes | None] = field(default_factory=dict)
+    hour: int = 0
+    later: list[Later] = field(default_factory=list)  # in the order of their pushes
+
+    def append(self, partition: str, headers: bytes | None) -> int:
+        self.pushed[partition] += 1
+        self.headers[partition, self.pushed[partition]] = headers
+        return self.pushed[partition]
 
     def held(self, group: str) -> set[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
@@ -152,15 +171,59 @@ class QueueMachine(RuleBasedStateMachine):
 
         return self.runner.run(called())
 
-    @rule(partitions=st.lists(st.sampled_from(PARTITIONS), min_size=1, max_size=8))
-    def push(self, partitions: list[str]) -> None:
-        answers = self.call(
-            self.queues.push, [Item(self.queue, b"{}", partition) for partition in partitions]
+    @rule(
+        given=st.lists(
+            st.tuples(st.sampled_from(PARTITIONS), HEADERS, st.sampled_from([0, 0, 1, 2])),
+            min_size=1,
+            max_size=8,
         )
-        for partition, answer in zip(partitions, answers, strict=True):
-            self.model.pushed[partition] += 1
-            assert answer.status == "queued"
-            assert seq_of(answer.message_id) == self.model.pushed[partition]
+    )
+    def push(self, given: list[tuple[str, bytes | None, int]]) -> None:
+        """Now, or hours later."""
+        items = [
+            Item(self.queue, b"{}", partition, headers=headers, due=hours * 3600.0 or None)
+            for partition, headers, hours in given
+        ]
+        answers = self.call(self.queues.push, items)
+        for (partition, headers, hours), answer in zip(given, answers, strict=True):
+            if hours:
+                assert (answer.status, answer.message_id) == ("scheduled", None)
+                later = Later(self.model.hour + hours, partition, answer.transaction_id, headers)
+                self.model.later.append(later)
+            else:
+                assert answer.status == "queued"
+                assert seq_of(answer.message_id) == self.model.append(partition, headers)
+
+    @rule()
+    def an_hour_passes(self) -> None:
+        self.run(
+            self.queues.database.fetch(
+                """UPDATE scheduled_messages SET due_at = due_at - interval '1 hour'
+                    WHERE queue_id = (SELECT id FROM queues WHERE name = $1)""",
+                self.queue,
+            )
+        )
+        self.queues.signals.on_scheduled(0.0)
+        self.run(self.queues.later.deliver())
+        self.model.hour += 1
+        due = [one for one in self.model.later if one.hour <= self.model.hour]
+        self.model.later = [one for one in self.model.later if one.hour > self.model.hour]
+        for one in due:  # all of this hour, so in the order of their pushes
+            self.model.append(one.partition, one.headers)
+
+    @rule(which=st.integers(0, 99), again=st.booleans())
+    def what_waits_is_pushed_again_or_cancelled(self, which: int, again: bool) -> None:
+        if not self.model.later:
+            return
+        one = self.model.later[which % len(self.model.later)]
+        if again:
+            item = Item(self.queue, b"{}", one.partition, one.transaction_id)
+            (answer,) = self.call(self.queues.push, [item])
+            assert (answer.status, answer.message_id) == ("duplicate", None)
+        else:
+            names = self.queue, one.partition, one.transaction_id
+            self.run(self.queues.scheduled.cancel(*names))
+            self.model.later.remove(one)
 
     @rule(
         group=st.sampled_from(GROUPS),
@@ -206,6 +269,7 @@ class QueueMachine(RuleBasedStateMachine):
         taken: dict[str, list[int]] = {}
         for message in messages:
             taken.setdefault(message.partition, []).append(message.seq)
+            assert message.headers == self.model.headers[message.partition, message.seq]
         assert len(messages) <= batch
         assert len(taken) <= spans
         for partition, seqs in taken.items():
@@ -352,7 +416,9 @@ class QueueMachine(RuleBasedStateMachine):
         if any(self.model.dead.values()):  # putting one back would store a copy
             return
         stored = self.model.stored()
-        assert self.run(self.queues.admin.clear(self.queue)) == len(stored)
+        cleared = self.run(self.queues.admin.clear(self.queue))
+        assert cleared == len(stored) + len(self.model.later)
+        self.model.later.clear()
         known = {entry.name for entry in self.run(self.queues.groups.listing(queue=self.queue))}
         for group in GROUPS:
             unanswered = len(stored - self.model.settled[group])
@@ -381,6 +447,7 @@ class QueueMachine(RuleBasedStateMachine):
         status = self.run(self.queues.status.queue(self.queue))
         pushed = sum(model.pushed.values())
         assert (status.figures.pushed, status.figures.stored) == (pushed, len(model.stored()))
+        assert status.counts.scheduled == len(model.later)
         for one in status.figures.groups:
             expected = model.figures[one.name]
             assert one.waiting == len(model.waiting(one.name)), one
