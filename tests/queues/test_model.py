@@ -475,6 +475,8 @@ class QueueMachine(RuleBasedStateMachine):
             return
         try:
             self.leases_expire()
+            while self.model.later:
+                self.an_hour_passes()
             for group in GROUPS:
                 left = {(p, seq) for p in PARTITIONS for seq in self.model.free(group, p)}
                 got: list[tuple[str, int]] = []
@@ -486,6 +488,9 @@ class QueueMachine(RuleBasedStateMachine):
                     )
                 ).messages:
                     got += [(message.partition, message.seq) for message in messages]
+                    for message in messages:
+                        place = message.partition, message.seq
+                        assert message.headers == self.model.headers[place]
                 assert sorted(got) == sorted(left), group
         finally:
             self.run(self.block.__aexit__(None, None, None))

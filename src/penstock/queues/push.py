@@ -145,6 +145,9 @@ class Pusher:
             order += logs[key].values()
         if order:
             chosen = [items[place] for place in order]
+            stored: Sequence[Item | Sealed] = (
+                [sealed.get(place, items[place]) for place in order] if sealed else chosen
+            )
             fresh = [item.fresh for item in chosen]
             later = _unless_empty([item.due for item in chosen])
             ((heads, numbers, dues),) = await fetch(
@@ -157,11 +160,9 @@ class Pusher:
                     [trace_of(item.trace_id) if item.trace_id else None for item in chosen]
                 ),
                 _unless_empty([item.producer for item in chosen]),
-                [sealed[place].key_id if place in sealed else None for place in order]
-                if sealed
-                else None,
-                [sealed.get(place, items[place]).payload for place in order],
-                _unless_empty([sealed.get(place, items[place]).headers for place in order]),
+                [one.key_id for one in stored] if sealed else None,
+                [one.payload for one in stored],
+                _unless_empty([one.headers for one in stored]),
                 later and [due if isinstance(due, datetime) else None for due in later],
                 later and [None if isinstance(due, datetime) else due for due in later],
             )
