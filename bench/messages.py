@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -79,8 +80,8 @@ def _headers(ground: MessageGround) -> Iterator[Contest]:
         yield Contest(
             name=f"messages: push, {batch} per request, three headers",
             unit="messages/s",
-            ours=lambda c=connections, b=batch: push(HEADERS, c, b),
-            theirs=lambda c=connections, b=batch: push(b"", c, b),
+            ours=partial(push, HEADERS, connections, batch),
+            theirs=partial(push, b"", connections, batch),
             against="without headers",
             at_least=0.85,
         )
@@ -116,8 +117,8 @@ def _base(ground: MessageGround, stack: ExitStack) -> Iterator[Contest]:
         yield Contest(
             name=f"messages: {name}, no headers",
             unit="messages/s",
-            ours=lambda v=verb, c=connections, b=batch: run(own, v, c, b),
-            theirs=lambda v=verb, c=connections, b=batch: run(other, v, c, b),
+            ours=partial(run, own, verb, connections, batch),
+            theirs=partial(run, other, verb, connections, batch),
             against=f"the broker in {BASE}",
             at_least=0.97,
         )
