@@ -5,6 +5,9 @@ import http.server
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.certificates import certificate
 from tests.support.tokens import AUDIENCE, ISSUER, SECRET, token
+from tests.support.wait import until
 
 CHROMIUM = os.environ.get("PENSTOCK_TEST_CHROMIUM") or shutil.which("chromium")
 FLAGS = [
@@ -500,3 +504,29 @@ def test_the_page_of_the_api_runs_its_own_script_and_asks_nobody_else(page, brok
     )
     assert len(set(verbs)) >= 4, "verbs are told apart by colour"
     assert {url.partition("#")[0] for url in asked} == {f"{broker.url}/docs"}
+
+
+def test_the_demo_fills_a_broker_and_removes_everything_when_it_is_interrupted(broker):
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "demo", "--url", broker.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with httpx.Client(base_url=broker.url, timeout=30) as ask:
+
+        def acked() -> int:
+            queues = ask.get("/api/v1/queues?filter=demo-").json()["queues"]
+            return sum(queue["pushed"] for queue in queues if queue["groups"])
+
+        try:
+            until(lambda: acked() > 0, 60)
+            until(lambda: "demo-warehouse" in ask.get("/api/v1/routes").text, 60)
+            until(lambda: "demo-enrich-orders" in ask.get("/api/v1/pipelines").text, 60)
+        finally:
+            demo.send_signal(signal.SIGINT)
+            output, _ = demo.communicate(timeout=60)
+        assert (demo.returncode, "Traceback" in output) == (0, False), output
+        for address in ("/api/v1/queues?filter=demo-", "/topics", "/api/v1/routes"):
+            assert "demo-" not in ask.get(address).text
+        assert "demo-" not in ask.get("/api/v1/pipelines").text

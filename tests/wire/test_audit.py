@@ -15,6 +15,10 @@ from tests.queues.support import run
 # What moves messages and records, and what consumers and jobs report of their own work.
 NOT_CHANGES = {
     "POST /api/v1/push",
+    "POST /api/v1/pop",
+    "POST /api/v1/pop/queue/{queue}",
+    "POST /api/v1/pop/queue/{queue}/partition/{partition}",
+    "POST /api/v1/consumers",
     "POST /api/v1/ack",
     "POST /api/v1/ack/batch",
     "POST /api/v1/lease/{lease}/extend",
