@@ -1,10 +1,12 @@
 """Samples the broker once a second for whoever watches; nobody watching costs nothing.
 
-One task serves all viewers. It reads the counters of all queues in one statement, on the
-connections of those who look (`Database.browse`), and everything else from memory. What costs more
-(the oldest waiting message, the database's own figures) is read every `SLOW_SECONDS`. The last 15
-minutes are kept; when watching begins, minutes that PostgreSQL has counted fill what was not
-sampled.
+One task serves all viewers. Every second it adds up the counters of all queues in one small
+statement, on the connections of those who look (`Database.browse`). Queue by queue they are read as
+often as costs no more than `QUEUES_SHARE` of the time: every second where there are few, every few
+seconds where there are thousands. With them, at most every `SLOW_SECONDS`, what costs more (the
+oldest waiting message, consumers, latencies, the database's own figures). Everything else comes
+from memory. The last 15 minutes are kept; when watching begins, minutes that PostgreSQL has counted
+fill what was not sampled.
 
 A figure that cannot be had is None, never 0.
 """
@@ -30,6 +32,8 @@ log = logging.getLogger("penstock.monitor")
 
 SAMPLE_SECONDS = 1.0
 SLOW_SECONDS = 5.0
+QUEUES_SHARE = 0.01  # of the time, for reading the figures of every queue
+MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
 LOOKED_AT_PARTITIONS = 200
@@ -41,6 +45,10 @@ LEAST_DISK_SECONDS = 300.0  # for a guess when the disk is full
 LOW_DISK = 0.05  # of the disk's size
 
 
+TOTALS = """
+SELECT sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
+  FROM (SELECT pushed, done, dead, dropped FROM tallies
+        UNION ALL SELECT pushed, done, dead, dropped FROM tally_log) t"""
 MINUTES = """
 SELECT extract(epoch FROM minute)::bigint AS minute,
        sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
@@ -121,6 +129,9 @@ class Sampler:
         self._viewers: set[Callable[[bytes], None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.queues: dict[str, Queue] = {}
+        self.queues_at = 0.0  # when they were read
+        self._queues_due = 0.0
+        self._totals: tuple[float, int, int] | None = None  # when, pushed, completed
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
         self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
@@ -168,6 +179,7 @@ class Sampler:
     async def fresh(self) -> None:
         """Sample now if nobody watches: for who asks once."""
         if self._task is None or self._task.done():
+            self._queues_due = 0.0
             await self._sample()
 
     def line_of(self, queue: str) -> list[int]:
@@ -213,13 +225,14 @@ class Sampler:
         broker = self._broker
         sample: dict[str, float | None] = {}
         try:
-            figures = await broker.queues.figures.queues()
-            if at - self._slow_at > SLOW_SECONDS:
-                await self._look_slowly(at, figures)
+            (totals,) = await broker.database.browse(TOTALS)
+            if at >= self._queues_due:
+                await self._read_queues(at)
         except PenstockError:
-            self._before = None
+            self._before = self._totals = None
+            self._queues_due = 0.0
         else:
-            sample = self._take(at, figures)
+            sample = self._rates(at, totals["pushed"] or 0, totals["completed"] or 0)
         self._samples.append((at, sample))
         disk = self._disk(at)
         routes = broker.exports.status() if broker.exports else []
@@ -241,7 +254,29 @@ class Sampler:
         }
         return self._now
 
-    def _take(self, at: float, figures: list[QueueFigures]) -> dict[str, float | None]:
+    async def _read_queues(self, at: float) -> None:
+        began = time.perf_counter()
+        figures = await self._broker.queues.figures.queues()
+        if at - self._slow_at > SLOW_SECONDS:
+            await self._look_slowly(at, figures)
+        self._take(at, figures)
+        pause = (time.perf_counter() - began) / QUEUES_SHARE
+        self._queues_due = at + min(max(pause, SAMPLE_SECONDS / 2), MAX_QUEUES_SECONDS)
+
+    def _rates(self, at: float, pushed: int, completed: int) -> dict[str, float | None]:
+        """Messages per second of all queues since the last sample."""
+        before, self._totals = self._totals, (at, pushed, completed)
+        waiting = sum(queue.waiting for queue in self.queues.values())
+        if before is None or at <= before[0]:
+            return {"pushed": None, "delivered": None, "waiting": waiting}
+        seconds = at - before[0]
+        return {
+            "pushed": max(0, pushed - before[1]) / seconds,  # a queue may have been deleted
+            "delivered": max(0, completed - before[2]) / seconds,
+            "waiting": waiting,
+        }
+
+    def _take(self, at: float, figures: list[QueueFigures]) -> None:
         before = self._before
         seconds = at - before[0] if before else 0.0
         pushed = {queue.id: queue.pushed for queue in figures}
@@ -272,17 +307,8 @@ class Sampler:
             self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(one.waiting)
         for name in self._lines.keys() - queues.keys():
             del self._lines[name]
-        self.queues = queues
+        self.queues, self.queues_at = queues, at
         self._before = (at, pushed, completed)
-        rates_in = [queue.pushed_rate for queue in queues.values() if queue.pushed_rate is not None]
-        acked = [
-            queue.delivered_rate for queue in queues.values() if queue.delivered_rate is not None
-        ]
-        return {
-            "pushed": sum(rates_in) if before else None,
-            "delivered": sum(acked) if before else None,
-            "waiting": sum(queue.waiting for queue in queues.values()),
-        }
 
     def _group(
         self, queue: str, group: GroupFigures, before: dict[int, int] | None, seconds: float

@@ -114,6 +114,7 @@ class ConsoleApi:
         self._authentication = authentication
         logging.getLogger("penstock").addHandler(_LINES)  # once per process, however often asked
         self._sampler = Sampler(broker)
+        self._rows: tuple[float, list[QueueRow]] = (0.0, [])  # of when, for all who list them
 
     @route("GET", "/api/v1/me", answer=Me, summary="Who asks, and with which role")
     def me(self, request: Request) -> Response:
@@ -161,8 +162,10 @@ class ConsoleApi:
     )
     async def queues(self, request: Request) -> Response:
         await self._sampler.fresh()
-        rows = [_row(queue, self._sampler) for queue in self._sampler.queues.values()]
-        return json_response(QueuePage(*page_of(rows, request.args)))
+        if self._rows[0] != self._sampler.queues_at:
+            rows = [_row(queue, self._sampler) for queue in self._sampler.queues.values()]
+            self._rows = (self._sampler.queues_at, rows)
+        return json_response(QueuePage(*page_of(self._rows[1], request.args)))
 
     @route(
         "GET", "/api/v1/queues/{queue}", answer=dict[str, Any], summary="A queue with its groups"
