@@ -42,6 +42,11 @@ def test_queues_groups_and_dead_letters_are_structs(broker, queue):
             preview = await client.seek(queue, "g", "beginning", dry_run=True)
             assert (preview.dry_run, preview.redelivered) == (True, 1)
             assert await client.delete_group("g", queue) > 0
+            (message,) = await client.pop(f"{queue}@h")
+            await message.dead_letter("of a group that goes")
+            assert await client.delete_group("h", queue) > 0
+            (letter,) = (await client.dead_letters(queue)).messages
+            assert letter.consumer_group is None
             assert await client.clear(queue) == 3
             assert await client.delete_queue(queue)
             assert not await client.delete_queue(queue)

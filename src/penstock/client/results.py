@@ -160,11 +160,12 @@ class DeadLetterMessage(Result, kw_only=True):
     partition_id: str
     queue: str
     partition: str
-    consumer_group: str
+    consumer_group: str | None  # None: the group was deleted
     error_message: str | None
     retry_count: int
     attempts: int
     data: Any = None
+    data_omitted: bool = False  # the page was large enough already: ask for less
     headers: dict[str, str] = {}
     producer_sub: str | None = None
     created_at: datetime
