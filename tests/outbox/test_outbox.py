@@ -294,6 +294,8 @@ def test_a_role_needs_execute_and_nothing_else(database_url: str, queue: str) ->
     async def body(queues: Queues) -> None:
         async with connected(database_url) as owner:
             await owner.execute(f"CREATE ROLE {role}; GRANT ALL ON effects TO {role}")
+            # as in a database that was restored without its rights
+            await owner.execute("GRANT EXECUTE ON FUNCTION penstock.outbox_push TO PUBLIC")
         async with connected(database_url, role) as connection:
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 async with connection.transaction():
@@ -318,6 +320,8 @@ def test_a_role_needs_execute_and_nothing_else(database_url: str, queue: str) ->
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await connection.execute(sql)
             assert await command("revoke", role) == 0
+            async with connected(database_url) as owner:
+                await owner.execute(f"GRANT USAGE ON SCHEMA penstock TO {role}")
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 async with connection.transaction():
                     await outbox.push(connection, queue, 1)

@@ -16,6 +16,8 @@ async def change_grant(connection: Any, schema: str, role: str, verb: str) -> No
     functions = ", ".join(f"{in_schema}.{name}" for name in FUNCTIONS)
     try:
         async with connection.transaction():
+            # a restored database has lost this; until somebody may use the schema it does no harm
+            await connection.execute(f"REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC")
             await connection.execute(f"{verb} EXECUTE ON FUNCTION {functions} {to} {of_role}")
             await connection.execute(f"{verb} USAGE ON SCHEMA {in_schema} {to} {of_role}")
     except asyncpg.UndefinedObjectError as error:

@@ -18,6 +18,12 @@ BEGIN
     SELECT 1 FROM unnest(queue_names, partition_names) u (queue, partition)
      WHERE NOT EXISTS (SELECT 1 FROM queues q JOIN partitions p ON p.queue_id = q.id
                         WHERE q.name = u.queue AND q.deleted_at IS NULL AND p.name = u.partition)) THEN
+    -- those that are there come first: who holds a partition may wait for its queue, never the other way round
+    PERFORM 1 FROM partitions p
+     WHERE p.id IN (SELECT e.id FROM unnest(queue_names, partition_names) u (queue, partition)
+                      JOIN queues q ON q.name = u.queue AND q.deleted_at IS NULL
+                      JOIN partitions e ON e.queue_id = q.id AND e.name = u.partition)
+     ORDER BY p.id FOR NO KEY UPDATE;
     PERFORM queue_ensure(queue_names, partition_names);
   END IF;
 
