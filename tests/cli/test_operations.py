@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 import time
 import uuid
 
@@ -22,6 +25,7 @@ from tests.support.tokens import AUDIENCE, ISSUER, SECRET, pem, private_key
 from tests.support.wait import until
 
 pytestmark = pytest.mark.xdist_group("cli")
+PROGRAM = "import sys; sys.argv = ['penstock']; from penstock.cli import main; main()"
 for group in GROUPS:
     __import__(f"penstock.cli.{group}")
 
@@ -50,7 +54,7 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
         assert [one["name"] for one in about["routes"]] == [name]
         shell.run("status", "--check", code=2)
         shown = shell.run("status").stdout
-        assert shown.startswith("level\twhat\tfor (s)\tlook with\nerror\t")
+        assert shown.startswith("level\twhat\tfor (s)\tlook with penstock\nerror\t")
         for part in ("PostgreSQL", "queues", "topics", "routes", "pipelines", "buffers", "disk"):
             assert f"\n{part}\t" in shown
         assert "records wait" in shell.run("export", "delete", name, code=2).output  # nobody to ask
@@ -63,6 +67,21 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
 def test_a_check_without_a_broker_is_neither_well_nor_wrong():
     done = CliRunner().invoke(app, ["status", "--check", "--url", "http://127.0.0.1:1"])
     assert (done.exit_code, "no broker answers" in done.stderr) == (3, True)
+
+
+def test_names_are_completed_in_the_shell(shell, name):
+    shell.run("queue", "push", name, "1")
+    words = f"penstock queue describe {name[:6]}"
+    env = os.environ | shell.env
+    env |= {"COMP_WORDS": words, "COMP_CWORD": "3", "_PENSTOCK_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert name in done.stdout.split(), done.stderr
 
 
 def test_of_several_addresses_the_first_that_answers_is_asked(shell):

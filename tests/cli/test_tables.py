@@ -1,6 +1,8 @@
 """How results are shown: to a person, in a pipe, as JSON; and what every command offers."""
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +100,11 @@ def test_a_pipe_gets_a_header_plain_numbers_and_no_sentences(capsys):
     assert printed.err == "a sentence\n"
     show(lambda: view, as_json=True)
     assert json.loads(capsys.readouterr().out) == rows
+
+
+def test_what_happened_today_has_seconds_and_no_date():
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", when(time.time() * 1000))
+    assert re.fullmatch(r"2023-11-1[45] \d\d:\d\d", when("2023-11-14T22:13:20Z"))
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
 ]
+COMPLETED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells put the line to be completed
 LOCAL_URL = "http://127.0.0.1:6632"
 GROUPS = (
     *("serve", "status", "top", "queue", "schedule", "topic", "export", "pipeline", "buffer"),
@@ -255,7 +256,8 @@ def options(
 
 
 def main() -> None:
-    asked = [word for word in sys.argv[1:] if word in GROUPS][:1]
+    completed = " ".join(map(os.environ.get, COMPLETED, ("", "")))  # by a shell, if it does
+    asked = [word for word in (*sys.argv[1:], *completed.split()) if word in GROUPS][:1]
     for group in asked or GROUPS:  # the others need not be imported
         try:
             importlib.import_module(f"penstock.cli.{group}")

@@ -54,7 +54,7 @@ def audit(
 
 
 def _detail(entry: dict[str, Any]) -> str:
-    detail = entry["detail"]
-    if isinstance(detail, dict):
-        return ", ".join(f"{name} {json.dumps(value)}" for name, value in detail.items())
-    return "" if detail is None else str(detail)
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in entry["detail"].items()
+    )

@@ -135,7 +135,7 @@ def problems(url: str, now: dict[str, Any]) -> Iterator[Line | Table]:
         Column("level"),
         Column("what", "text", prose=True, wrap=True),
         Column("for", _age, duration),
-        Column("look with", "command", optional=True),
+        Column("look with penstock", _words, optional=True),
     )
     yield Table(columns, rows)
 
@@ -151,6 +151,11 @@ def _command(problem: dict[str, Any]) -> str | None:
     return None if command is None else f"penstock {command.format(name)}".rstrip()
 
 
+def _words(problem: dict[str, Any]) -> str | None:
+    command: str | None = problem["command"]
+    return command and command.removeprefix("penstock ")
+
+
 def _parts(now: dict[str, Any]) -> Iterator[Column]:
     counts, sample = now["counts"], now.get("sample") or {}
     yield fact("PostgreSQL", _database(now["database"]))
@@ -160,6 +165,9 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
         f"{_rate(sample.get('delivered'))} done/s, {_count(sample.get('waiting'))} waiting, "
         f"oldest {_or(duration, now['oldest'])}, {_count(counts['deadLetters'])} dead letters",
     )
+    if latency := now["latency"]:
+        text = f"half within {duration(latency['p50'])}, 99 % within {duration(latency['p99'])}"
+        yield fact("push to ack", text)
     if counts.get("topics") is not None:
         yield fact("topics", _count(counts["topics"]))
     for part in ("routes", "pipelines"):
@@ -178,7 +186,19 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
     )
     if disk := now["disk"]:
         yield fact("disk", f"{size(disk['free'])} of {size(disk['total'])} free")
+    for books in now["ledger"]:
+        yield fact(f"all {books['part']}", _books(books))
     yield fact("brokers", ", ".join(str(one["id"]) for one in now["brokers"]))
+
+
+def _books(books: dict[str, Any]) -> str:
+    """Where everything is that was accepted."""
+    terms = [
+        name for name in ("delivered", "dead", "dropped", "skipped", "waiting") if name in books
+    ]
+    right = " + ".join(f"{_count(books[name])} {name}" for name in terms)
+    verdict = {True: "", False: " (does NOT agree)", None: " (not known to agree)"}[books["agrees"]]
+    return f"{_count(books['accepted'])} accepted = {right}{verdict}"
 
 
 def _database(about: dict[str, Any] | None) -> str:
@@ -186,9 +206,8 @@ def _database(about: dict[str, Any] | None) -> str:
         return UNKNOWN
     if not about["up"]:
         return "down"
-    latency = about.get("answerSeconds", about.get("latency"))
     text = (
-        f"answers in {_or(duration, latency)}, {_count(about['connections'])} of "
+        f"commits in {_or(duration, about['commitSeconds'])}, {_count(about['connections'])} of "
         f"{_count(about['maxConnections'])} connections, {_count(about['deadRows'])} dead rows"
     )
     if oldest := about.get("oldestTransaction"):

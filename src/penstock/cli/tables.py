@@ -35,7 +35,7 @@ from rich.text import Text
 from penstock.errors import PenstockError
 
 GAP = 2  # blanks between columns
-MIN_WRAPPED, MIN_PROSE, MIN_NAME = 40, 16, 8  # characters to which text may be cut
+MIN_WRAPPED, MIN_PROSE, MIN_NAME = 30, 16, 8  # characters to which text may be cut
 UNKNOWN = "-"
 STYLES = {
     **dict.fromkeys(("active", "direct", "running", "ready", "Stable", "up", "closed"), "green"),
@@ -91,7 +91,10 @@ def moment(value: float | str) -> datetime:
 
 
 def when(value: float | str) -> str:
-    return moment(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """In the zone of whoever reads it, to the second today and to the minute before."""
+    at = moment(value).astimezone()
+    today = at.date() == datetime.now().astimezone().date()
+    return at.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
 
 
 def text(value: Any) -> str:
@@ -171,7 +174,11 @@ class Table:
     def drawn(self, width: int) -> RenderableType:
         if not self.rows:
             return Text(self.empty or "none", "dim")
-        columns = [one for one in self.columns if not one.optional or any(map(one.of, self.rows))]
+        columns = [
+            one
+            for one in self.columns
+            if not one.optional or any(one.of(row) not in (None, "") for row in self.rows)
+        ]
         cells = [[column.cell(row) for row in self.rows] for column in columns]
         widths = [
             max(cell_len(column.title), *(cell.cell_len for cell in found))
@@ -223,7 +230,7 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
             dropped.insert(0, columns[at].title)
     widths[:] = natural  # what was left out makes room
     cut([at for at in prose if at in chosen], MIN_PROSE)
-    cut([at for at in chosen if columns[at].format not in NUMBERS], MIN_NAME)
+    cut([at for at in chosen if columns[at].format is text], MIN_NAME)
     return chosen, dropped
 
 
