@@ -3,7 +3,9 @@
 import json
 import urllib.request
 import uuid
+from datetime import UTC, datetime
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from penstock.pipeline.options import Options
 from penstock.pipeline.sinks import queue as queue_sink
 from penstock.pipeline.sinks.identity import Held
 from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
+from penstock.protocol.buffer_lines import Event, encode
 from tests.pipeline.support import patiently
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
@@ -194,6 +197,16 @@ def test_a_push_is_stored_once_and_refusals_are_told(server) -> None:
     link.close()
     with pytest.raises(Unavailable, match="could not be pushed"):
         PushLink("http://127.0.0.1:1", None, 0.3).push(pushed, repeatable=True)
+
+
+def test_a_line_for_later_counts_as_stored(server) -> None:
+    name = f"q-{uuid.uuid4().hex[:8]}"
+    due = datetime(2100, 1, 1, tzinfo=UTC)
+    event = Event(queue=name, transaction_id="t", payload=msgspec.Raw(b"1"), deliver_at=due)
+    link = PushLink(server.url, None, 20, endpoint=queue_sink.BUFFER_LINES)
+    done = link.push([encode(event)], repeatable=True)
+    assert (done.queued, done.duplicate) == (1, 0)
+    assert ask(server.url, "GET", f"/api/v1/scheduled/{name}/Default/t")["payload"] == 1
 
 
 def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:

@@ -56,7 +56,13 @@ PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
 HEADERS = "headers"  # a map of strings
-DONE = ("queued", "duplicate", "buffered")
+# what it counts as: a line of a buffer file may be a message for later
+DONE = {
+    "queued": "queued",
+    "scheduled": "queued",
+    "duplicate": "duplicate",
+    "buffered": "buffered",
+}
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -186,8 +192,8 @@ def _unstored(items: list[bytes], answers: list[_Answer], done: Pushed) -> tuple
     if len(answers) != len(items):
         raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
     for status, count in Counter([answer.status for answer in answers]).items():
-        if status in DONE:
-            setattr(done, status, getattr(done, status) + count)
+        if kind := DONE.get(status):
+            setattr(done, kind, getattr(done, kind) + count)
     refused = [
         (item, answer)
         for item, answer in zip(items, answers, strict=True)
