@@ -10,7 +10,7 @@
 --   more      false = nothing is left for the group in this partition: nobody has to look
 -- Messages are settled one by one, in any order, any number of times; a cursor moves only over its
 -- settled prefix. The usual case is a whole lease completed: all those in one statement (queue_ack_plain),
--- what that leaves one by one (queue_ack_lease, queue_ack_each).
+-- what that leaves one by one (queue_ack_leases, queue_ack_each).
 -- Planned once per session, like queue_push, with everything it calls.
 CREATE FUNCTION queue_ack(
   p_starts int[], p_partitions bigint[], p_groups text[], p_leases uuid[], p_statuses text[],
@@ -36,8 +36,7 @@ BEGIN
       FROM (SELECT u.partition_id, u.group_name, array_agg(u.ord) AS ords,
                    array_agg(u.transaction_id) AS transactions, array_agg(u.lease_id) AS leases,
                    array_agg(u.status) AS statuses, array_agg(u.error) AS errors,
-                   bool_and(u.status = 'completed') AND count(DISTINCT u.lease_id) = 1
-                     AND count(u.lease_id) = count(*) AS uniform
+                   bool_and(u.status = 'completed') AND count(u.lease_id) = count(*) AS uniform
               FROM (SELECT r.*, s.ord, p_transactions[s.ord] AS transaction_id
                       FROM unnest(p_starts, p_starts[2:], p_partitions, p_groups, p_leases,
                                   p_statuses, p_errors) WITH ORDINALITY
@@ -58,7 +57,7 @@ BEGIN
        ORDER BY x.version DESC LIMIT 1 FOR UPDATE;
     END IF;
     IF k.uniform AND c.version IS NOT NULL
-       AND queue_ack_lease(c, q, k.leases[1], k.transactions) THEN
+       AND queue_ack_leases(c, q, k.leases, k.transactions) THEN
       RETURN QUERY
         SELECT k.ords, NULL::text[], q.name, k.partition, ARRAY[true], ARRAY[false], true;
     ELSE

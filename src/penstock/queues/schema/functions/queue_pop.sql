@@ -24,7 +24,7 @@ AS $$
 DECLARE
   i int; t timestamptz; next_due timestamptz; c cursors; q queues; g groups; dry int; missing boolean;
   dry_wait double precision; left_over int; claimed int; tries int; found_out int := 0; took record; first_due timestamptz; outcome text;
-  served boolean[] := '{}'; tried int; size bigint;
+  served boolean[] := '{}'; places int[]; unserved int; tried int; size bigint;
 BEGIN
   FOR i IN 1 .. cardinality(p_groups) LOOP
     IF g.id IS DISTINCT FROM p_groups[i] THEN
@@ -38,23 +38,28 @@ BEGIN
       RETURN NEXT;
       CONTINUE;
     END IF;
-    IF p_partitions[i] IS NULL AND p_spans[i] = 1 AND tried IS DISTINCT FROM g.id THEN
+    IF p_partitions[i] IS NULL AND p_spans[i] = 1 AND tried IS DISTINCT FROM g.id AND q.window_buffer = 0
+       AND q.delayed_processing = 0 AND q.ttl = 0 THEN  -- the usual requests of this group, together
       tried := g.id;
-      IF NOT q.competing AND q.window_buffer = 0 AND q.delayed_processing = 0 AND q.ttl = 0 THEN
-        note := 'ok'; wait := NULL;
+      places := ARRAY(
+        SELECT u.place::int FROM unnest(p_groups, p_partitions, p_spans) WITH ORDINALITY u (id, partition_id, span, place)
+         WHERE u.id = g.id AND u.partition_id IS NULL AND u.span = 1 ORDER BY u.place);
+      note := 'ok'; wait := NULL;
+      LOOP
+        unserved := cardinality(places);
         FOR request, partition_id, partition, seqs, transactions, traces, times, producers, keys, payloads, headers, size, due IN
-          SELECT * FROM queue_pop_plain(g, q, ARRAY(
-            SELECT u.place::int FROM unnest(p_groups, p_partitions, p_spans) WITH ORDINALITY u (id, partition_id, span, place)
-             WHERE u.id = g.id AND u.partition_id IS NULL AND u.span = 1),
-            p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
+          SELECT * FROM queue_pop_plain(g, q, places, p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
         LOOP
           served[request] := true;
+          places := array_remove(places, request);
           p_bytes := p_bytes - size;
           RETURN NEXT;
         END LOOP;
-        seqs := NULL; partition_id := NULL; partition := NULL; transactions := NULL; traces := NULL; times := NULL;
-        producers := NULL; keys := NULL; payloads := NULL; headers := NULL;
-      END IF;
+        -- a shared partition that had less than they want: on with the next
+        EXIT WHEN NOT q.competing OR cardinality(places) IN (0, unserved) OR p_bytes <= 0;
+      END LOOP;
+      seqs := NULL; partition_id := NULL; partition := NULL; transactions := NULL; traces := NULL; times := NULL;
+      producers := NULL; keys := NULL; payloads := NULL; headers := NULL;
     END IF;
     CONTINUE WHEN served[i];
     t := clock_timestamp();  -- for each: what the one before left in a shared partition is due since

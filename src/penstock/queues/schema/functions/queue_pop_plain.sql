@@ -1,6 +1,7 @@
 -- queue_pop_plain: the usual pops of one group, all in one statement: each of p_places (positions in
 -- p_batches and p_leases) takes the next messages of a partition of its own, where nothing is leased,
--- failed or answered out of order. Only for queues in strict order that delay and drop nothing.
+-- failed or answered out of order (where consumers share partitions: queue_pop_shared). Only for queues that delay and
+-- drop nothing.
 -- Answers rows like queue_pop's, one per request that it served. One that is not listed met an unusual
 -- cursor, or one that changed at this moment, or there is nothing: nothing was done for it.
 -- None takes more than its share of p_bytes.
@@ -14,6 +15,10 @@ CREATE FUNCTION queue_pop_plain(
 DECLARE
   expires timestamptz := p_now + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END);
 BEGIN
+  IF q.competing THEN
+    RETURN QUERY SELECT * FROM queue_pop_shared(g, q, p_places, p_batches, p_leases, p_since, p_now, p_bytes);
+    RETURN;
+  END IF;
   RETURN QUERY
   WITH due AS MATERIALIZED (
     SELECT k.ctid AS place, k.partition_id, k.version, k.position, k.due_at,
