@@ -11,8 +11,9 @@ BEGIN
          array_agg(m.created_at ORDER BY m.created_at)
     INTO open, listed, holders, times
     FROM (SELECT x.lease_id, min(x.ord) AS ord FROM unnest(p_leases) WITH ORDINALITY x (lease_id, ord) GROUP BY 1) u
-    JOIN leases l ON l.lease_id = u.lease_id AND l.partition_id = c.partition_id AND l.group_id = c.group_id
-     AND l.expires_at > t
+   CROSS JOIN LATERAL (  -- LIMIT: by its key, however few leases the planner thinks there are
+     SELECT * FROM leases x WHERE x.lease_id = u.lease_id AND x.partition_id = c.partition_id
+        AND x.group_id = c.group_id AND x.expires_at > t LIMIT 1) l
    CROSS JOIN LATERAL unnest(l.open) r
    CROSS JOIN LATERAL (
      SELECT m.seq, m.transaction_id, m.created_at FROM messages m

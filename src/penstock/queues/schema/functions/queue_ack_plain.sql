@@ -19,9 +19,10 @@ BEGIN
                    u.group_name, u.lease_id, u.status, u.ord
               FROM unnest(p_starts, p_starts[2:], p_partitions, p_groups, p_leases, p_statuses)
                      WITH ORDINALITY u (start, stop, partition_id, group_name, lease_id, status, ord)) r
-      JOIN leases l ON l.lease_id = r.lease_id AND l.partition_id = r.partition_id
-       AND upper(l.open) - lower(l.open) = r.stop - r.start
+     CROSS JOIN LATERAL (  -- LIMIT: by its key, however few leases the planner thinks there are
+       SELECT * FROM leases x WHERE x.lease_id = r.lease_id AND x.partition_id = r.partition_id LIMIT 1) l
       JOIN groups g ON g.id = l.group_id AND g.name = r.group_name
+       AND upper(l.open) - lower(l.open) = r.stop - r.start
       JOIN queues q ON q.id = l.queue_id
       JOIN partitions p ON p.id = l.partition_id
      CROSS JOIN LATERAL (
@@ -52,7 +53,8 @@ BEGIN
     RETURNING w.*, c.due_at IS NOT NULL AS more
   ), ended AS (
     DELETE FROM leases l USING moved w
-     WHERE l.lease_id = w.lease_id AND l.partition_id = w.partition_id AND l.group_id = w.group_id
+     WHERE l.lease_id = ANY (ARRAY(SELECT x.lease_id FROM moved x))
+       AND l.lease_id = w.lease_id AND l.partition_id = w.partition_id AND l.group_id = w.group_id
   ), counted AS (
     INSERT INTO tally_log (queue_id, group_id, consumed, done, bucket, counts)
     SELECT w.queue_id, w.group_id, count(*), count(*), latency_bucket(t - max(x.at)),
