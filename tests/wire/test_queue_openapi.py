@@ -9,6 +9,7 @@ from tests.support.openapi import check_document
 pytestmark = pytest.mark.xdist_group("queue-api")
 
 
+@pytest.mark.timeout(600)  # making up the requests takes the time, not the broker
 def test_every_queue_operation_keeps_to_its_document(tmp_path, database_url, soak):
     def skip(method: str, path: str) -> bool:
         return not path.startswith("/api/v1/") or path.startswith("/api/v1/system")
