@@ -434,14 +434,15 @@ def failure(status: TcpStatus, message: str, details: bytes = b"") -> bytes:
     )
 
 
-_ANSWERS = [("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")]
+if np is not None:
+    _ANSWERS = np.dtype([("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")])
 
 
 def produced(first: int, count: int) -> bytes:
     """The answers to `count` consecutive PRODUCEs whose records got the offsets from `first` on."""
     if count == 1:
         return PRODUCED.pack(Command.PRODUCE | REPLY, TcpStatus.SUCCESS, 8, first)
-    answers = np.empty(count, np.dtype(_ANSWERS))
+    answers = np.empty(count, _ANSWERS)
     answers["command"] = Command.PRODUCE | REPLY
     answers["status"] = TcpStatus.SUCCESS
     answers["length"] = 8
@@ -457,7 +458,9 @@ def consumed(offsets: Iterable[int], payloads: Sequence[Bytes]) -> bytes:
     return answer(Command.CONSUME, *parts)
 
 
-_RECORDS = [("offset", ">u8"), ("length", ">u4")]
+if np is not None:
+    _IN_RECORD = np.arange(RECORD.size)
+    _RECORDS = np.dtype([("offset", ">u8"), ("length", ">u4")])
 
 
 def consumed_log(
@@ -480,10 +483,10 @@ def consumed_log(
         np.ndarray(count, ">u8", out, first, (step,))[:] = offsets
         np.ndarray(count, ">u4", out, first + 8, (step,))[:] = lengths
         return out
-    heads = np.empty(count, np.dtype(_RECORDS))
+    heads = np.empty(count, _RECORDS)
     heads["offset"] = offsets
     heads["length"] = lengths
-    places = (starts + (first - RECORD.size))[:, None] + np.arange(RECORD.size)
+    places = (starts + (first - RECORD.size))[:, None] + _IN_RECORD
     np.frombuffer(out, np.uint8)[places] = heads.view(np.uint8).reshape(count, RECORD.size)
     return out
 
