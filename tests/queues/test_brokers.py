@@ -15,6 +15,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Unavailable
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
+from penstock.queues.types import Acked, Message
 from tests.conftest import fresh_database
 from tests.queues.support import (
     answer,
@@ -34,7 +35,7 @@ class Ledger:
         self.queued: set[str] = set()
         self.unknown: set[str] = set()
         self.delivered: set[str] = set()
-        self.settled: Counter[str] = Counter()  # without those whose acknowledgement got no answer
+        self.settled: Counter[str] = Counter()
         self.order: dict[str, list[tuple[int, int]]] = {}
 
     async def produce(
@@ -63,15 +64,25 @@ class Ledger:
                     if done.is_set():
                         return
                     continue
-                self.delivered.update(message.transaction_id for message in popped.messages)
-                acked = await answer(queues, popped.messages)
             except Unavailable:
                 await asyncio.sleep(0.05)
                 continue
+            self.delivered.update(message.transaction_id for message in popped.messages)
+            acked = await self._acknowledge(queues, popped.messages)
             for message, result in zip(popped.messages, acked, strict=True):
                 if result.success:
                     self.settled[message.transaction_id] += 1
                     self.order.setdefault(message.partition, []).append((message.seq, 0))
+
+    async def _acknowledge(self, queues: Queues, messages: list[Message]) -> list[Acked]:
+        """Until there is an answer: on a slow machine a new connection may be killed before its
+        first call has ended, and what nobody acknowledges stays leased.
+        """
+        while True:
+            try:
+                return await answer(queues, messages)
+            except Unavailable:
+                await asyncio.sleep(0.05)
 
     def check(self) -> None:
         assert len(self.queued) > 10
@@ -214,11 +225,16 @@ def test_killing_our_connections_again_and_again_loses_nothing(
             async def kill() -> int:
                 kills = 0
                 while not stop.is_set():
+                    before = len(ledger.queued)
                     kills += await killer.fetchval(
                         """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                             WHERE application_name = 'penstock' AND datname = current_database()"""
                     )
                     await asyncio.sleep(0.25)
+                    # A slow machine needs longer for a new connection and a call on it.
+                    await eventually(
+                        lambda before=before: len(ledger.queued) > before or stop.is_set(), 60
+                    )
                 return kills
 
             async def drained() -> bool:
