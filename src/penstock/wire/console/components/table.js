@@ -5,7 +5,7 @@
  *
  *   table({ columns: [{ name, title, number, card, sort, kind, cell: (row) => markup }], rows, key, href, sort })
  *
- * `kind`: text (long words break) or actions (buttons in one line).
+ * `kind`: text (long words break), whole (in one line) or actions (buttons in one line).
  */
 import { html } from "../html.js";
 

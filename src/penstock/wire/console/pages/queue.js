@@ -20,8 +20,8 @@ function groups(data, context) {
     { name: "consumers", title: "Consumers", number: true, cell: (g) => count(g.consumers) },
     { name: "rate", title: "Acked/s", number: true, cell: (g) => rate(g.rate) },
     { name: "acked", title: "Acked", number: true, cell: (g) => count(g.acked) },
-    { name: "failed", title: "Failed attempts", number: true, cell: (g) => count(g.failed) },
-    { name: "dead", title: "Dead letters", number: true, cell: (g) => g.dead ? html`<a href="#/dead-letters?queue=${encodeURIComponent(data.name)}&group=${encodeURIComponent(g.name)}">${bad(g.dead)}</a>` : "0" },
+    { name: "failed", title: "Failed", number: true, cell: (g) => count(g.failed) },
+    { name: "dead", title: "Dead", number: true, cell: (g) => g.dead ? html`<a href="#/dead-letters?queue=${encodeURIComponent(data.name)}&group=${encodeURIComponent(g.name)}">${bad(g.dead)}</a>` : "0" },
     { name: "actions", title: "", kind: "actions", cell: (g) => html`${button(context, "read_write", "seek", "Seek", { data: { group: g.name } })}
       ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, lag: g.lag } })}` },
   ];

@@ -19,8 +19,8 @@ const LOG = [
 const AUDIT = [
   { name: "at", title: "When", card: true, cell: (e) => since(e.at) },
   { name: "who", title: "Who", card: true, cell: (e) => visible(e.who) },
-  { name: "action", title: "Did", cell: (e) => html`<code>${e.action}</code>` },
-  { name: "object", title: "To", card: true, cell: (e) => html`<b>${visible(e.object)}</b>` },
+  { name: "action", title: "Did", kind: "whole", cell: (e) => html`<code>${e.action}</code>` },
+  { name: "object", title: "To", card: true, kind: "whole", cell: (e) => html`<b>${visible(e.object)}</b>` },
   { name: "detail", title: "Detail", kind: "text", cell: (e) => Object.entries(e.detail).map(([name, value]) => html`<span class="badge">${name}: ${visible(String(value))}</span> `) },
 ];
 
