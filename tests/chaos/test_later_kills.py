@@ -18,6 +18,8 @@ from tests.support.http import run
 from tests.support.wait import eventually
 
 PRODUCERS, PARTITIONS = 4, 3
+PUSH_EVERY_SECONDS = 0.05
+POLL_SECONDS = 0.1
 HOUR = timedelta(hours=1)
 STORED = """SELECT m.transaction_id AS id, extract(epoch FROM m.created_at)::float8 AS at,
                    convert_from(m.headers, 'UTF8')::json ->> 'name' AS name
@@ -56,6 +58,7 @@ class Ledger:
                 began = time.time()
                 await self.push(client, items, chance)
                 self.not_before |= {name: began + delay for name, delay in delays.items()}
+                await asyncio.sleep(PUSH_EVERY_SECONDS)
 
     async def push(self, client: httpx.AsyncClient, items: list[object], chance: random.Random):
         """Until some broker has accepted them."""
@@ -88,24 +91,27 @@ def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soa
 
     async def chaos() -> None:
         for turn in range(12 if soak else 1):
-            await asyncio.to_thread(brokers[turn % 2].kill)
-            await asyncio.to_thread(brokers[turn % 2].start)
             os.kill(own_postgres.pid(), signal.SIGKILL)
-            await asyncio.sleep(0.5)
-            await asyncio.to_thread(own_postgres.start)
+            await eventually(lambda: "buffered" in ledger.statuses, timeout=60)
+            await asyncio.to_thread(brokers[turn % 2].kill)
+            await asyncio.gather(
+                asyncio.to_thread(own_postgres.start), asyncio.to_thread(brokers[turn % 2].start)
+            )
             await asyncio.sleep(0.5)
 
     async def arrived() -> bool:
+        await asyncio.sleep(POLL_SECONDS)
         stored = {row["id"] for row in await rows(STORED.format("later"))}
         return ledger.not_before.keys() <= stored
 
     async def ticks() -> list[datetime]:
         """The due times whose messages are stored, each with one; none came early."""
+        found = await rows(STORED.format("ticks"))
         stored = {
             datetime.fromisoformat(row["id"].removeprefix("schedule:ticker:")): row["at"]
-            for row in await rows(STORED.format("ticks"))
+            for row in found
         }
-        assert len(stored) == len(await rows(STORED.format("ticks")))
+        assert len(stored) == len(found)
         assert all(at >= due.timestamp() for due, at in stored.items())
         return sorted(stored)
 
