@@ -165,7 +165,10 @@ def test_the_extras_and_what_the_index_shows():
 
 def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist():
     home = PROJECT["urls"]["Source"]
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    text = (ROOT / "README.md").read_text()
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):  # shown where the files are
+        assert (ROOT / picture).exists(), picture
+    links = re.findall(r"(?<!!)\[[^]]*\]\(([^)]+)\)", text)
     assert links
     for link in links:
         assert link.startswith("https://"), link
