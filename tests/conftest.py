@@ -19,6 +19,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
 from tests.support import guard
+from tests.support.spans import Spans
 
 if other := os.environ.get(
     "PENSTOCK_TEST_POSTGRES"
@@ -71,6 +72,11 @@ def scratch() -> Iterator[Path]:
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
+    return Spans(monkeypatch)
 
 
 @pytest.fixture(scope="session")

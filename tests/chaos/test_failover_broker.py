@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock import Client
+from penstock import Client, Message
 from penstock.config.schema import Database as DatabaseSettings
 from penstock.config.schema import Queues as QueueSettings
 from penstock.database import Database
@@ -115,7 +115,7 @@ def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_no
     run(body, limit=600 if soak else 110)
 
 
-def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, url, scratch):
+def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, url, scratch, spans):
     async def body():
         shared = scratch / "shared"
         brokers = [
@@ -133,11 +133,14 @@ def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, ur
                     await producers.more(200, timeout=30)
                     await producers.finish()
                     loads.append(producers)
+            with spans.tracer.start_as_current_span("POST /orders"):
+                async with Client(brokers[0].url) as client:
+                    assert (await client.push("traced", 1)).status == "buffered"
             before = status(brokers[1])["pending"]
             assert before == loads[1].total  # while both live, each has its own
             brokers[0].kill()
             await eventually(
-                lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total
+                lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total + 1
             )
             await asyncio.to_thread(server.start)
             await drained(brokers[1])
@@ -145,6 +148,17 @@ def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, ur
             for number, producers in enumerate(loads):
                 assert producers.errors == []
                 producers.check(await stored(url, scratch, f"orders{number}"))
+            async with Client(brokers[1].url) as client:
+
+                @client.consumer("traced")
+                async def handle(_: Message) -> None:
+                    client.stop()
+
+                await client.run()
+            # the worker goes on with the trace of a push that no database saw
+            assert spans.trace_of("process traced") == spans.trace_of("POST /orders")
+            [process], [send] = spans("process traced"), spans("send traced")
+            assert process.parent.span_id == send.context.span_id
         finally:
             for broker in brokers:
                 broker.stop()

@@ -2,12 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock import Client, DeadLetter, Message, Retry, processing
@@ -16,29 +12,6 @@ from tests.support.http import run
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("queue-client")
-
-
-class Spans:
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = provider.get_tracer("test")
-
-    def __call__(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self._exporter.get_finished_spans() if span.name == name]
-
-    def trace_of(self, name: str) -> int:
-        (span,) = self(name)
-        assert span.context is not None
-        return span.context.trace_id
-
-
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
-    spans = Spans()
-    monkeypatch.setattr(tracing, "tracer", lambda: spans.tracer)
-    return spans
 
 
 @pytest.mark.parametrize("buffer_ms", [None, 10], ids=["directly", "over the broker's buffer"])
