@@ -61,7 +61,39 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
     finally:
         shell.run("export", "delete", name, "--force", "--yes")
     assert shell.rows("export", "list") == []
-    until(lambda: CliRunner(env=shell.env).invoke(app, ["status", "--check"]).exit_code == 0, 30)
+
+    def left() -> list[str]:  # other tests leave dead letters
+        problems = shell.lines("status", "--json")[0]["problems"]
+        assert name not in str(problems)
+        return [problem["level"] for problem in problems]
+
+    shell.run("status", "--check", code=1 if left() else 0)
+
+
+def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
+    url = shell.env["PENSTOCK_URL"]
+
+    def commands() -> dict[str, str]:
+        problems = shell.lines("status", "--json")[0]["problems"]
+        return {one["text"]: one["command"] for one in problems if name in one["text"]}
+
+    shell.run("queue", "push", name, "1")
+    assert commands() == {}
+    failed = {"state": "failed", "error": "no column\n  at Spark"}
+    ask(url, "", "PUT", f"/api/v1/pipelines/{name}", failed)
+    (taken,) = ask(url, "", "GET", f"/api/v1/pop/queue/{name}?consumerGroup=g")["messages"]
+    lease = {key: taken[key] for key in ("transactionId", "partitionId", "leaseId")}
+    body = {"acknowledgments": [lease | {"status": "dlq"}], "consumerGroup": "g"}
+    ask(url, "", "POST", "/api/v1/ack/batch", body)
+    expected = {
+        f"pipeline {name} failed: no column": "penstock pipeline status",
+        f"queue {name} has new dead letters": f"penstock queue dlq errors {name}",
+    }
+    until(lambda: commands() == expected, 30)
+    shell.run("status", "--check", code=2)
+    shell.run("pipeline", "forget", name)
+    shell.run("queue", "dlq", "purge", name, "--yes")
+    until(lambda: commands() == {}, 30)
 
 
 def test_a_check_without_a_broker_is_neither_well_nor_wrong():

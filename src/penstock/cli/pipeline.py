@@ -511,6 +511,16 @@ def stop(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
     typer.echo(f"{name} on {report['host']} is {report['state']} and will stop after its batch")
 
 
+@commands.command()
+def forget(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+    """Drop the report of a pipeline that failed or is lost and will not come back.
+
+    Example: `penstock pipeline forget big-orders`
+    """
+    ask(url, token, "DELETE", resource(PIPELINES, name))
+    typer.echo(f"{name} is forgotten; it is shown again when it reports")
+
+
 def _session(name: str, master: str) -> Callable[[], Any]:
     """Makes the session a job runs in, once the job has looked at its arguments."""
 

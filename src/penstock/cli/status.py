@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import typer
 
@@ -50,7 +51,7 @@ COMMANDS = {  # view of the Console -> the command that shows the same
     "topics": "topic status {}",
     "buffers": "buffer status",
     "pipelines": "pipeline status {}",
-    "deadletters": "queue dlq errors",
+    "dead-letters": "queue dlq errors {}",
 }
 
 
@@ -146,8 +147,10 @@ def _age(problem: dict[str, Any]) -> float | None:
 
 
 def _command(problem: dict[str, Any]) -> str | None:
-    view, _, name = problem["path"].strip("/").partition("/")
-    command = COMMANDS.get(view.replace("-", ""))
+    path = urlsplit(problem["path"])
+    view, _, name = path.path.strip("/").partition("/")
+    name = unquote(name) or "".join(parse_qs(path.query).get("queue", []))
+    command = COMMANDS.get(view)
     return None if command is None else f"penstock {command.format(name)}".rstrip()
 
 

@@ -25,6 +25,9 @@ from penstock.broker import Broker
 from penstock.errors import PenstockError
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.inspection import push_to_ack
+from penstock.monitor.ledger import ledger
+from penstock.monitor.problems import Problems
+from penstock.monitor.watched import Group, Queue
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.figures import GroupFigures, QueueFigures
 
@@ -37,12 +40,10 @@ MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
 LOOKED_AT_PARTITIONS = 200
-LONG_WAIT_SECONDS = 300.0
 WORST_GROUPS = 5
 DISK_SECONDS = 30.0  # between two notes of the free space
 DISK_SAMPLES = 120  # an hour
 LEAST_DISK_SECONDS = 300.0  # for a guess when the disk is full
-LOW_DISK = 0.05  # of the disk's size
 
 
 TOTALS = """
@@ -53,56 +54,6 @@ MINUTES = """
 SELECT extract(epoch FROM minute)::bigint AS minute,
        sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
   FROM history WHERE minute > now() - interval '15 minutes' GROUP BY 1 ORDER BY 1"""
-
-
-class Group(msgspec.Struct, rename="camel"):
-    """The figures of a group (`GroupFigures`), and how they move."""
-
-    name: str  # empty: queue mode
-    lag: int
-    lag_seconds: float | None
-    leased: int
-    acked: int  # completed
-    failed: int
-    dead: int  # dead letters
-    dropped: int
-    skipped: int
-    consumers: int | None  # connections that pop for it, at all brokers
-    rate: float | None  # completed per second
-
-
-class Queue(msgspec.Struct, rename="camel"):
-    name: str
-    namespace: str
-    task: str
-    stored: int
-    pushed: int
-    pushed_rate: float | None
-    delivered_rate: float | None
-    dead_letters: int
-    groups: list[Group]
-    unread: float | None  # how long the oldest message waits, while no group reads the queue
-
-    @property
-    def waiting(self) -> int:
-        """The largest lag of its groups; all that is stored while it has none."""
-        return max((group.lag for group in self.groups), default=self.stored)
-
-    @property
-    def leased(self) -> int:
-        return sum(group.leased for group in self.groups)
-
-    @property
-    def oldest(self) -> float | None:
-        waits = [group.lag_seconds for group in self.groups if group.lag_seconds is not None]
-        return max(waits, default=self.unread)
-
-
-class Problem(msgspec.Struct):
-    level: str  # error or warning
-    text: str
-    since: float | None  # milliseconds since 1970
-    path: str  # of the view where it is mended
 
 
 class Process(msgspec.Struct, rename="camel"):
@@ -145,7 +96,7 @@ class Sampler:
         self._latency: dict[str, float | None] | None = None
         self._free: deque[tuple[float, int]] = deque(maxlen=DISK_SAMPLES)  # when, bytes
         self._sent: dict[str, Any] = {}  # what viewers have
-        self._since: dict[str, float] = {}  # problem -> when it was first seen
+        self._problems = Problems(broker)
         self._now: dict[str, Any] = {}
 
     # Viewers
@@ -239,12 +190,12 @@ class Sampler:
         self._now = {
             "at": at * 1000,
             "sample": sample,
-            "problems": self._problems(at, disk, routes),
+            "problems": self._problems.look(at, self.queues, disk, routes),
             "counts": self._counts(len(routes) if broker.exports else None),
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
             ),
-            "ledger": self._ledger(routes),
+            "ledger": ledger(self.queues.values(), routes),
             "groups": self._worst(),
             "latency": self._latency,
             "database": self._database if broker.database.healthy else DOWN,
@@ -368,39 +319,6 @@ class Sampler:
 
     # What is made of it
 
-    def _problems(
-        self, at: float, disk: dict[str, Any] | None, routes: list[dict[str, Any]]
-    ) -> list[Problem]:
-        """Worst first. A problem keeps the moment at which it was first seen."""
-        broker = self._broker
-        problems: list[tuple[str, str, str]] = []  # level, text, path
-        if not broker.database.healthy:
-            problems.append(("error", f"PostgreSQL is away: {broker.database.problem}", "/buffers"))
-        elif broker.database.problem:
-            problems.append(("error", broker.database.problem, "/overview"))
-        if broker.logs and (full := broker.logs.topics.disk_full):
-            problems.append(("error", f"topics take no records: {full}", "/topics"))
-        if broker.buffer.failed.events:
-            count = broker.buffer.failed.events
-            problems.append(("error", f"{count:,} buffered events were refused", "/buffers"))
-        for route in routes:
-            if why := route.get("lastError"):
-                name = route["name"]
-                problems.append(("error", f"route {name}: {why}", f"/routes/{name}"))
-        for queue in self.queues.values():
-            for group in queue.groups:
-                if group.lag_seconds is not None and group.lag_seconds > LONG_WAIT_SECONDS:
-                    text = (
-                        f"group {queue.name}@{group.name or 'queue mode'}: messages wait for long"
-                    )
-                    problems.append(("warning", text, f"/queues/{queue.name}"))
-        if disk and disk["free"] < LOW_DISK * disk["total"]:
-            problems.append(("warning", "the disk is nearly full", "/overview"))
-        self._since = {text: self._since.get(text, at) for _, text, _ in problems}
-        return [
-            Problem(level, text, self._since[text] * 1000, path) for level, text, path in problems
-        ]
-
     def _counts(self, routes: int | None) -> dict[str, int | None]:
         broker = self._broker
         return {
@@ -410,42 +328,6 @@ class Sampler:
             "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
         }
-
-    def _ledger(self, routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
-
-        What a group skipped is what the others leave over, so only a part without any shows that
-        its figures, each counted for itself, add up.
-        """
-        pairs = [(queue, group) for queue in self.queues.values() for group in queue.groups]
-        rows = []
-        if pairs:
-            skipped = sum(group.skipped for _, group in pairs)
-            rows.append(
-                {
-                    "part": "queues",
-                    "accepted": sum(queue.pushed for queue, _ in pairs),
-                    "delivered": sum(group.acked for _, group in pairs),
-                    "dead": sum(group.dead for _, group in pairs),
-                    "dropped": sum(group.dropped for _, group in pairs),
-                    "waiting": sum(group.lag for _, group in pairs),
-                    "skipped": skipped,
-                    "agrees": True if all(not group.skipped for _, group in pairs) else None,
-                }
-            )
-        if routes:
-            books = [route["queue"]["accounting"] for route in routes]
-            row = {
-                "part": "routes",
-                "accepted": sum(book["accepted"] for book in books),
-                "delivered": sum(book["delivered"] for book in books),
-                "dead": sum(book["deadLettered"] for book in books),
-                "dropped": sum(sum(book["dropped"].values()) for book in books),
-                "waiting": sum(book["queued"] for book in books),
-            }
-            parts = ("delivered", "dead", "dropped", "waiting")
-            rows.append(row | {"agrees": row["accepted"] == sum(row[part] for part in parts)})
-        return rows
 
     def _disk(self, at: float) -> dict[str, Any] | None:
         """Free and total bytes, and how many days are left at the rate of the time watched."""

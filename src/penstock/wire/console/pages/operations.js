@@ -88,7 +88,7 @@ export const pipelines = {
   title: () => "Pipelines",
   load: (_, query, signal) => get("/api/v1/pipelines", {}, signal),
   view(data, context) {
-    const columns = [...PIPELINES, { name: "actions", title: "", kind: "actions", cell: (p) => (p.state === "running" && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : "") }];
+    const columns = [...PIPELINES, { name: "actions", title: "", kind: "actions", cell: (p) => (p.state === "running" ? (p.stopping ? "" : button(context, "admin", "stop", "Stop", { data: { name: p.name } })) : p.state === "starting" ? "" : button(context, "admin", "forget", "Forget", { data: { name: p.name } })) }];
     const runs = data.pipelines.flatMap((p) => p.runs.map((run) => ({ ...run, pipeline: p.name }))).toSorted((a, b) => b.started_at - a.started_at);
     return html`<h1>Pipelines</h1>${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml") })}
       ${runs.length ? html`<h2>Runs</h2>${table({ columns: RUNS, rows: runs.slice(0, 50), key: (r) => `${r.pipeline}${r.started_at}`, caption: "Runs, the newest first" })}` : ""}`;
@@ -99,6 +99,13 @@ export const pipelines = {
       if (!(await confirm({ title: "Stop the pipeline", text: html`<p>${name} ends after its current batch and can be started again from its checkpoint.</p>`, button: `Stop ${name}`, danger: false }))) return;
       await ask("POST", path`/api/v1/pipelines/${name}/stop`);
       say(`${name} was asked to stop.`);
+      refresh();
+    },
+    async forget(element, { say, refresh }) {
+      const { name } = element.dataset;
+      if (!(await confirm({ title: "Forget the pipeline", text: html`<p>The last report and the runs of ${name} are dropped. It is shown again when it reports.</p>`, button: `Forget ${name}`, danger: false }))) return;
+      await ask("DELETE", path`/api/v1/pipelines/${name}`);
+      say(`${name} is forgotten.`);
       refresh();
     },
   },

@@ -16,7 +16,7 @@ from penstock.broker import Broker
 from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import Sampler
-from penstock.monitor.sampler import Queue
+from penstock.monitor.watched import Queue
 from penstock.wire.auth import Role
 from penstock.wire.http.api.listing import ListQuery, page_of
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response

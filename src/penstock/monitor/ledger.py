@@ -1,0 +1,43 @@
+"""Where everything is that was accepted: the books of each part, and whether they add up."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.monitor.watched import Queue
+
+
+def ledger(queues: Iterable[Queue], routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
+
+    What a group skipped is what the others leave over, so only a part without any shows that
+    its figures, each counted for itself, add up.
+    """
+    pairs = [(queue, group) for queue in queues for group in queue.groups]
+    rows = []
+    if pairs:
+        skipped = sum(group.skipped for _, group in pairs)
+        rows.append(
+            {
+                "part": "queues",
+                "accepted": sum(queue.pushed for queue, _ in pairs),
+                "delivered": sum(group.acked for _, group in pairs),
+                "dead": sum(group.dead for _, group in pairs),
+                "dropped": sum(group.dropped for _, group in pairs),
+                "waiting": sum(group.lag for _, group in pairs),
+                "skipped": skipped,
+                "agrees": True if all(not group.skipped for _, group in pairs) else None,
+            }
+        )
+    if routes:
+        books = [route["queue"]["accounting"] for route in routes]
+        row = {
+            "part": "routes",
+            "accepted": sum(book["accepted"] for book in books),
+            "delivered": sum(book["delivered"] for book in books),
+            "dead": sum(book["deadLettered"] for book in books),
+            "dropped": sum(sum(book["dropped"].values()) for book in books),
+            "waiting": sum(book["queued"] for book in books),
+        }
+        parts = ("delivered", "dead", "dropped", "waiting")
+        rows.append(row | {"agrees": row["accepted"] == sum(row[part] for part in parts)})
+    return rows
