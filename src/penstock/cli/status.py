@@ -45,6 +45,7 @@ from penstock.cli.tables import (
 
 WELL, WARNING, ERROR, UNANSWERED = 0, 1, 2, 3  # exit codes of --check
 BUSIEST_QUEUES = 5
+TERMS = ("delivered", "dead", "dropped", "skipped", "waiting", "kept", "removed", "compacted")
 COMMANDS = {  # view of the Console -> the command that shows the same
     "queues": "queue describe {}",
     "routes": "export status {}",
@@ -196,9 +197,7 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
 
 def _books(books: dict[str, Any]) -> str:
     """Where everything is that was accepted."""
-    terms = [
-        name for name in ("delivered", "dead", "dropped", "skipped", "waiting") if name in books
-    ]
+    terms = [name for name in TERMS if name in books]
     right = " + ".join(f"{_count(books[name])} {name}" for name in terms)
     verdict = {True: "", False: " (does NOT agree)", None: " (not known to agree)"}[books["agrees"]]
     return f"{_count(books['accepted'])} accepted = {right}{verdict}"

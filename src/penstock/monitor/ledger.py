@@ -1,9 +1,11 @@
 """Where everything is that was accepted: the books of each part, and whether they add up."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from penstock.monitor.watched import Queue
+from penstock.topics.topic import Topic
 
 
 def ledger(queues: Iterable[Queue], routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -41,3 +43,31 @@ def ledger(queues: Iterable[Queue], routes: list[dict[str, Any]]) -> list[dict[s
         parts = ("delivered", "dead", "dropped", "waiting")
         rows.append(row | {"agrees": row["accepted"] == sum(row[part] for part in parts)})
     return rows
+
+
+def topic_books(topics: Iterable[Topic]) -> dict[str, Any] | None:
+    """accepted = kept + removed by retention + compacted away, over all topics; None without any.
+
+    Every offset was given to one record. What retention removed lies below the first offset; only
+    segments that were compacted may lack records. Whatever else is missing is missing in the sum.
+    """
+    accepted = kept = removed = compacted = 0
+    books = list(topics)
+    for topic in books:
+        accepted += topic.next_offset
+        removed += topic.first_offset
+        bases = [*(segment.base for segment in topic.segments), topic.next_offset]
+        for segment, (base, following) in zip(topic.segments, pairwise(bases), strict=True):
+            kept += segment.rows
+            if segment.compacted:
+                compacted += following - base - segment.rows
+    if not books:
+        return None
+    return {
+        "part": "topics",
+        "accepted": accepted,
+        "kept": kept,
+        "removed": removed,
+        "compacted": compacted,
+        "agrees": accepted == kept + removed + compacted,
+    }

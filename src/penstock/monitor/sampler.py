@@ -25,7 +25,7 @@ from penstock.broker import Broker
 from penstock.errors import PenstockError
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.inspection import push_to_ack
-from penstock.monitor.ledger import ledger
+from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
 from penstock.monitor.watched import Group, Queue
 from penstock.protocol.names import QUEUE_MODE
@@ -97,6 +97,7 @@ class Sampler:
         self._free: deque[tuple[float, int]] = deque(maxlen=DISK_SAMPLES)  # when, bytes
         self._sent: dict[str, Any] = {}  # what viewers have
         self._problems = Problems(broker)
+        self._topics: tuple[float, dict[str, Any] | None] = (0.0, None)  # when, their books
         self._now: dict[str, Any] = {}
 
     # Viewers
@@ -195,7 +196,7 @@ class Sampler:
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
             ),
-            "ledger": ledger(self.queues.values(), routes),
+            "ledger": self._ledger(at, routes),
             "groups": self._worst(),
             "latency": self._latency,
             "database": self._database if broker.database.healthy else DOWN,
@@ -328,6 +329,12 @@ class Sampler:
             "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
         }
+
+    def _ledger(self, at: float, routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self._broker.logs and at - self._topics[0] > SLOW_SECONDS:  # there may be thousands
+            self._topics = at, topic_books(self._broker.logs.topics)
+        topics = self._topics[1]
+        return ledger(self.queues.values(), routes) + ([topics] if topics else [])
 
     def _disk(self, at: float) -> dict[str, Any] | None:
         """Free and total bytes, and how many days are left at the rate of the time watched."""

@@ -8,15 +8,17 @@ import { loadHistory, ranges } from "./history.js";
 
 const tail = (name) => (live.history.series[name] ?? []).slice(-60);
 
-const PARTS = { queues: "queues (once per group)", routes: "routes" };
-const TERMS = [["delivered", "delivered"], ["dead", "dead"], ["dropped", "dropped"], ["waiting", "waiting"], ["skipped", "before the group, or skipped"]];
+const PARTS = { queues: "queues (once per group)", routes: "routes", topics: "topics" };
+const TERMS = [["delivered", "delivered"], ["dead", "dead"], ["dropped", "dropped"], ["waiting", "waiting"], ["skipped", "before the group, or skipped"],
+  ["kept", "kept"], ["removed", "removed by retention"], ["compacted", "compacted away"]];
+const ONLY_SOME = ["dropped", "skipped", "removed", "compacted"]; // shown when there are any
 
-/** accepted = delivered + dead + dropped + waiting (+ skipped), per part, and whether it is so. */
+/** accepted = delivered + dead + dropped + waiting (+ skipped), per part (of topics: kept + removed + compacted), and whether it is so. */
 function ledger(rows) {
   return html`<div class="card"><h2>Where everything is</h2>${rows.map((row) => html`<div class="ledger" data-key="${row.part}">
     <div class="sum"><b>${count(row.accepted)}</b> accepted by ${PARTS[row.part] ?? row.part} ${row.agrees ? html`<span class="good">✓ all accounted for</span>` : row.agrees === false ? html`<span class="bad">✗ the figures do not add up</span>` : ""}</div>
-    ${bars(TERMS.filter(([name]) => row[name] || !["dropped", "skipped"].includes(name)).map(([name, label]) => ({ label, value: row[name] })), count, `Where the messages of ${row.part} are`)}</div>`)}
-    ${rows.length ? "" : html`<p>Nothing was delivered to a group yet.</p>`}</div>`;
+    ${bars(TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name))).map(([name, label]) => ({ label, value: row[name] })), count, `Where the messages of ${row.part} are`)}</div>`)}
+    ${rows.length ? "" : html`<p>Nothing was accepted for a group, a route or a topic yet.</p>`}</div>`;
 }
 
 function database(card) {
