@@ -4,7 +4,8 @@ that they should stop.
 A pipeline reports every few seconds. One that is silent for `LOST_AFTER_SECONDS` seconds without
 having said that it ended is shown as `lost`. Reports live in memory; when a pipeline's state
 changes all of them are written to one small file, so that a restarted broker still tells what
-finished, what failed and why.
+finished, what failed and why. With its report go a pipeline's last runs, and its last minutes: the
+rows of each and how far behind it was, as its reports told.
 """
 
 import json
@@ -25,6 +26,7 @@ LOST_AFTER_SECONDS = 15.0
 ENDED = ("finished", "failed")
 MAX_PIPELINES = 1000
 MAX_RUNS = 20  # of a pipeline that are remembered
+MAX_MINUTES = 15  # of a pipeline that are remembered
 RUN_FIELDS = ("state", "started_at", "rows", "batch", "error", "host")
 
 
@@ -98,7 +100,8 @@ class Pipelines:
             del self._reports[oldest]
         now = self._clock()
         runs = _runs(before.get("runs", []), report, now)
-        self._reports[name] = {**report, "name": name, "reported_at": now, "runs": runs}
+        known = {"name": name, "reported_at": now, "runs": runs}
+        self._reports[name] = {**report, **known, "minutes": _minutes(before, report, now)}
         state = report.get("state")
         if state == "starting" or state in ENDED:
             self._stops.discard(name)
@@ -120,6 +123,7 @@ class Pipelines:
         lost = report.get("state") not in ENDED and silent > LOST_AFTER_SECONDS
         return {
             "runs": [],
+            "minutes": [],
             **report,
             "state": "lost" if lost else report.get("state"),
             "stopping": name in self._stops,
@@ -153,6 +157,18 @@ def _runs(before: list[dict[str, Any]], report: dict[str, Any], now: float) -> l
     run = {field: report.get(field) for field in RUN_FIELDS} | {"reported_at": now}
     same = bool(before) and before[0].get("started_at") == run["started_at"]
     return [run, *(before[1:] if same else before)][:MAX_RUNS]
+
+
+def _minutes(before: dict[str, Any], report: dict[str, Any], now: float) -> list[dict[str, Any]]:
+    """Rows and lag of the last minutes with a report, the newest last. `rows` of reports are those
+    of the run so far."""
+    same_run = before.get("started_at") == report.get("started_at")
+    rows = max(0, report.get("rows", 0) - (before.get("rows", 0) if same_run else 0))
+    minutes: list[dict[str, Any]] = list(before.get("minutes", []))
+    this = now // 60 * 60
+    if minutes and minutes[-1]["at"] == this:
+        rows += minutes.pop()["rows"]
+    return [*minutes, {"at": this, "rows": rows, "lag": report.get("lag")}][-MAX_MINUTES:]
 
 
 def _because(report: dict[str, Any]) -> str:

@@ -314,6 +314,44 @@ def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restar
         again.get("b")
 
 
+def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
+    import asyncio
+
+    now = [600.0]
+    pipelines = Pipelines(tmp_path, clock=lambda: now[0])
+
+    def report(at: float, state: str, started_at: float, rows: int, **more: Any) -> None:
+        now[0] = at
+        pipelines.put("p", {"state": state, "started_at": started_at, "rows": rows, **more})
+
+    report(600, "starting", 600, 0)
+    report(630, "running", 600, 100, lag=50)
+    report(661, "running", 600, 150, lag=20)
+    report(662, "failed", 600, 150, error="no column")
+    report(670, "starting", 670, 0)
+    report(800, "running", 670, 7, lag=3)
+    pipelines.ask_to_stop("p")
+    asyncio.run(pipelines.stop())
+    again = Pipelines(tmp_path, clock=lambda: now[0])
+    asyncio.run(again.start())
+    known = again.get("p")
+    assert [(run["state"], run["started_at"], run["rows"]) for run in known["runs"]] == [
+        ("running", 670, 7),
+        ("failed", 600, 150),
+    ]
+    assert known["runs"][1]["error"] == "no column"
+    assert known["minutes"] == [
+        {"at": 600, "rows": 100, "lag": 50},
+        {"at": 660, "rows": 50, "lag": None},
+        {"at": 780, "rows": 7, "lag": 3},
+    ]
+    for run in range(40):
+        again.put("p", {"state": "running", "started_at": 1000 + run})
+        now[0] += 60
+    known = again.get("p")
+    assert (len(known["runs"]), len(known["minutes"])) == (20, 15)
+
+
 def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
     def note(kind: str, batch: int, *sources: Any) -> None:
         (tmp_path / kind).mkdir(exist_ok=True)

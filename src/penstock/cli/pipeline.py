@@ -495,7 +495,11 @@ def status(
     def look() -> View:
         report = ask(url, token, "GET", resource(PIPELINES, name))
         keys = [one.value or one.title for one in COLUMNS]
-        others = [Column(key) for key in report if key not in keys]
+        others = [
+            Column(key)
+            for key, value in report.items()
+            if key not in keys and not isinstance(value, list)  # --json has runs and minutes
+        ]
         return View(report, [Facts([*COLUMNS, *others], report)])
 
     show(look, as_json, watch)

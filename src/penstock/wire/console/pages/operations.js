@@ -2,6 +2,7 @@
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
 import { count, duration, plural, rate, size } from "../format.js";
+import { sparkline } from "../components/chart.js";
 import { confirm } from "../components/dialog.js";
 import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
@@ -63,13 +64,21 @@ export const buffers = {
   },
 };
 
+/** A figure of the 15 minutes up to the last report; null where nothing was reported. */
+function perMinute(pipeline, name) {
+  const known = new Map(pipeline.minutes.map((minute) => [minute.at, minute[name]]));
+  const last = pipeline.minutes.at(-1)?.at ?? 0;
+  return Array.from({ length: 15 }, (_, i) => known.get(last - (14 - i) * 60) ?? null);
+}
+
 const PIPELINES = [
   { name: "name", title: "Pipeline", card: true, cell: (p) => html`<b>${p.name}</b><br><small>${p.host}</small>` },
-  { name: "state", title: "State", card: true, cell: (p) => badge(p.stopping && p.state === "running" ? "stopping" : p.state) },
+  { name: "state", title: "State", card: true, cell: (p) => badge(p.stopping && ["running", "idle"].includes(p.state) ? "stopping" : p.state) },
   { name: "rate", title: "Rows/s", number: true, card: true, cell: (p) => rate(p.rows_per_second) },
+  { name: "minute", title: "Rows/min", number: true, cell: (p) => html`${sparkline(perMinute(p, "rows"), "out", `rows of ${p.name} per minute`)} ${count(p.minutes.at(-1)?.rows)}` },
   { name: "rows", title: "Rows", number: true, cell: (p) => count(p.rows) },
   { name: "batch", title: "Batch", number: true, cell: (p) => (p.batch >= 0 ? count(p.batch) : "–") },
-  { name: "lag", title: "Lag", number: true, cell: (p) => count(p.lag) },
+  { name: "lag", title: "Lag", number: true, cell: (p) => html`${sparkline(perMinute(p, "lag"), "lag", `lag of ${p.name} per minute`)} ${count(p.lag)}` },
   { name: "seen", title: "Seen", number: true, cell: (p) => since(p.reported_at * 1000) },
   { name: "error", title: "Last error", kind: "text", cell: (p) => (p.error ? html`<span class="bad">${visible(String(p.error))}</span>` : "") },
 ];
@@ -88,7 +97,7 @@ export const pipelines = {
   title: () => "Pipelines",
   load: (_, query, signal) => get("/api/v1/pipelines", {}, signal),
   view(data, context) {
-    const columns = [...PIPELINES, { name: "actions", title: "", kind: "actions", cell: (p) => (p.state === "running" ? (p.stopping ? "" : button(context, "admin", "stop", "Stop", { data: { name: p.name } })) : p.state === "starting" ? "" : button(context, "admin", "forget", "Forget", { data: { name: p.name } })) }];
+    const columns = [...PIPELINES, { name: "actions", title: "", kind: "actions", cell: (p) => (["running", "idle"].includes(p.state) && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : ["failed", "finished", "lost"].includes(p.state) ? button(context, "admin", "forget", "Forget", { data: { name: p.name } }) : "") }];
     const runs = data.pipelines.flatMap((p) => p.runs.map((run) => ({ ...run, pipeline: p.name }))).toSorted((a, b) => b.started_at - a.started_at);
     return html`<h1>Pipelines</h1>${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml") })}
       ${runs.length ? html`<h2>Runs</h2>${table({ columns: RUNS, rows: runs.slice(0, 50), key: (r) => `${r.pipeline}${r.started_at}`, caption: "Runs, the newest first" })}` : ""}`;
