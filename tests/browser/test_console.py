@@ -233,6 +233,111 @@ def test_a_route_is_paused_and_resumed(page, broker):
     assert not paused()
 
 
+@contextmanager
+def destination() -> Iterator[tuple[str, list[int]]]:
+    """An HTTP server that answers with the last of these statuses; its address, and they."""
+    statuses = [400]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(statuses[-1])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/", statuses
+    server.shutdown()
+
+
+def test_dead_letters_of_a_route_are_replayed_and_it_is_purged_and_drained(page, broker):
+    ask = httpx.Client(base_url=broker.url, timeout=30)
+    carrier = "/api/v1/routes/carrier"
+
+    def books() -> dict:
+        return ask.get(carrier).json()["queue"]["accounting"]
+
+    with destination() as (url, statuses):
+        route = {"name": "carrier", "destination": {"type": "http", "url": url}}
+        ask.post("/api/v1/routes", json=route).raise_for_status()
+        ask.post(f"{carrier}/push", json={"records": [1]}).raise_for_status()
+        visit(page, broker, "routes/carrier")
+        page.get_by_role("button", name="Replay 1 dead letter").click()
+        statuses.append(200)
+        page.get_by_role("button", name="Replay 1 record").click()
+        page.get_by_text("1 dead letter queued again.").wait_for()
+        until(lambda: books()["delivered"] == 1, 30)
+        ask.post(f"{carrier}/pause").raise_for_status()
+        ask.post(f"{carrier}/push", json={"records": [2, 3]}).raise_for_status()
+        page.reload()
+        page.get_by_role("button", name="Resume").wait_for()
+        page.get_by_role("button", name="Purge").click()
+        page.get_by_label("Type carrier to confirm").fill("carrier")
+        page.get_by_role("button", name="Drop 2 records").click()
+        page.get_by_text("2 records dropped.").wait_for()
+        assert (books()["queued"], sum(books()["dropped"].values())) == (0, 2)
+        page.get_by_role("button", name="Drain").click()
+        page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+        page.get_by_text("It sends what it has and takes nothing new.").wait_for()
+        assert ask.get(carrier).json()["state"] in ("draining", "drained")
+        ask.delete(carrier, params={"force": True}).raise_for_status()
+
+
+def test_a_hidden_tab_pauses_the_stream_and_goes_on_when_it_is_seen(page, broker):
+    def become(hidden: str) -> None:
+        page.evaluate(
+            f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+
+    visit(page, broker, "overview")
+    page.get_by_text("● live").wait_for()
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/live")):
+        become("true")
+    page.get_by_text("paused").wait_for()
+    with page.expect_request("**/api/v1/live"):
+        become("false")
+    page.get_by_text("● live").wait_for()
+
+
+def test_a_buffer_file_that_was_refused_is_shown_with_its_reason(page, broker):
+    ask = httpx.Client(base_url=f"{broker.url}/api/v1", timeout=30)
+    body = {"queue": "tight", "options": {"maxSize": 1}}
+    ask.post("/configure", json=body).raise_for_status()
+    push(broker, "tight", 1)
+    ask.post("/system/maintenance", json={"enabled": True}).raise_for_status()
+    push(broker, "tight", 2)
+    ask.post("/system/maintenance", json={"enabled": False}).raise_for_status()
+    visit(page, broker, "buffers")
+    page.locator("tr", has_text="failed").get_by_text(re.compile("full")).wait_for()
+    ask.delete("/queues/tight/clear").raise_for_status()
+    ask.post("/buffers/retry-failed").raise_for_status()
+    page.get_by_text("No event waits in a file.").wait_for()
+
+
+def test_a_pipeline_that_failed_needs_somebody_until_it_is_forgotten(page, broker):
+    for rows, lag in ((10, 5), (30, 2)):
+        report = {"state": "running", "started_at": 1.0, "rows": rows, "lag": lag}
+        httpx.put(f"{broker.url}/api/v1/pipelines/minutely", json=report).raise_for_status()
+    report = {"state": "failed", "started_at": 1.0, "rows": 30, "error": "no such column"}
+    httpx.put(f"{broker.url}/api/v1/pipelines/minutely", json=report).raise_for_status()
+    visit(page, broker, "overview")
+    page.get_by_role("link", name="pipeline minutely failed: no such column").click()
+    row = page.locator("tr[data-key='minutely']")
+    row.wait_for()
+    minutes = httpx.get(f"{broker.url}/api/v1/pipelines/minutely").json()["minutes"]
+    assert sum(minute["rows"] for minute in minutes) == 30
+    page.get_by_role("heading", name="Runs").wait_for()
+    row.get_by_role("button", name="Forget").click()
+    page.get_by_role("button", name="Forget minutely").click()
+    row.wait_for(state="detached")
+
+
 def test_a_group_on_a_topic_is_reset_after_a_preview(page, broker):
     records = {"payloads": ["a", "b", "c", "d"]}
     httpx.post(f"{broker.url}/topics/clicks/produce", json=records).raise_for_status()
