@@ -191,6 +191,39 @@ def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(
     asyncio.run(body())
 
 
+def test_a_route_from_queue_to_queue_keeps_the_headers(tmp_path: Path, database_url: str):
+    """With and without `envelope`; a payload that looks like an envelope stays a payload."""
+    alike = b'{"transactionId":"t","partition":"p","headers":{"a":"b"},"payload":1}'
+
+    async def body() -> None:
+        async with real(database_url, tmp_path) as buffer:
+            queues: Any = buffer._queues
+            source = {"queue": "orders"}
+            into: dict[str, Any] = {
+                "plain": INTO | {"source": source},
+                "wrapped": INTO | {"source": source | {"envelope": True}},
+            }
+            for name in into:
+                into[name] = into[name] | {"destination": {"type": "queue", "queue": name}}
+            async with exports(tmp_path, into, queues=QueuesAdapter(queues, buffer)) as routes:
+                headers = b'{"tenant":"a"}'
+                sent = [(record(1), headers), (record(2), None), (alike, None), (alike, headers)]
+                await queues.push([Item("orders", one, headers=head) for one, head in sent])
+                pushed = [
+                    b'{"transactionId":1}',
+                    b'{"transactionId":"t","partition":"p","headers":{" ":""},"payload":1}',
+                ]  # to the route itself, and no envelopes
+                for name in into:
+                    await eventually(lambda n=name: routes.get(n).queue.books.delivered == 4)
+                    await routes.get(name).push(pushed)
+                    await eventually(lambda n=name: routes.get(n).queue.books.delivered == 6)
+                    popped = await queues.pop(PopRequest(queue=name, batch=10))
+                    got = [(one.payload, one.headers) for one in popped.messages]
+                    assert got == [*sent, *((one, None) for one in pushed)]
+
+    asyncio.run(body())
+
+
 def test_headers_leave_in_an_envelope_or_as_those_of_the_request(tmp_path: Path, database_url: str):
     async def body() -> None:
         async with (

@@ -14,6 +14,7 @@ from penstock.export.destinations.postgres import PostgresDestination, PostgresT
 from penstock.export.payload import FRAMES, join
 from penstock.log.layout import DATA
 from penstock.metrics import Metrics
+from penstock.queues.types import Item
 from tests.export.making import exports, http_route, kill
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
@@ -183,9 +184,9 @@ class FakeQueues:
     async def lag(self, queue: str, group: str) -> int:
         return sum(map(len, self.waiting))
 
-    async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
-        for index, payload in enumerate(payloads):
-            self.stored.setdefault(f"{key}-{index}", payload)
+    async def push(self, items: list[Item]) -> None:
+        for item in items:
+            self.stored.setdefault(item.transaction_id, item.payload)
 
 
 def test_a_queue_is_read_through_its_group_and_acknowledged_when_it_is_safe(tmp_path: Path):

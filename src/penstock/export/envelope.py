@@ -6,17 +6,21 @@
 Payload and headers are spliced in as they are. `headers` is there also when it is empty, so that
 whoever reads it need not ask. The record is what the send queue stores, so dead letters and batches
 of every format keep the headers; a destination that sends each message by itself can take it apart
-again (`http` with `header_prefix`).
+again (`http` with `header_prefix`). A queue always does: what a route moves from queue to queue has
+its headers there, whether the route asks for envelopes or not.
 """
 
 from urllib.parse import quote
 
 import msgspec
 
+from penstock.errors import InvalidRequest
+from penstock.protocol import headers
 from penstock.queues.types import Message
 
 # As CloudEvents has it for HTTP: printable ASCII stays, but for space, quote and percent.
 _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
+_OPENING = b'{"transactionId":'
 _text = msgspec.json.Encoder().encode
 
 
@@ -38,6 +42,28 @@ def wrap(message: Message) -> bytes:
         message.headers or b"{}",
         message.payload,
     )
+
+
+def with_headers(message: Message) -> bytes:
+    """The payload alone where that says it all, else the envelope: around headers, and around a
+    payload that could be mistaken for one.
+    """
+    if message.headers is None and not message.payload.startswith(_OPENING):
+        return message.payload
+    return wrap(message)
+
+
+def parts(record: bytes) -> tuple[bytes, bytes | None]:
+    """Payload and headers of what `wrap` or `with_headers` made. A record of another origin (pushed
+    to the route, or queued before there were headers) is a payload.
+    """
+    envelope = unwrap(record) if record.startswith(_OPENING) else None
+    if envelope is None:
+        return record, None
+    try:
+        return bytes(envelope.payload), headers.encode(envelope.headers)
+    except InvalidRequest:
+        return record, None
 
 
 def unwrap(record: bytes) -> Envelope | None:

@@ -75,12 +75,8 @@ class QueuesAdapter:
         except NotFound:  # nobody has popped or pushed yet
             return None
 
-    async def push(self, queue: str, partition: str, payloads: list[bytes], key: str) -> None:
-        """Store messages; pushing them again under the same key stores nothing twice."""
-        items = [
-            Item(queue, payload, partition, transaction_id=f"{key}-{index}")
-            for index, payload in enumerate(payloads)
-        ]
+    async def push(self, items: list[Item]) -> None:
+        """Store messages; those whose transaction ids are stored already are not stored again."""
         for pushed in await self._buffer.push(items):
             if pushed.status == "full":
-                raise Full(f"queue {queue} is full")
+                raise Full(f"queue {items[0].queue} is full")

@@ -39,7 +39,7 @@ from penstock.errors import (
 )
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
-from penstock.export.envelope import wrap
+from penstock.export.envelope import with_headers, wrap
 from penstock.export.payload import RAW, join
 from penstock.export.queuesadapter import PoppedMessages
 from penstock.export.routestate import RouteState
@@ -310,6 +310,7 @@ class QueueSource:
         self._queue = queue
         self._encoding = encoding
         self._envelope = spec.source.envelope
+        self._with_headers = spec.target.takes_headers
         self._holder = state.holder
         self._lag: int | None = None
         self.problem: str | None = None
@@ -359,7 +360,10 @@ class QueueSource:
 
     async def _move(self, popped: PoppedMessages) -> None:
         """Into the send queue, then acknowledged."""
-        records = [wrap(each) for each in popped.messages] if self._envelope else popped.payloads
+        records = popped.payloads
+        if self._envelope or self._with_headers:
+            record = wrap if self._envelope else with_headers
+            records = [record(each) for each in popped.messages]
         try:
             blocks = await self._context.in_pool(make_blocks, records, self._encoding, self._batch)
             renewing = asyncio.create_task(self._renew(popped))

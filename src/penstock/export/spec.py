@@ -119,7 +119,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
             f"{origin}: destination.type must be one of {', '.join(targets())}, not {kind!r}"
         )
     target: Target = build(targets()[kind], parts.destination, f"{origin}, destination")
-    target = target.with_source(parts.source.topic)
+    target = target.with_source(parts.source.topic, parts.source.queue)
     problems = _source_problems(parts.source, tree, origin)
     problems += [f"{origin}: destination.{problem}" for problem in target.problems()]
     if getattr(target, "header_prefix", "") and not parts.source.envelope:

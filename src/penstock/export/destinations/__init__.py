@@ -115,6 +115,7 @@ class Target(ABC):
     """The `destination` of a definition. What is wrong is said of a key: "url is missing"."""
 
     needed: ClassVar[tuple[str, ...]] = ()  # keys that must not be empty
+    takes_headers: ClassVar[bool] = False  # its records are those of `envelope.with_headers`
 
     type: str = key("", "which destination")
 
@@ -127,8 +128,8 @@ class Target(ABC):
         """What cannot work although nothing is missing."""
         return []
 
-    def with_source(self, _topic: str) -> "Target":
-        """The same for a route that reads this topic ("": it reads none)."""
+    def with_source(self, _topic: str, _queue: str) -> "Target":
+        """The same for a route that reads this topic or queue ("": it reads none)."""
         return self
 
     def fills(self) -> tuple[str, str] | None:

@@ -89,7 +89,7 @@ class BrokerTarget(Target):
     timeout: Seconds = key(30.0, "longest wait for an answer")
     ca: str = key("", "certificate authority to trust with https: a PEM file, or its text")
 
-    def with_source(self, topic: str) -> Target:
+    def with_source(self, topic: str, _queue: str) -> Target:
         return replace(self, topic=self.topic or topic)
 
     def checks(self) -> list[str]:

@@ -5,8 +5,8 @@
                                   partition: Default
 
 A queue takes JSON payloads and drops what it has seen (each message's transaction id is the batch's
-key and its place), so redelivery changes nothing there. A topic may hold a batch twice after a
-crash.
+key and its place), so redelivery changes nothing there. Messages that come from a queue keep their
+headers. A topic may hold a batch twice after a crash; its records have no headers.
 """
 
 from collections.abc import Iterator
@@ -35,10 +35,12 @@ from penstock.export.destinations import (
     destination,
 )
 from penstock.export.destinations.checks import character_problems, name_problems
+from penstock.export.envelope import parts
 from penstock.export.payload import FRAMES, as_json
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.protocol.names import DEFAULT_PARTITION, check_name
 from penstock.queues.catalog import check_name as check_queue_name
+from penstock.queues.types import Item
 from penstock.topics.store import TopicStore
 
 
@@ -83,6 +85,15 @@ class QueueTarget(Target):
         if context.queues is None:
             raise ConfigError("this process has no queues")
         return QueueDestination(self, context.queues)
+
+    def with_source(self, _topic: str, queue: str) -> Target:
+        return _FromQueue(**vars(self)) if queue else self
+
+
+class _FromQueue(QueueTarget):
+    """Of a route from queue to queue."""
+
+    takes_headers = True
 
 
 @contextmanager
@@ -133,13 +144,19 @@ class QueueDestination(_Local):
         self._target = target
         self._queues = queues
 
-    def prepare(self, batch: Batch) -> list[bytes]:
-        return [as_json(record) for record in batch.split()]
+    def prepare(self, batch: Batch) -> list[Item]:
+        items = []
+        for index, record in enumerate(batch.split()):
+            payload, headers = parts(record) if self._target.takes_headers else (record, None)
+            item = Item(self._target.queue, as_json(payload), self._target.partition)
+            item.transaction_id = f"{batch.key}-{index}"  # sent again, it is stored once
+            item.headers = headers
+            items.append(item)
+        return items
 
-    async def send(self, batch: Batch, prepared: list[bytes]) -> None:
-        target = self._target
+    async def send(self, _batch: Batch, prepared: list[Item]) -> None:
         with _errors():
-            await self._queues.push(target.queue, target.partition, prepared, batch.key)
+            await self._queues.push(prepared)
 
     def describe(self) -> str:
         return f"queue {self._target.queue}"
