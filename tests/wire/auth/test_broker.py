@@ -542,6 +542,41 @@ def test_changes_are_recorded_with_the_subject_by_every_process(broker):
     assert "admin: queue.delete audited-0" in broker.log
 
 
+def test_schedules_are_read_changed_and_deleted_by_role_and_the_changes_recorded(broker):
+    one = "/api/v1/schedules/by-role"
+    definition = {"cron": "0 3 * * *", "queue": "scheduled", "payload": {"card": "4111"}}
+    calls: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("read-write", "PUT", one, {"json": definition}),
+        ("read-only", "GET", one, {}),
+        ("read-only", "GET", "/api/v1/schedules", {}),
+        ("read-write", "POST", f"{one}/pause", {}),
+        ("read-write", "POST", f"{one}/resume", {}),
+        ("read-write", "POST", f"{one}/run", {}),
+        ("admin", "DELETE", one, {}),
+    ]
+    roles = list(LEVELS)
+    for needed, method, path, more in calls:
+        below = roles[: roles.index(needed)]
+        refused = [ask(broker, method, path, LEVELS[role], **more).status_code for role in below]
+        assert refused == [403] * len(below), path
+        assert ask(broker, method, path, **more).status_code == 401
+        allowed = ask(broker, method, path, LEVELS[needed], **more)
+        assert allowed.is_success, (path, allowed.text)
+    assert ask(broker, "GET", one, ADMIN).status_code == 404
+    page = ask(broker, "GET", "/api/v1/audit?filter=by-role", ADMIN)
+    seen = [(one["who"], one["action"], one["object"]) for one in page.json()["entries"]]
+    assert list(reversed(seen)) == [
+        ("read-write", "schedule.put", "by-role"),
+        ("read-write", "schedule.pause", "by-role"),
+        ("read-write", "schedule.resume", "by-role"),
+        ("read-write", "schedule.run", "by-role"),
+        ("admin", "schedule.delete", "by-role"),
+    ]
+    put = page.json()["entries"][-1]["detail"]
+    assert (put["cron"], put["queue"]) == ("0 3 * * *", "scheduled")
+    assert "4111" not in page.text  # payloads are not for the audit
+
+
 def test_the_configuration_is_shown_with_origins_and_without_secrets(broker):
     answer = ask(broker, "GET", "/api/v1/config", ADMIN)
     keys = {key["key"]: key for key in answer.json()["keys"]}

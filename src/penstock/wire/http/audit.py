@@ -52,8 +52,11 @@ class AuditTrail:
             name: value for name, value in parse_qsl(request.query) if name not in _NOT_RECORDED
         }
         body = _fields(request.body, audited.body)
-        asked = {name: value for name, value in {**query, **body}.items() if name not in _NAMES}
-        target = object_of({**body, **query, **request.params})
+        asked = {**body, **query}
+        target = request.params.get("name", "")  # of a schedule, say; its queue is a property
+        if not target:
+            target = object_of({**asked, **request.params})
+            asked = {name: value for name, value in asked.items() if name not in _NAMES}
         await self._recorder.record(who(request), audited.action, target, asked | outcome)
 
 
