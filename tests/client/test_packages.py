@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import penstock
 
@@ -59,6 +60,12 @@ USE = """
     with SyncClient(url) as client:
         print(client.topic(queue).next_offset())
 """
+ORDERS = """
+name: orders
+source: {topic: orders, format: json, schema: "id BIGINT"}
+steps: [{name: same, sql: "SELECT * FROM orders"}]
+sink: {topic: copied}
+"""
 COMMAND = """
     from penstock.__main__ import main
     main()
@@ -70,21 +77,22 @@ def closure(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
     found: dict[str, importlib.metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
-        text = waiting.pop()
-        name, _, marker = text.partition(";")
-        name = re.split(r"[\s<>=!~\[(]", name.strip())[0]
-        if "extra ==" in marker or "win32" in marker or "Windows" in marker or name in found:
-            continue
-        if 'python_version < "3.11"' in marker or "python_full_version" in marker:
+        needed = Requirement(waiting.pop())
+        name = needed.name
+        if name in found or (needed.marker and not needed.marker.evaluate({"extra": ""})):
             continue
         found[name] = importlib.metadata.distribution(name)
         waiting += found[name].requires or []
     return found
 
 
-def alone(code: str, *arguments: str, extra: str = "") -> subprocess.CompletedProcess[str]:
-    """Run code that can import only what the base, or it with an extra, brings."""
-    needed = PROJECT["dependencies"] + PROJECT["optional-dependencies"].get(extra, [])
+def alone(
+    code: str, *arguments: str, extras: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run code that can import only what the base, or it with some extras, brings."""
+    needed = list(PROJECT["dependencies"])
+    for extra in extras:
+        needed += PROJECT["optional-dependencies"][extra]
     tops = {"penstock"}
     for distribution in closure(needed).values():
         for file in distribution.files or []:
@@ -139,13 +147,32 @@ def test_a_command_whose_libraries_are_missing_says_what_to_install(command, ext
     ), run.stderr
 
 
-def test_with_the_commands_alone_serve_says_what_to_install():
-    run = alone(COMMAND, "serve", extra="cli")
-    assert run.returncode == 2
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("serve", "server"),
+        ("backup /nowhere", "server"),
+        ("restore /nowhere", "server"),
+        ("pipeline run orders.yaml", "pipeline"),
+        ("pipeline run archive /nowhere --topic t", "pipeline"),
+    ],
+)
+def test_with_the_commands_alone_the_others_say_what_to_install(words, extra):
+    run = alone(COMMAND, *words.split(), extras=("cli",))
+    assert run.returncode == 2, run.stderr
+    command = words.split()[0]
     assert re.fullmatch(
-        r"penstock: `penstock serve` needs \w+, so first: pip install 'penstock\[server\]'\n",
+        rf"penstock: `penstock {command}` needs \w+, so first: pip install 'penstock\[{extra}\]'\n",
         run.stderr,
     ), run.stderr
+
+
+def test_where_the_server_is_but_not_spark_a_pipeline_says_what_to_install(tmp_path):
+    file = tmp_path / "orders.yaml"
+    file.write_text(ORDERS)
+    run = alone(COMMAND, "pipeline", "run", str(file), extras=("cli", "server"))
+    assert run.returncode in (1, 2), run.stderr
+    assert run.stderr.endswith("pip install 'penstock[pipeline]'\n"), run.stderr
 
 
 def test_the_worker_runs_with_the_base_alone():

@@ -156,7 +156,11 @@ GROUPS = (
 )  # words and modules
 
 
+MODULES = {"restore": "backup"}  # of words that have none of their own
 EXTRAS = {"pipeline": "pipeline"}  # what to install for a command, when it is not `server`
+# Imported when a command runs, by what an extra brings.
+LIBRARIES = ("adbc_driver_postgresql", "cramjam", "crc32c", "jwt", "numpy", "pandas", "plotly")
+LIBRARIES += ("pyarrow", "pyspark", "sqlglot", "yaml")
 
 
 def resource(*parts: str, **query: Any) -> str:
@@ -257,15 +261,21 @@ def options(
 
 def main() -> None:
     completed = " ".join(map(os.environ.get, COMPLETED, ("", "")))  # by a shell, if it does
-    asked = [word for word in (*sys.argv[1:], *completed.split()) if word in GROUPS][:1]
+    words = (*sys.argv[1:], *completed.split())
+    asked = [word for word in words if word in GROUPS or word in MODULES][:1]
     for group in asked or GROUPS:  # the others need not be imported
         try:
-            importlib.import_module(f"penstock.cli.{group}")
+            importlib.import_module(f"penstock.cli.{MODULES.get(group, group)}")
         except ModuleNotFoundError as missing:
             if not missing.name or missing.name.startswith("penstock"):
                 raise
             _needs_extra(group, missing.name, asked=bool(asked))
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as missing:
+        if not asked or (missing.name or "").partition(".")[0] not in LIBRARIES:
+            raise
+        _needs_extra(asked[0], str(missing.name), asked=True)
 
 
 def _needs_extra(group: str, module: str, *, asked: bool) -> None:
