@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Message, Popped, PopRequest, Queues
+from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues
 from penstock.queues import pop as popping
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
@@ -263,21 +263,28 @@ def test_an_old_client_without_batch_and_a_new_one_on_autopilot(database_url: st
     run(database_url, body)
 
 
+@pytest.mark.parametrize("header_bytes", [0, 300])
 @pytest.mark.parametrize("ordering", ["partition", "none"])
 def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(
-    database_url: str, ordering: str
+    database_url: str, ordering: str, header_bytes: int
 ) -> None:
-    """10,000 messages of 10 MB fit into no answer, whatever batch a client asks for."""
+    """10,000 messages of 10 MB fit into no answer, whatever batch a client asks for. Headers count
+    as payload does.
+    """
 
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", QueueOptions(ordering=ordering))
         sizes = [400, 400, 400, 5000, 100, 100]
-        await push(queues, "q", *("x" * (size - 2) for size in sizes))
+        headers = b'{"h":"%b"}' % (b"x" * (header_bytes - 8)) if header_bytes else None
+        for size in sizes:
+            heads = headers if size > header_bytes else None
+            payload = b'"%b"' % (b"x" * (size - 2 - len(heads or b"")))
+            await queues.push([Item("q", payload, headers=heads)])
         taken = []
         while found := await pop(queues, "q"):
             if not found.messages:
                 break
-            taken.append([len(message.payload) for message in found.messages])
+            taken.append([len(one.payload) + len(one.headers or b"") for one in found.messages])
             await complete(queues, found)
         assert taken == [[400, 400], [400], [5000], [100, 100]]
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0

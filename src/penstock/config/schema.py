@@ -244,7 +244,8 @@ class Queues:
         10_000, "most items of one request: pushed, acknowledged or in a transaction; above it 413"
     )
     max_batch_bytes: Size = key(
-        32 << 20, "most bytes of payload one pop takes, unless its first message has more"
+        32 << 20,
+        "most bytes of payload and headers one pop takes, unless its first message has more",
     )
     merge_max: int = key(500, "most items merged into one SQL call")
     retention_interval_ms: Milliseconds = key(

@@ -1,8 +1,8 @@
 -- queue_claim: take up to p_want messages for a group from one partition, with no more than p_bytes
--- of payload unless the first alone has more. The caller locked the cursor `c`, which is due.
+-- of payload and headers unless the first alone has more. The caller locked the cursor `c`, which is due.
 -- They are taken under the lease p_lease; one with a lease_time of 0 lives 60 s, as clients of the
--- original expect. Answers the sequence numbers taken, NULL when there are none, and the bytes of
--- their payloads as they are stored; in every case the cursor knows when to be looked at next.
+-- original expect. Answers the sequence numbers taken, NULL when there are none, and their bytes
+-- as they are stored; in every case the cursor knows when to be looked at next.
 -- What is unusual (expired leases, failed messages, ttl ...) is in functions of its own.
 CREATE FUNCTION queue_claim(
   c cursors, q queues, p_want int, p_bytes bigint, p_lease uuid, p_now timestamptz,
@@ -50,7 +50,7 @@ BEGIN
   END IF;
   SELECT array_agg(m.seq), count(*), max(m.seq), sum(m.size) INTO seqs, n, hi, size
     FROM (SELECT m.seq, m.size FROM unnest(free) r CROSS JOIN LATERAL (
-            SELECT m.seq, octet_length(m.payload) AS size FROM messages m
+            SELECT m.seq, octet_length(m.payload) + coalesce(octet_length(m.headers), 0) AS size FROM messages m
              WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
                AND (q.delayed_processing = 0
                     OR m.created_at <= p_now - make_interval(secs => q.delayed_processing))

@@ -31,7 +31,7 @@ BEGIN
            p_leases[p_places[d.nth]] AS lease_id, m.*
       FROM (SELECT d.*, row_number() OVER () AS nth FROM due d WHERE d.plain) d
      CROSS JOIN LATERAL (
-       SELECT count(*) AS n, max(m.seq) AS hi, sum(octet_length(m.payload)) AS size, array_agg(m.seq) AS seqs,
+       SELECT count(*) AS n, max(m.seq) AS hi, sum(octet_length(m.payload)) + coalesce(sum(octet_length(m.headers)), 0) AS size, array_agg(m.seq) AS seqs,
               array_agg(m.transaction_id) AS transactions,
               CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END AS traces,
               array_agg(m.created_at) AS times,

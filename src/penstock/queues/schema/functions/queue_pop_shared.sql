@@ -33,7 +33,7 @@ BEGIN
     SELECT w.place AS request, f.partition_id, f.due_at, p_leases[w.place] AS lease_id,
            int8multirange(int8range(f.start + w.skip, m.hi + 1)) AS taken, m.*
       FROM free f CROSS JOIN wanted w CROSS JOIN LATERAL (
-        SELECT count(*) AS n, max(m.seq) AS hi, sum(octet_length(m.payload)) AS size, array_agg(m.seq) AS seqs,
+        SELECT count(*) AS n, max(m.seq) AS hi, sum(octet_length(m.payload)) + coalesce(sum(octet_length(m.headers)), 0) AS size, array_agg(m.seq) AS seqs,
                array_agg(m.transaction_id) AS transactions,
                CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END AS traces,
                array_agg(m.created_at) AS times,
