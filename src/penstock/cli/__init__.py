@@ -159,8 +159,10 @@ GROUPS = (
 MODULES = {"restore": "backup"}  # of words that have none of their own
 EXTRAS = {"pipeline": "pipeline"}  # what to install for a command, when it is not `server`
 # Imported when a command runs, by what an extra brings.
-LIBRARIES = ("adbc_driver_postgresql", "cramjam", "crc32c", "jwt", "numpy", "pandas", "plotly")
-LIBRARIES += ("pyarrow", "pyspark", "sqlglot", "yaml")
+LIBRARIES = (
+    *("adbc_driver_postgresql", "cramjam", "crc32c", "jwt", "numpy", "pandas", "plotly", "pyarrow"),
+    *("pyspark", "sqlglot", "yaml"),
+)
 
 
 def resource(*parts: str, **query: Any) -> str:
