@@ -94,6 +94,15 @@ def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
     shell.run("pipeline", "forget", name)
     shell.run("queue", "dlq", "purge", name, "--yes")
     until(lambda: commands() == {}, 30)
+    task = next(row for row in shell.rows("tasks", "list") if name in row["what"])
+    assert (task["task"], task["state"], task["done"], task["of"]) == (
+        "purge",
+        "finished",
+        "1",
+        "1",
+    )
+    assert "is finished: 1 of 1 done" in shell.run("tasks", "cancel", task["id"]).stderr
+    shell.run("tasks", "cancel", "nothing", code=1)
 
 
 def test_a_check_without_a_broker_is_neither_well_nor_wrong():

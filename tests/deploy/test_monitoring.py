@@ -19,6 +19,7 @@ from tests.conftest import fresh_database
 from tests.deploy.image import ROOT
 from tests.deploy.test_files import tool
 from tests.support.broker import BrokerProcess
+from tests.support.certificates import certificate
 from tests.support.wait import until
 
 RULES = sorted((ROOT / "deploy/prometheus").glob("*.yml"))
@@ -54,9 +55,15 @@ def shown() -> Iterator[tuple[str, str, str]]:
 def exposed(postgres, tmp_path_factory) -> dict[str, set[str]]:
     """Sample -> its labels, of a broker in which something of everything has happened."""
     directory = tmp_path_factory.mktemp("monitoring")
+    cert, key = certificate(directory)
     with (
-        BrokerProcess(directory, database_url=fresh_database(postgres)) as broker,
-        httpx.Client(base_url=broker.url, timeout=30) as client,
+        BrokerProcess(
+            directory / "data",
+            database_url=fresh_database(postgres),
+            http_server__ssl_cert_path=cert,
+            http_server__ssl_key_path=key,
+        ) as broker,
+        httpx.Client(base_url=broker.url, timeout=30, verify=False) as client,
     ):
 
         def ask(method: str, path: str, body: Any = None) -> Any:
@@ -172,6 +179,7 @@ FIRES = {
     "PenstockDown": {'up{job="penstock",instance="a"}': "0x120"},
     "PenstockRestarting": {"penstock_uptime_seconds": "9 1 " * 59 + "9 1"},
     "PenstockServerErrors": {'penstock_http_requests_total{status="500"}': "0+600x120"},
+    "PenstockCertificateExpires": {"penstock_tls_certificate_expires_seconds": "90000x120"},
     "QueueMessagesWait": {f"penstock_queue_group_lag_seconds{GROUP}": "1000x120"},
     "QueueLagGrows": {f"penstock_queue_group_lag{GROUP}": "20000+100x120"},
     "QueueWithoutConsumers": {
@@ -226,6 +234,7 @@ QUIET = {  # where 0 all the time is not how it looks when all is well
     "penstock_queue_group_members": "1x120",
     "penstock_export_queue_time_to_full_seconds": "-1x120",
     "penstock_uptime_seconds": "0+60x120",
+    "penstock_tls_certificate_expires_seconds": "9000000x120",
 }
 
 

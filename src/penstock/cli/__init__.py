@@ -152,7 +152,7 @@ LOCAL_URL = "http://127.0.0.1:6632"
 GROUPS = (
     *("serve", "status", "top", "queue", "schedule", "topic", "export", "pipeline", "buffer"),
     "worker",
-    *("maintenance", "audit", "logs", "token", "config", "database", "backup", "demo"),
+    *("tasks", "maintenance", "audit", "logs", "token", "config", "database", "backup", "demo"),
 )  # words and modules
 
 

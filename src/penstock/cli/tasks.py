@@ -1,0 +1,58 @@
+"""`penstock tasks`: what the broker does in the background after whoever asked has left."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import LOCAL_URL, Commands, Json, Token, Url, Watch, app, ask, resource
+from penstock.cli.tables import Column, View, count, show, table, when
+
+TASKS = "/api/v1/tasks"
+commands = Commands(
+    "Requeues and purges that the broker does in the background.", app, name="tasks"
+)
+
+
+@commands.command("list")
+def list_tasks(
+    as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
+) -> None:
+    """Show how far each is, the newest first; those that ended too, until the broker restarts.
+
+    Example: `penstock tasks list --watch`
+    """
+
+    def look() -> View:
+        return table(
+            ask(url, token, "GET", TASKS)["tasks"],
+            Column("id"),
+            Column("task", "kind"),
+            Column("state"),
+            Column("done", format=count),
+            Column("of", "total", count),
+            Column("started", "startedAt", when, optional=True),
+            Column("who", optional=True),
+            Column("what", prose=True),
+            Column("error", prose=True, optional=True),
+            empty="no tasks; one begins with: penstock queue dlq requeue QUEUE",
+        )
+
+    show(look, as_json, watch)
+
+
+@commands.command()
+def cancel(
+    id: Annotated[str, typer.Argument(help="As `penstock tasks list` shows it.")],
+    url: Url = LOCAL_URL,
+    token: Token = "",
+) -> None:
+    """Cancel a task; what it did stays done.
+
+    Example: `penstock tasks cancel 0190b5a2-7c1e-7d2a-9f00-3b1c5d7e9f10`
+    """
+    task = ask(url, token, "DELETE", resource(TASKS, id))
+    typer.echo(
+        f"{task['kind']} of {task['what']} is {task['state']}: "
+        f"{task['done']:,} of {task['total']:,} done",
+        err=True,
+    )
