@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ if other := os.environ.get(
     "PENSTOCK_TEST_POSTGRES"
 ):  # the bin directory of another PostgreSQL than the embedded one
     embedded.BINARIES = Path(other)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would every program that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 # The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
 # two cores are shared (the Spark tests take half the time).

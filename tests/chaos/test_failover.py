@@ -49,7 +49,7 @@ async def outage(buffer, take_down, bring_back, *, enough=300) -> Producers:
     queued = producers.statuses["queued"]
     await eventually(lambda: producers.statuses["queued"] > queued + enough, timeout=20)
     await producers.finish()
-    await eventually(lambda: buffer.status.pending == 0)
+    await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
     producers.check(await delivered(buffer._queues, "orders"))
     assert producers.errors == []
     assert producers.statuses["buffered"] >= enough * 3
@@ -146,7 +146,12 @@ def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(
                 frozen.clear()
             await producers.finish()
             await eventually(
-                lambda: buffer._database.healthy and buffer.status.pending == 0, timeout=30
+                lambda: (
+                    buffer._database.healthy
+                    and buffer.status.pending == 0
+                    and not buffer.backlog.held
+                ),
+                timeout=30,
             )
             producers.check(await delivered(buffer._queues, "orders"))
             assert producers.errors == []
@@ -165,7 +170,7 @@ def test_connections_killed_under_load_cost_nothing(server, url, scratch):
                     "AND application_name = 'penstock'"
                 )
             await producers.finish()
-            await eventually(lambda: buffer.status.pending == 0)
+            await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
             producers.check(await delivered(buffer._queues, "orders"))
             assert producers.errors == []
 
@@ -182,7 +187,13 @@ def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_afterward
             with pytest.raises(Unavailable):
                 await buffer._queues.pop(PopRequest(queue="q"))
             await asyncio.to_thread(server.start)
-            await eventually(lambda: buffer._database.healthy and buffer.status.pending == 0)
+            await eventually(
+                lambda: (
+                    buffer._database.healthy
+                    and buffer.status.pending == 0
+                    and not buffer.backlog.held
+                )
+            )
             assert [
                 m.payload for m in (await buffer._queues.pop(PopRequest(queue="q"))).messages
             ] == [b"1"]
@@ -202,7 +213,9 @@ def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_reason(se
                 await buffer.push(items(*range(start, start + 500)))
             await asyncio.to_thread(server.start)
             await eventually(lambda: buffer.failed.events == 1, timeout=20)
-            await eventually(lambda: buffer.status.pending == 0, timeout=20)
+            await eventually(
+                lambda: buffer.status.pending == 0 and not buffer.backlog.held, timeout=20
+            )
             got = await delivered(buffer._queues, "q")
             assert [int(payload) for payload in got["Default"]] == [
                 n for n in range(10_000) if n != 7777
@@ -259,14 +272,18 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server
             assert len(accepted) > 300
             assert buffer.status.report().failover.bytes < 1 << 20
             await asyncio.to_thread(server.start)
-            await eventually(lambda: buffer.status.pending == 0, timeout=20)
+            await eventually(
+                lambda: buffer.status.pending == 0 and not buffer.backlog.held, timeout=20
+            )
             got = await delivered(buffer._queues, "q")
             assert [int(payload[-7:-1]) for payload in got["Default"]] == accepted
             await eventually(lambda: names(disk) == [])
             await asyncio.to_thread(server.stop)
             assert (await buffer.push(items(1)))[0].status == "buffered"  # room again, without help
             await asyncio.to_thread(server.start)
-            await eventually(lambda: buffer.status.pending == 0, timeout=20)
+            await eventually(
+                lambda: buffer.status.pending == 0 and not buffer.backlog.held, timeout=20
+            )
 
     try:
         run(body, limit=60)
