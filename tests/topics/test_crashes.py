@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -215,7 +216,10 @@ def test_power_loss_without_fsync_loses_nothing_in_silence_that_a_file_knows_of(
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("policy", ["group", "interval", *(("always", "never") if SOAK else ())])
 def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> None:
+    unexpected: list[dict[str, Any]] = []  # what nobody awaited any more
+
     async def attempt(n: int) -> bool:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: unexpected.append(what))
         fs, ledger = FaultyFs(), Ledger()
         async with running(ROOT, fs=fs, fsync=policy, **SETTINGS) as store:
             fs.fail(n, code, only=CHANGES)
@@ -234,6 +238,7 @@ def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> No
         return over
 
     run(at_every_call(attempt, 20))
+    assert unexpected == []
 
 
 def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:

@@ -275,6 +275,13 @@ class SegmentStore:
         while self.background is not None:
             await asyncio.wait([self.background])
 
+    async def _stop_syncing(self) -> None:
+        """Before the active segment changes: an fsync that began in between would take its mark of
+        the segment before for one of the next, and its writes for writes to the next.
+        """
+        await self._wait_for_background()
+        self._cancel_timer()
+
     def _clear_unsynced(self) -> None:
         self._unsynced, self._unsynced_bytes = [], 0
 
@@ -282,7 +289,7 @@ class SegmentStore:
 
     async def repair(self) -> None:
         """Close the broken segment and go on in a new one, from memory."""
-        await self._wait_for_background()
+        await self._stop_syncing()
         reason = self.broken
         carried = self._unsynced
         relaxed = self._context.settings.fsync == "interval"
@@ -329,7 +336,7 @@ class SegmentStore:
 
     async def _roll(self) -> None:
         """Nothing is being written to the segment it seals."""
-        await self._wait_for_background()
+        await self._stop_syncing()
         active = self.active
         if not active.rows:
             return
