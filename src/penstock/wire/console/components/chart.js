@@ -93,7 +93,7 @@ export function bars(rows, format = short, title = "") {
   return html`<table class="bars" aria-label="${title}">${rows.map((row) => html`<tr data-key="${row.label}">
     <th scope="row">${row.href ? html`<a href="${row.href}">${row.label}</a>` : row.label}</th>
     <td><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="bar"
-      width="${((row.value ?? 0) / top) * 100}" height="8"/></svg></td>
+      width="${Math.max(0, (row.value ?? 0) / top) * 100}" height="8"/></svg></td>
     <td class="number">${format(row.value)}</td>${row.more === undefined ? "" : html`<td class="number"><small>${row.more}</small></td>`}</tr>`)}</table>`;
 }
 
