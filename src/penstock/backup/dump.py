@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -20,58 +21,47 @@ READ_BYTES = 1 << 20
 def dump(url: str, schema: str, programs: Path | None) -> Iterator[bytes]:
     """The archive of all tables of a schema and of the functions of all releases beside it."""
     patterns = (f'"{schema}"', f'"{schema}"_fn_*')
-    command = [
-        str(_program("pg_dump", programs)),
-        "--format=custom",
-        "--compress=gzip:1",
-        "--no-owner",
-        "--no-privileges",
-        *(f"--schema={pattern}" for pattern in patterns),
-        "--dbname",
-        _without_password(url),
-    ]
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=_env(url))
+    options = ("--format=custom", "--compress=gzip:1", *(f"--schema={name}" for name in patterns))
+    with _running("pg_dump", url, programs, *options) as process:
         assert process.stdout is not None
-        try:
-            while part := process.stdout.read(READ_BYTES):
-                yield part
-            if process.wait() != 0:
-                errors.seek(0)
-                raise Unavailable(f"pg_dump failed: {errors.read().strip()}")
-        finally:
-            process.stdout.close()
-            process.kill()
-            process.wait()
+        while part := process.stdout.read(READ_BYTES):
+            yield part
 
 
 def load(url: str, parts: Iterable[bytes], programs: Path | None) -> None:
     """Restore such an archive, all of it or nothing."""
-    command = [
-        str(_program("pg_restore", programs)),
-        "--single-transaction",
-        "--exit-on-error",
-        "--no-owner",
-        "--no-privileges",
-        "--dbname",
-        _without_password(url),
-    ]
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=_env(url))
+    options = ("--single-transaction", "--exit-on-error")
+    with _running("pg_restore", url, programs, *options) as process:
         assert process.stdin is not None
         try:
-            try:
-                for part in parts:
-                    process.stdin.write(part)
-                process.stdin.close()
-            except BrokenPipeError:
-                pass  # it says why
+            for part in parts:
+                process.stdin.write(part)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it says why
+
+
+@contextmanager
+def _running(
+    name: str, url: str, programs: Path | None, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of PostgreSQL on this database; an error when it fails, and its end in any case."""
+    command = [str(_program(name, programs)), "--no-owner", "--no-privileges", *options]
+    command += ["--dbname", _without_password(url)]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=_env(url)
+        )
+        try:
+            yield process
             if process.wait() != 0:
                 errors.seek(0)
-                raise Unavailable(f"pg_restore failed: {errors.read().strip()}")
+                raise Unavailable(f"{name} failed: {errors.read().strip()}")
         finally:
             process.kill()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _program(name: str, programs: Path | None) -> Path:

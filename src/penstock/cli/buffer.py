@@ -167,15 +167,15 @@ def list_files(directory: Directory = None, json: Json = False, watch: Watch = N
 def _files(directory: Path) -> list[dict[str, Any]]:
     return [
         {
-            "file": str(found.path),
-            "kind": found.name.kind,
-            "state": found.state,
-            "owner": "live" if found.live else "dead",
-            "events": count_events(DISK, found.path),
-            "bytes": found.path.stat().st_size,
-            "age": round(time.time() - (found.name.created_at or found.path.stat().st_mtime), 1),
+            "file": str(file.path),
+            "kind": file.name.kind,
+            "state": file.state,
+            "owner": "live" if file.live else "dead",
+            "events": count_events(DISK, file.path),
+            "bytes": file.path.stat().st_size,
+            "age": round(time.time() - (file.name.created_at or file.path.stat().st_mtime), 1),
         }
-        for found in _find(directory)
+        for file in _find(directory)
     ]
 
 
@@ -286,8 +286,8 @@ def purge(
     Example: `penstock buffer purge --failed --yes`
     """
     place = _directory(directory)
-    chosen = [found for found in _find(place) if (found.place == files.FAILED and failed)]
-    paths = [found.path for found in chosen] + [_path_of(name, place) for name in names or []]
+    chosen = [file for file in _find(place) if (file.place == files.FAILED and failed)]
+    paths = [file.path for file in chosen] + [_path_of(name, place) for name in names or []]
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:

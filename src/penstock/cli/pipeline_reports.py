@@ -104,7 +104,7 @@ def dlq_report(
     with _reporting():
         from penstock.pipeline.jobs.dlq_report import dlq_report as job
 
-        found = job(
+        figures = job(
             _session("dlq-report", master),
             database=database,
             queues=queue or [],
@@ -114,7 +114,7 @@ def dlq_report(
             html=html,
             say=_say,
         )
-    made = {key: value for key, value in dataclasses.asdict(found).items() if key != "times"}
+    made = {key: value for key, value in dataclasses.asdict(figures).items() if key != "times"}
     columns = (
         Column("count", format=count),
         Column("queue"),
@@ -125,7 +125,7 @@ def dlq_report(
         Column("last", lambda kind: kind.last.isoformat(), when),
         Column("sample", _sample, prose=True, optional=True),
     )
-    show(lambda: View(made, [Table(columns, found.kinds, "no dead letters")]), as_json)
+    show(lambda: View(made, [Table(columns, figures.kinds, "no dead letters")]), as_json)
 
 
 def _sample(kind: Any) -> str | None:

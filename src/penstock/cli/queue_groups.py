@@ -62,9 +62,11 @@ def groups(
                 Column("partitions behind", "partitionsWithLag", count, optional=True),
                 empty="no groups; a pop makes one: penstock queue pop orders@billing",
             )
-        found = ask(url, token, "GET", resource(GROUPS, group))
+        by_queue = ask(url, token, "GET", resource(GROUPS, group))
         rows = [
-            {"queue": queue, **row} for queue, about in found.items() for row in about["partitions"]
+            {"queue": queue, **row}
+            for queue, about in by_queue.items()
+            for row in about["partitions"]
         ]
         return table(
             rows,

@@ -102,23 +102,23 @@ def whole(
 ) -> View:
     """All of it: figures that are live, and what is asked for besides."""
     todo = [problem | {"command": _command(problem)} for problem in now["problems"]]
-    found = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
+    state = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
     counts = now["counts"]
     if counts.get("queues"):
         page = ask(url, token, "GET", resource("/api/v1/queues", sort=sort, limit=limit))
-        found["queues"] = [
+        state["queues"] = [
             {key: value for key, value in row.items() if key != "history"} for row in page["queues"]
         ]
     for part in ("routes", "pipelines"):
         if counts.get(part):
-            found[part] = ask(url, token, "GET", f"/api/v1/{part}")[part]
-    queues = Table((Column("queue", "name"), *FIGURES), found["queues"])
+            state[part] = ask(url, token, "GET", f"/api/v1/{part}")[part]
+    queues = Table((Column("queue", "name"), *FIGURES), state["queues"])
     return View(
-        found,
+        state,
         [
-            *problems(url, found),
-            Facts(list(_parts(found))),
-            *([queues] if found["queues"] else []),
+            *problems(url, state),
+            Facts(list(_parts(state))),
+            *([queues] if state["queues"] else []),
         ],
     )
 

@@ -44,19 +44,19 @@ def verify(
     from penstock.log.verify import verify as check_topic
 
     try:
-        found = sorted(
+        names = sorted(
             path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock"
         )
     except OSError as error:
         typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
         raise typer.Exit(1) from None
-    missing = sorted(set(topics or ()) - set(found))
+    missing = sorted(set(topics or ()) - set(names))
     if missing:
         typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
         raise typer.Exit(1)
     sound = True
     with _session(broker, token) as client, _progress(quiet, None, "checking") as advance:
-        for name in topics or found:
+        for name in topics or names:
             end = client.info(name).next_offset if live else None
             done = 0
 

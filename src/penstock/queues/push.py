@@ -123,10 +123,10 @@ class Pusher:
             queue for queue in {queue for queue, _ in logs} if await self._encrypted(queue)
         }
         stale = [place for key in logs if key not in known for place in logs[key].values()]
-        found = sorted((known[key], key) for key in logs if key in known)
+        ordered = sorted((known[key], key) for key in logs if key in known)
         sealed: dict[int, Sealed] = {}
         weight = 0
-        for partition, key in [one for one in found if one[1][0] in encrypted]:
+        for partition, key in [one for one in ordered if one[1][0] in encrypted]:
             try:
                 for place in logs[key].values():
                     sealed[place] = self._keys.seal(partition, items[place])
@@ -137,10 +137,10 @@ class Pusher:
             except Unavailable as error:
                 for place in logs[key].values():
                     answers[place] = error
-                found.remove((partition, key))
+                ordered.remove((partition, key))
         order: list[int] = []
         starts: list[int] = []
-        for _, key in found:
+        for _, key in ordered:
             starts.append(len(order))
             order += logs[key].values()
         if order:
@@ -152,7 +152,7 @@ class Pusher:
             later = _unless_empty([item.due for item in chosen])
             ((heads, numbers, dues),) = await fetch(
                 SQL,
-                [partition for partition, _ in found],
+                [partition for partition, _ in ordered],
                 starts,
                 [item.transaction_id for item in chosen],
                 [again or not one for one in fresh] if True in fresh else [True],
@@ -166,7 +166,7 @@ class Pusher:
                 later and [due if isinstance(due, datetime) else None for due in later],
                 later and [None if isinstance(due, datetime) else due for due in later],
             )
-            for nth, (partition, key) in enumerate(found):
+            for nth, (partition, key) in enumerate(ordered):
                 partition_id = self._catalog.partition_uuid(partition)
                 for n, place in enumerate(logs[key].values(), starts[nth]):
                     if not (n + 1) % SLICE:

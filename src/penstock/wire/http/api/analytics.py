@@ -85,7 +85,7 @@ class AnalyticsApi:
         args: MinutesQuery = request.args
         until = moment(args.to, "to") if args.to else datetime.now(UTC)
         since = moment(args.from_, "from") if args.from_ else until - timedelta(hours=1)
-        found = await self._queues.analytics.points(
+        points = await self._queues.analytics.points(
             since,
             until,
             BUCKETS[args.interval],
@@ -100,9 +100,9 @@ class AnalyticsApi:
                 "to": until,
                 "interval": args.interval,
                 "latencyError": round(ERROR, 4),
-                "points": [_minute(point) for point in found.points],
-                "truncated": found.truncated,
-                "next": found.next,
+                "points": [_minute(point) for point in points.points],
+                "truncated": points.truncated,
+                "next": points.next,
             }
         )
 
