@@ -3,8 +3,9 @@
 #   make test     set everything up and run all tests (T=path or K=word narrows, ARGS= passes through)
 #   make test-fast  the tests that need no JVM and kill nothing
 #   make check    format, lint, types, architecture
-#   make bench    run the benchmarks, print the table, write bench/results.json and docs/benchmarks.md (B=name narrows)
+#   make bench    run the benchmarks, print the table, write bench/results.json and docs/explanation/benchmarks.md (B=name narrows)
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
+#   make docs     build the docs site into site/; open site/index.html
 #   make soak     the tests' long forms: more kills, more rounds
 #   make lock     compile the pinned requirements anew
 
@@ -15,11 +16,11 @@ UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
 PYTEST := $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n 2 --dist loadgroup)
 SHELL  := /bin/bash
 
-.PHONY: run test test-fast check bench screenshots soak lock fmt java chromium clean
+.PHONY: run test test-fast check bench screenshots docs soak lock fmt java chromium clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,9s/^# \{0,1\}//p' Makefile
+	@sed -n '1,10s/^# \{0,1\}//p' Makefile
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -72,10 +73,13 @@ bench: $(VENV)/.dev
 screenshots: $(VENV)/.dev chromium
 	@$(BIN)/python tools/screenshots
 
+docs: $(VENV)/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "open site/index.html"
+
 lock: $(BIN)/uv
 	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --group dev"; do set -- $$set; name=$$1; shift; \
 	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    "$$@" pyproject.toml -o requirements/$$name.txt; done
 
 clean:
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis dist build
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis dist build site

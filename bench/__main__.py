@@ -1,5 +1,5 @@
 """`make bench`: runs the benchmarks, prints a table, writes bench/results.json and
-docs/benchmarks.md with its pictures.
+docs/explanation/benchmarks.md with its pictures.
 
 make bench            all of them
 make bench B=http     only bench/http.py
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument(
         "--markdown",
         action="store_true",
-        help="make docs/benchmarks.md and its pictures from the last runs, run nothing",
+        help="make docs/explanation/benchmarks.md and its pictures from the last runs, run nothing",
     )
     arguments = parser.parse_args()
     if arguments.markdown:

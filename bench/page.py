@@ -1,4 +1,5 @@
-"""docs/benchmarks.md and its pictures, from bench/results.json: ours beside theirs, misses included.
+"""docs/explanation/benchmarks.md and its pictures, from bench/results.json: ours beside theirs,
+misses included.
 
 A picture has a pair of bars per row, ours and theirs, each pair in the scale of the longer one, so
 that a ratio is seen at a glance. Pictures are SVG with colours for light and dark pages, and a
@@ -36,9 +37,10 @@ Row = dict[str, Any]
 def write(results: dict[str, Any]) -> list[Path]:
     """The page and its pictures; what was written."""
     IMAGES.mkdir(exist_ok=True)
+    (DOCS / "explanation").mkdir(exist_ok=True)
     for old in IMAGES.glob("bench-*.svg"):
         old.unlink()
-    written = [DOCS / "benchmarks.md"]
+    written = [DOCS / "explanation" / "benchmarks.md"]
     lines = [
         "# Benchmarks",
         "",
@@ -53,7 +55,7 @@ def write(results: dict[str, Any]) -> list[Path]:
             path = IMAGES / f"bench-{picture.slug}.svg"
             path.write_text(picture.draw(caption.replace("`", "")))
             written.append(path)
-            lines += [f"![{picture.title}: ours and theirs](images/{path.name})", ""]
+            lines += [f"![{picture.title}: ours and theirs](../images/{path.name})", ""]
         lines += [*_table(found["figures"]), "", caption]
     written[0].write_text("\n".join(lines) + "\n")
     return written

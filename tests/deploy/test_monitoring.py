@@ -143,12 +143,12 @@ def _expressions(board: dict[str, Any]) -> list[str]:
 def test_there_is_a_dashboard_and_rules_for_every_part_and_what_to_do():
     assert {path.stem for path in BOARDS} == PARTS | {"overview"}
     assert {path.stem for path in RULES} == PARTS | {"broker"}
-    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/alerts.md").read_text(), re.M)
+    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/how-to/alerts.md").read_text(), re.M)
     assert sorted(sections) == sorted(rule["alert"] for rule in rules())
-    page = (ROOT / "docs/alerts.md").read_text()
+    page = (ROOT / "docs/how-to/alerts.md").read_text()
     for rule in rules():
         about = rule["annotations"]
-        assert about["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+        assert about["runbook"] == f"docs/how-to/alerts.md#{rule['alert'].lower()}"
         assert len(about["description"]) > 40
         assert about["description"] in page
         assert f"`{rule['expr']}`" in page

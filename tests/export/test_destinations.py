@@ -14,7 +14,7 @@ from penstock.export.destinations import Denied, Refused, Retry, TooBig
 from penstock.export.destinations.http import check_status, parse_retry_after
 from penstock.export.spec import parse_route
 
-DOCUMENT = Path(__file__).parents[2] / "docs/export.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/export.md"
 MODULE = """
 from dataclasses import dataclass
 

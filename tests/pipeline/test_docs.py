@@ -1,5 +1,5 @@
-"""What README and docs/pipelines.md tell people to type, typed: only addresses and directories are
-other ones.
+"""What README and docs/reference/pipelines.md tell people to type, typed: only addresses and
+directories are other ones.
 """
 
 import re
@@ -42,7 +42,9 @@ def test_the_guide_copies_a_topic_as_a_stream(spark, server, tcp, tmp_path) -> N
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch("orders", [b"a", b"b"]))
     replaced = {"127.0.0.1:12345": tcp, "/var/lib/shop/copier": str(tmp_path / "checkpoint")}
-    code = compile(snippet("docs/pipelines.md", "orders-copy", replaced), "pipelines.md", "exec")
+    code = compile(
+        snippet("docs/reference/pipelines.md", "orders-copy", replaced), "pipelines.md", "exec"
+    )
 
     def run() -> None:
         before = {query.id for query in spark.streams.active}

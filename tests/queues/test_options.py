@@ -37,7 +37,7 @@ def test_the_defaults_of_the_table_queues_are_those_of_the_options(database_url:
 
 
 def test_the_page_has_a_row_for_every_option() -> None:
-    page = (ROOT / "docs" / "queues.md").read_text()
+    page = (ROOT / "docs/reference/queues.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
     assert rows == [(one.name, str(one.default).lower(), one.meaning) for one in OPTIONS]
 

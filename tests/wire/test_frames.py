@@ -169,7 +169,7 @@ def test_every_command_is_in_the_conversation_and_in_the_tables_of_the_docs() ->
     assert {hexed(request.split("{")[0])[0] for request, _ in CONVERSATION} == {*Command}
     table = re.findall(r"^ +0x(\w\w) ([A-Z_]+)", frames.__doc__ or "", re.MULTILINE)
     assert [(int(code, 16), name) for code, name in table] == [(c, c.name) for c in Command]
-    page = Path("docs/protocols.md").read_text()
+    page = Path("docs/reference/protocols.md").read_text()
     missing = [c.name for c in Command if c > 5 and f"0x{c:02X} {c.name}" not in page]
     assert missing == []
 

@@ -1,5 +1,5 @@
 """What /metrics shows: the figures of queues, groups, topics and the database, in a form that
-Prometheus likes, as docs/metrics.md says.
+Prometheus likes, as docs/reference/metrics.md says.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ def test_prometheus_finds_nothing_wrong(text):
 
 
 def test_the_page_lists_every_metric_as_it_is(text):
-    page = Path("docs/metrics.md").read_text()
+    page = Path("docs/reference/metrics.md").read_text()
     documented = {
         name: (kind, labels, meaning) for name, kind, labels, meaning in ROW.findall(page)
     }
@@ -160,11 +160,13 @@ def test_the_page_lists_every_metric_as_it_is(text):
         labels[name] = {label for s in family.samples for label in s.labels} - {"le"}
     for name, (kind, meaning) in sorted(kinds.items()):
         row = f"| `{name}` | {kind} | {', '.join(sorted(labels[name]))} | {meaning} |"
-        assert name in documented, f"docs/metrics.md needs: {row}"
-        assert documented[name][::2] == (kind, meaning), f"docs/metrics.md should say: {row}"
+        assert name in documented, f"docs/reference/metrics.md needs: {row}"
+        assert documented[name][::2] == (kind, meaning), (
+            f"docs/reference/metrics.md should say: {row}"
+        )
         if labels[name]:
             listed = set(documented[name][1].split(", ")) - {""}
-            assert listed == labels[name], f"docs/metrics.md should say: {row}"
+            assert listed == labels[name], f"docs/reference/metrics.md should say: {row}"
     assert documented.keys() - kinds.keys() == CONDITIONAL
 
 

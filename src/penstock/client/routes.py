@@ -42,7 +42,7 @@ class Routes:
         batch: Mapping[str, Any] | None = None,
         queue: Mapping[str, Any] | None = None,
     ) -> RouteStatus:
-        """Make a route; its parts as in the configuration file (docs/export.md)."""
+        """Make a route; its parts as in the configuration file (docs/reference/export.md)."""
         given = {"destination": destination, "source": source, "batch": batch, "queue": queue}
         body = {"name": name} | {part: value for part, value in given.items() if value is not None}
         return await self._brokers.decoded(RouteStatus, "POST", BASE, body)

@@ -89,7 +89,7 @@ class HttpServer:
     hosts: str = key(
         "",
         "further host names of ours (a proxy's), with commas; *.example = all below, * = any; "
-        "see docs/security.md",
+        "see docs/how-to/security.md",
     )
 
 

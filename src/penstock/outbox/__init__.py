@@ -12,7 +12,7 @@ commit, so each message takes effect once. Connections are those of asyncpg, psy
 SQLAlchemy (AsyncConnection, AsyncSession); `penstock.outbox.sync` has the same for blocking ones.
 
 Nothing here talks to a broker. Each call is one SQL function (`outbox_push`, `outbox_ack`), which
-remembers what was asked for; the commit does it. docs/outbox.md has the contract.
+remembers what was asked for; the commit does it. docs/how-to/outbox.md has the contract.
 """
 
 from collections.abc import Iterable, Mapping

@@ -7,8 +7,8 @@
     await queues.ack([Ack(m.transaction_id, m.partition_id, m.lease_id, group="billing")
                       for m in popped.messages])
 
-All state is in the database: any number of brokers may do this on the same one. See docs/queues.md
-for the promises.
+All state is in the database: any number of brokers may do this on the same one.
+See docs/reference/queues.md for the promises.
 """
 
 from collections.abc import Sequence

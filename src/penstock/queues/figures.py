@@ -1,6 +1,6 @@
 """How many messages are where: THE definition of every figure of queues and groups. API, CLI,
-metrics and Console show these and count nothing themselves; docs/queues.md (Counts) has the same
-table for people.
+metrics and Console show these and count nothing themselves; docs/reference/queues.md (Counts) has
+the same table for people.
 
 All of it is read from counters that the functions keep and from the (few) live leases, in one
 statement and as of one moment, and costs the same for ten messages and for a billion. For every

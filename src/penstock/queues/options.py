@@ -1,8 +1,8 @@
 """A queue's options: THE table of their names, defaults, limits and meanings.
 
 A field of `QueueOptions` is an option: JSON has its name in camel case, the table `queues` a column
-of its name (but `competing` for `ordering`). SQL defaults, the OpenAPI document and docs/queues.md
-are compared with it by a test. Every option works or is refused: an unknown name, a wrong type or a
+of its name (but `competing` for `ordering`). SQL defaults, the OpenAPI document and
+docs/reference/queues.md are compared with it by a test. Every option works or is refused: an unknown name, a wrong type or a
 number out of range is an `InvalidRequest`.
 """
 

@@ -20,7 +20,7 @@ from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 
 
 class PenstockSource(DataSource):
-    """Topics and queues as tables and streams. See docs/pipelines.md for the options."""
+    """Topics and queues as tables and streams. See docs/reference/pipelines.md for the options."""
 
     @classmethod
     def name(cls) -> str:

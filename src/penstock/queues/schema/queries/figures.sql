@@ -1,6 +1,6 @@
 -- figures: every queue and its groups with their counters, exact as of this snapshot. One row per (queue, group); a queue
 -- without groups has one row with group_id NULL. Read from the counters and the live leases, never from messages.
--- docs/queues.md (Counts) defines them. $1 ids of queues; NULL = all
+-- docs/reference/queues.md (Counts) defines them. $1 ids of queues; NULL = all
 WITH counted AS MATERIALIZED (
   SELECT queue_id, group_id, sum(pushed)::bigint AS pushed, sum(removed)::bigint AS removed, sum(consumed)::bigint AS consumed,
          sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
