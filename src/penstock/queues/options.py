@@ -2,8 +2,8 @@
 
 A field of `QueueOptions` is an option: JSON has its name in camel case, the table `queues` a column
 of its name (but `competing` for `ordering`). SQL defaults, the OpenAPI document and
-docs/reference/queues.md are compared with it by a test. Every option works or is refused: an unknown name, a wrong type or a
-number out of range is an `InvalidRequest`.
+docs/reference/queues.md are compared with it by a test. Every option works or is refused: an
+unknown name, a wrong type or a number out of range is an `InvalidRequest`.
 """
 
 from dataclasses import dataclass

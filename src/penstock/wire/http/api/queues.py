@@ -1,7 +1,7 @@
 """The queue API as a whole: one list of routes from the modules of its nouns.
 
-It speaks the dialect of Queen MQ 0.15 (see docs/reference/queues-http.md): names and shapes are its,
-statuses are honest.
+It speaks the dialect of Queen MQ 0.15 (see docs/reference/queues-http.md): names and shapes are
+its, statuses are honest.
 """
 
 from penstock.buffer import Buffer
