@@ -21,7 +21,8 @@ from penstock.export.sendqueue.journal import STORAGE_ERRORS, Books
 from penstock.export.sendqueue.store import Options, Store
 
 MAX_WRITE_BYTES = 32 << 20  # that one job takes
-MAX_SPILL_BLOCKS = 4096  # that one job of a spill takes
+MAX_SPILL_BLOCKS = 4096  # that one part of a spill has
+MAX_SPILL_BYTES = 4 << 20  # small, so that one part is compressed while another is written
 
 
 class MemoryLayer:
@@ -239,23 +240,19 @@ class Writer:
             return await self._spill(self._store)
 
     async def _spill(self, store: Store) -> bool:
-        """Leased blocks too. They stay untouched: a worker may be sending one of them."""
-        if not self._memory.unwritten:
+        """Leased blocks too. They stay untouched: a worker may be sending one of them.
+
+        A part is compressed while the part before it is written.
+        """
+        parts = list(self._parts(list(self._memory.unwritten.values())))
+        if not parts:
             return True
-        blocks = list(self._memory.unwritten.values())
-        start = 0
+        compressing = asyncio.ensure_future(self._compressed(store, parts[0]))
         try:
-            while start < len(blocks):
-                stop, size = start, 0
-                while stop < min(len(blocks), start + MAX_SPILL_BLOCKS) and size < MAX_WRITE_BYTES:
-                    size += blocks[stop].size
-                    stop += 1
-                unwritten = self._memory.unwritten
-                part = [block for block in blocks[start:stop] if block.sequence in unwritten]
-                start = stop
+            for following in [*parts[1:], []]:
+                part, copies = await compressing
+                compressing = asyncio.ensure_future(self._compressed(store, following))
                 if part:
-                    copies = [replace(block) for block in part]
-                    await store.compress(copies)
                     await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
                     store.appended(copies[-1])
                     self._backlog.unread_back()
@@ -264,5 +261,26 @@ class Writer:
         except STORAGE_ERRORS as error:
             store.failed(error)
             return False
+        finally:
+            compressing.cancel()
         self._on_event("flush", 1)
         return True
+
+    @staticmethod
+    def _parts(blocks: list[Block]) -> Iterable[list[Block]]:
+        """What one job of a spill takes, one after the other."""
+        start = 0
+        while start < len(blocks):
+            stop, size = start, 0
+            while stop < min(len(blocks), start + MAX_SPILL_BLOCKS) and size < MAX_SPILL_BYTES:
+                size += blocks[stop].size
+                stop += 1
+            yield blocks[start:stop]
+            start = stop
+
+    async def _compressed(self, store: Store, part: list[Block]) -> tuple[list[Block], list[Block]]:
+        """Those of `part` that are still open, and compressed copies of them."""
+        part = [block for block in part if block.sequence in self._memory.unwritten]
+        copies = [replace(block) for block in part]
+        await store.compress(copies)
+        return part, copies
