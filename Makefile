@@ -2,7 +2,7 @@
 #   make run      set everything up and start the broker with its embedded defaults
 #   make test     set everything up and run all tests (T=path or K=word narrows, ARGS= passes through)
 #   make test-fast  the tests that need no JVM and kill nothing
-#   make check    format, lint, types, architecture
+#   make check    format, lint, types, architecture, generated pages
 #   make bench    run the benchmarks, print the table, write bench/results.json and docs/explanation/benchmarks.md (B=name narrows)
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
 #   make docs     build the docs site into site/; open site/index.html
@@ -14,6 +14,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
 PYTEST := $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n 2 --dist loadgroup)
+SITE   := site
 SHELL  := /bin/bash
 
 .PHONY: run test test-fast check bench screenshots docs soak lock fmt java chromium clean
@@ -62,7 +63,8 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
-	@echo "check: format, lint, types and architecture are fine"
+	@$(BIN)/python tools/reference --check || { echo "Run 'tools/reference' to write them again."; exit 1; }
+	@echo "check: format, lint, types, architecture and the reference are fine"
 
 fmt: $(VENV)/.dev
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
@@ -74,7 +76,8 @@ screenshots: $(VENV)/.dev chromium
 	@$(BIN)/python tools/screenshots
 
 docs: $(VENV)/.dev
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "open site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d $(abspath $(SITE)) > $(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
+	@echo "open $(SITE)/index.html"
 
 lock: $(BIN)/uv
 	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --group dev"; do set -- $$set; name=$$1; shift; \

@@ -1,0 +1,74 @@
+"""Links of the docs lead somewhere, to the very heading, and the site is built of them without a
+word from elsewhere.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from markdown.extensions.toc import slugify
+
+from tests.docs.tools import ROOT
+
+OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md"]
+HERE = "https://penstock.example/"  # the repository, in links that a package index shows too
+
+
+def broken(page: Path) -> list[str]:
+    """The links of a page that lead nowhere."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        name, _, anchor = target.partition("#")
+        if name.startswith(HERE):
+            path = ROOT / name.removeprefix(HERE)
+        elif "://" in name:
+            continue
+        else:
+            path = page.parent / name if name else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            found.append(target)
+    return found
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^(```+).*?^\1$", "", text, flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    text = without_code(page.read_text())
+    headings = [re.sub(r"[`*]", "", one) for one in re.findall(r"^#+ (.+)$", text, re.M)]
+    named = re.findall(r"\{#([\w-]+)\}|id=\"([\w-]+)\"", text)
+    return {slugify(one, "-") for one in headings} | {one for pair in named for one in pair}
+
+
+def test_links_lead_to_pages_and_to_their_headings() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *OUTSIDE]
+    assert len(pages) > 150
+    assert {page.name: links for page in pages if (links := broken(page))} == {}
+
+
+def test_a_link_to_a_missing_heading_is_broken(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `x`\n\n[1](#one-x) [2](#two) [3](page.md#one-x) [4](other.md)\n")
+    assert broken(page) == ["#two", "other.md"]
+
+
+@pytest.mark.timeout(300)
+def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
+    built = subprocess.run(
+        ["make", "docs", f"SITE={tmp_path / 'site'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?([^\" >]+)", text)
+        loaded += re.findall(r"<link[^>]*\shref=\"?([^\" >]+)", text)
+        assert [one for one in loaded if re.match(r"(https?:)?//", one)] == [], page.name
+    assert (tmp_path / "site/search/search_index.js").read_text().startswith("var __index")
