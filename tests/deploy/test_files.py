@@ -79,6 +79,20 @@ def test_the_linter_accepts_the_dockerfile():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ("github-workflows", "workflows/ci.yml"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/bug.yml"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/idea.yml"),
+    ],
+)
+def test_files_for_contributors_fit_their_schema(schema, path):
+    file = DEPLOY.parent / ".github" / path
+    done = run(tool("check-jsonschema"), "--builtin-schema", f"vendor.{schema}", str(file))
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("path", sorted(COMPOSE.glob("*.yaml")), ids=lambda path: path.name)
 def test_compose_files_fit_the_schema_and_name_what_is_there(path):
     done = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path))

@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from penstock.client import AckStatus, Client
 
 T = TypeVar("T")
+complete_queue = completer("/api/v1/queues", "queues")
 Name = Annotated[
     str,
-    typer.Argument(
-        metavar="QUEUE", help="Queue.", autocompletion=completer("/api/v1/queues", "queues")
-    ),
+    typer.Argument(metavar="QUEUE", help="Queue.", autocompletion=complete_queue),
 ]
 PAGE_ROWS = 500  # queues asked for at a time
 

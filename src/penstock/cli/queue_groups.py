@@ -12,12 +12,11 @@ from penstock.cli import (
     Watch,
     Yes,
     ask,
-    completer,
     confirm,
     resource,
     usage,
 )
-from penstock.cli.queue import commands
+from penstock.cli.queue import commands, complete_queue
 from penstock.cli.tables import Column, View, count, duration, print_json, show, table
 
 GROUPS = "/api/v1/consumer-groups"
@@ -27,13 +26,14 @@ Address = Annotated[str, typer.Argument(metavar="QUEUE@GROUP", help="The queue a
 
 @commands.command()
 def groups(
-    group: Annotated[
-        str | None,
+    address: Annotated[
+        str,
         typer.Argument(
-            help="One group, with its partitions; default: all groups.",
-            autocompletion=completer(GROUPS, ""),
+            metavar="[QUEUE | QUEUE@GROUP | @GROUP]",
+            help="The groups of a queue, or one group with its partitions; default: all groups.",
+            autocompletion=complete_queue,
         ),
-    ] = None,
+    ] = "",
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
@@ -45,13 +45,14 @@ def groups(
 
     `penstock queue groups --watch`
 
-    `penstock queue groups billing`
+    `penstock queue groups orders@billing`
     """
+    queue, _, group = address.partition("@")
 
     def look() -> View:
-        if group is None:
+        if not group:
             return table(
-                ask(url, token, "GET", GROUPS),
+                [row for row in ask(url, token, "GET", GROUPS) if queue in ("", row["queueName"])],
                 Column("group", lambda row: _shown(row["name"])),
                 Column("queue", "queueName"),
                 Column("lag", "totalLag", count),
@@ -64,8 +65,9 @@ def groups(
             )
         by_queue = ask(url, token, "GET", resource(GROUPS, group))
         rows = [
-            {"queue": queue, **row}
-            for queue, about in by_queue.items()
+            {"queue": name, **row}
+            for name, about in by_queue.items()
+            if queue in ("", name)
             for row in about["partitions"]
         ]
         return table(
@@ -83,16 +85,24 @@ def groups(
 
 @commands.command()
 def consumers(
-    as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
+    queue: Annotated[
+        str,
+        typer.Argument(metavar="[QUEUE]", help="Default: all.", autocompletion=complete_queue),
+    ] = "",
+    as_json: Json = False,
+    watch: Watch = None,
+    url: Url = LOCAL_URL,
+    token: Token = "",
 ) -> None:
     """Show consumers that report themselves: what they have in hand, and their last error.
 
-    Example: `penstock queue consumers --watch`
+    Example: `penstock queue consumers orders --watch`
     """
+    target = resource("/api/v1/consumers", queue=queue or None)
 
     def look() -> View:
         return table(
-            ask(url, token, "GET", "/api/v1/consumers")["consumers"],
+            ask(url, token, "GET", target)["consumers"],
             Column("consumer", "name"),
             Column("queue"),
             Column("group", lambda row: _shown(row["group"])),
