@@ -143,17 +143,31 @@ def _expressions(board: dict[str, Any]) -> list[str]:
 def test_there_is_a_dashboard_and_rules_for_every_part_and_what_to_do():
     assert {path.stem for path in BOARDS} == PARTS | {"overview"}
     assert {path.stem for path in RULES} == PARTS | {"broker"}
-    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/how-to/alerts.md").read_text(), re.M)
-    assert sorted(sections) == sorted(rule["alert"] for rule in rules())
     page = (ROOT / "docs/how-to/alerts.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", page, re.M | re.S))
+    assert sorted(sections) == sorted(rule["alert"] for rule in rules())
     for rule in rules():
-        about = rule["annotations"]
+        about, text = rule["annotations"], sections[rule["alert"]]
+        look, do, worked = re.findall(r"^- \*\*(?:Look|Do|It worked when)\*\*: (.*)$", text, re.M)
+        assert about["description"] == f"{look} {do}"
+        assert worked
         assert about["runbook"] == f"docs/how-to/alerts.md#{rule['alert'].lower()}"
-        assert len(about["description"]) > 40
-        assert about["description"] in page
-        assert f"`{rule['expr']}`" in page
+        assert f"Fires on `{rule['expr']}`" in text
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def test_every_command_of_a_runbook_is_one():
+    reference = (ROOT / "docs/reference/commands.md").read_text()
+    commands = dict(re.findall(r"^#+ (penstock [a-z -]+)\n(.*?)(?=^#|\Z)", reference, re.M | re.S))
+    page = (ROOT / "docs/how-to/alerts.md").read_text()
+    for line in set(re.findall(r"\b(penstock [a-z][^`)]+)[`)]", page)):
+        names = [name for name in commands if f"{line} ".startswith(f"{name} ")]
+        assert names, line
+        command = max(names, key=len)
+        assert not any(name.startswith(f"{command} ") for name in commands), line
+        for option in re.findall(r"--\w+", line):
+            assert option in commands[command], line
 
 
 @cache
