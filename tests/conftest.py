@@ -19,7 +19,7 @@ from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
-from tests.support import guard, memory
+from tests.support import guard, machine
 from tests.support.spans import Spans
 
 if other := os.environ.get(
@@ -30,7 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every program that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
-IN_MEMORY = not SOAK and memory.use_for_files()
+IN_MEMORY = not SOAK and machine.files_in_memory()
+machine.cache_bytecode()
 # The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
 # two cores are shared (the Spark tests take half the time).
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
