@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,11 +10,12 @@ import pytest
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.jobs import archive as archive_job
-from penstock.pipeline.jobs.archive import archive, read_archive
+from penstock.pipeline.jobs.archive import Origin, archive, queue_steps, read_archive
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
+from penstock.pipeline.lake import maintenance
+from penstock.pipeline.lake.table import LakeTable
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.protocol import frames
@@ -51,27 +53,26 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
     server, tcp, spark, tmp_path, monkeypatch
 ) -> None:
     topic, target = f"logs-{uuid.uuid4().hex[:8]}", tmp_path / "lake"
-    where = {"topic": topic, "broker": tcp, "url": server.url}
+    origin = Origin(topic=topic, broker=tcp, url=server.url)
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch(topic, [b"%d" % i for i in range(50)]))
-        assert archive(spark, str(target), **where).rows == 50
+        assert archive(spark, str(target), origin).rows == 50
         link.append(frames.produce_batch(topic, [b"%d" % i for i in range(50, 80)]))
 
-    def killed(self: Lake, manifest: Manifest) -> None:
+    def killed(*_: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Lake, "replace", killed
-        )  # dies with its files in place and the manifest not yet replaced
+        patch.setattr(LakeTable, "_commit", killed)  # dies with its files in place
         with pytest.raises(KeyboardInterrupt):
-            archive(spark, str(target), **where)
+            archive(spark, str(target), origin)
     assert offsets(spark, target, topic) == list(range(50))
-    monkeypatch.setattr(archive_job, "SMALL_FILES", 2)
-    done = archive(spark, str(target), **where)
-    assert (done.rows, done.strays > 0, done.merged, done.files) == (30, True, 2, 1)
+    monkeypatch.setattr(maintenance, "MERGED_FILES", 2)
+    done = archive(spark, str(target), origin)
+    assert (done.rows, done.maintained.merged) == (30, 2)
     assert offsets(spark, target, topic) == list(range(80))
-    assert archive(spark, str(target), **where).rows == 0
+    done = archive(spark, str(target), origin)
+    assert (done.rows, done.files, done.position) == (0, 1, 80)
     described = json.loads(_get(f"{server.url}/topics/{topic}"))
     assert described["archived_offset"] == 80
 
@@ -93,12 +94,6 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
     )
     with pytest.raises(InvalidRequest, match="into itself"):
         replay(spark, topic=topic, id="x", to_topic=topic, broker=tcp)
-    manifest = Lake(str(target)).manifest("topic", topic)
-    Lake(str(target)).replace(
-        Manifest("topic", topic, {**manifest.position, "incarnation": "0" * 32}, manifest.files)
-    )
-    with pytest.raises(DataLoss, match="deleted and created again since it was archived"):
-        archive(spark, str(target), **where)
 
 
 @pytest.mark.spark
@@ -106,7 +101,7 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
     server, spark, tmp_path, monkeypatch
 ) -> None:
     queue, target = f"paid-{uuid.uuid4().hex[:8]}", str(tmp_path / "lake")
-    where = {"queue": queue, "database": server.database_url}
+    origin = Origin(queue=queue, database=server.database_url)
     link = PushLink(server.url, None, 30)
 
     def push(numbers: range) -> None:
@@ -121,27 +116,25 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
         return sorted((f"p{i % 3}", i // 3 + 1, i) for i in range(count))
 
     push(range(30))
-    assert archive(spark, target, **where).rows == 30
+    assert archive(spark, target, origin).rows == 30
     push(range(30, 48))
 
-    def killed(self: Lake, manifest: Manifest) -> None:
+    def killed(*_: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lake, "replace", killed)
+        patch.setattr(LakeTable, "_commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            archive(spark, target, **where)
+            archive(spark, target, origin)
     assert archived() == expected(30)
     push(range(48, 60))
-    monkeypatch.setattr(archive_job, "SMALL_FILES", 2)
-    done = archive(spark, target, **where)
-    assert (done.rows, done.strays > 0, done.merged > 0) == (30, True, True)
+    done = archive(spark, target, origin)
+    assert done.rows == 30
     assert archived() == expected(60)
-    assert archive(spark, target, **where).rows == 0
-    manifest = Lake(target).manifest("queue", queue)
-    Lake(target).replace(Manifest("queue", queue, {**manifest.position, "id": 0}, manifest.files))
-    with pytest.raises(DataLoss, match="deleted and created again since it was archived"):
-        archive(spark, target, **where)
+    assert archive(spark, target, origin).rows == 0
+    other = replace(LakeTable(target, "queue", queue).require(), identity="1:0")
+    with pytest.raises(DataLoss, match="belongs to another database"):
+        list(queue_steps(origin.options(), other))
 
 
 @pytest.mark.spark

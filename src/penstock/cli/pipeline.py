@@ -256,37 +256,52 @@ class _Show:
 @run_commands.command()
 def archive(
     target: Annotated[
-        str, typer.Argument(help="The archive's directory: a path, s3://, gs:// or hdfs://.")
+        str,
+        typer.Argument(
+            envvar="PENSTOCK_ARCHIVE",
+            help="Where archives are: a directory, s3://, gs:// or az://.",
+        ),
     ],
     topic: Annotated[str | None, typer.Option(help="The topic to archive.")] = None,
     queue: Annotated[str | None, typer.Option(help="The queue to archive.")] = None,
     file_mib: Annotated[
         int, typer.Option("--file-mib", min=1, help="About how large files become.")
     ] = 128,
+    keep_days: Annotated[
+        int | None, typer.Option(min=1, help="Drop days that are older. Default: none.")
+    ] = None,
+    vacuum_hours: Annotated[
+        int, typer.Option(min=1, help="Files that no query can need so long after are deleted.")
+    ] = 168,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Make an archive of an earlier release a table first.")
+    ] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     database: Database = None,
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Archive what came since the last run to Parquet, each record once.
+    """Archive what came since the last run to a Delta table, each record once.
 
-    Example: `penstock pipeline run archive s3://lake/orders --topic orders`
+    Example: `penstock pipeline run archive s3://lake --topic orders`
     """
     with _reporting():
+        from penstock.pipeline.jobs.archive import Origin
         from penstock.pipeline.jobs.archive import archive as job
+        from penstock.pipeline.lake.maintenance import Upkeep
 
-        done = job(
-            _session("archive", master),
-            target,
+        origin = Origin(
             topic=topic,
             queue=queue,
             broker=broker if topic else None,
             database=database,
             url=url,
             token=token,
-            file_bytes=file_mib << 20,
-            say=_say,
+        )
+        upkeep = Upkeep(file_mib << 20, keep_days, vacuum_hours)
+        done = job(
+            _session("archive", master), target, origin, upkeep, convert_old=convert, say=_say
         )
     print_json(done)
 

@@ -1,33 +1,78 @@
-"""archive: a topic or queue to Parquet, by topic or queue and day, each record once.
+"""archive: a topic or queue to a Delta table, by day, each record once.
 
-A run takes what came since the last one, up to a fixed end;
-`penstock.pipeline.jobs.archive_directory` makes it all or nothing. Rows are sorted into files of
-about `file_bytes`, and small files of a day are rewritten into larger ones as they gather, in the
-same step. For a topic the broker is told how far the archive reaches, which `topic describe` shows
-and retention respects.
+A run takes what came since the last one, up to a fixed end, in steps of at most
+`RECORDS_PER_STEP`. Tasks of Spark write the files of a step, the driver commits them
+(`penstock.pipeline.lake.table` makes that all or nothing), so the driver holds the names of files
+and no rows. Tasks write by pyarrow and not by Spark's own writer: it is the one way that reaches a
+disk and an object store without jars, and the statistics of the files come with them. For a topic
+the broker is told how far the archive reaches, which `topic describe` shows and retention respects.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
+from penstock.pipeline.jobs.archive_directory import Lake
+from penstock.pipeline.lake.convert import (
+    Position,
+    convert,
+    old_archive,
+    queue_identity,
+    refuse_old,
+    topic_identity,
+)
+from penstock.pipeline.lake.data_files import FILE_BYTES, FILES_DDL, DataFile, FileWriter
+from penstock.pipeline.lake.maintenance import Maintained, Upkeep, maintain, merged_by_tasks
+from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
 from penstock.pipeline.sources.topic_catalog import Topics
 
-FILE_BYTES = 128 << 20
-COMPRESSED = (
-    3  # what Parquet makes of raw log bytes, roughly; only decides how many files a run writes
-)
+COMPRESSED = 3  # what Parquet makes of raw log bytes, roughly; only decides on the size of tasks
 RECORDS_PER_STEP = 20_000_000
-SMALL_FILES = 8  # of one day, before they are rewritten into one
+RECORDS_PER_TASK = (50_000, 2_000_000)  # least and most
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Origin:
+    """What is archived, and how to reach it."""
+
+    topic: str | None = None
+    queue: str | None = None
+    broker: str | None = None
+    directory: str | None = None
+    database: str | None = None
+    url: str | None = None
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.topic) == bool(self.queue):
+            raise InvalidRequest(
+                "archive takes a topic or a queue: give --topic or --queue, and not both"
+            )
+
+    @property
+    def kind(self) -> str:
+        """topic or queue."""
+        return "topic" if self.topic else "queue"
+
+    @property
+    def name(self) -> str:
+        """Of the topic or queue."""
+        return str(self.topic or self.queue)
+
+    def options(self) -> dict[str, str]:
+        """For the source."""
+        names = ("topic", "queue", "broker", "directory", "database", "token")
+        return {name: value for name in names if (value := getattr(self, name))}
 
 
 @dataclass
@@ -37,181 +82,186 @@ class Archived:
     kind: str
     name: str
     rows: int = 0
-    files: int = 0
-    merged: int = 0  # small files that were rewritten into larger ones
-    strays: int = 0  # left over from a killed run, removed
-    position: Any = None
+    files: int = 0  # of the table
+    position: int | None = None  # the next offset; a queue's transaction horizon
+    version: int = -1  # of the table
+    converted: int = 0  # files of an archive of an earlier release
+    maintained: Maintained = field(default_factory=Maintained)
+
+
+@dataclass
+class Step:
+    """What one commit adds."""
+
+    read: dict[str, str]  # options of the source
+    position: Position  # after it
+    records_per_task: int | None = None
+
+
+class Archiver:
+    """Archives one topic or queue into its table."""
+
+    def __init__(self, target: str, origin: Origin, upkeep: Upkeep | None = None) -> None:
+        self.origin = origin
+        self.table = LakeTable(target, origin.kind, origin.name)
+        self.upkeep = upkeep or Upkeep(FILE_BYTES)
+
+    def run(self, spark: Any, say: Say = lambda _: None) -> Archived:
+        """Archive all there is now. Safe to kill at any moment and to run again."""
+        spark = activate(spark)
+        done = Archived(self.origin.kind, self.origin.name)
+        snapshot = self.table.open()
+        refuse_old(self.table, snapshot)
+        for step in self.plan(snapshot):
+            snapshot = snapshot or self.table.create(
+                step.position.identity, self.table.kind.columns, {}
+            )
+            rows, snapshot = self.append(spark, snapshot, step)
+            done.rows += rows
+            say(f"{done.kind} {done.name}: {rows} rows archived, {done.rows} in this run")
+            self.mark(snapshot)
+        if snapshot is not None:
+            if not done.rows:
+                self.mark(snapshot)  # the run before may have been killed before it did
+            done.position, done.version = snapshot.position, snapshot.version
+            done.files = len(snapshot.files())
+        return done
+
+    def plan(self, snapshot: Snapshot | None) -> Iterator[Step]:
+        """What is archived, commit by commit."""
+        given = self.origin.options()
+        if self.origin.topic:
+            return topic_steps(given, snapshot, self.upkeep.file_bytes)
+        return queue_steps(given, snapshot)
+
+    def append(self, spark: Any, snapshot: Snapshot, step: Step) -> tuple[int, Snapshot]:
+        """One step: tasks write files, then they are committed."""
+        read = {**self.origin.options(), **step.read}
+        if step.records_per_task:
+            read["maxRecordsPerPartition"] = str(step.records_per_task)
+        run = new_run()
+        writer = FileWriter(
+            self.table.storage, self.table.kind, snapshot.columns(), run, self.upkeep.file_bytes
+        )
+        files = self.write(spark, read, writer)
+        snapshot = self.table.append(snapshot, run, files, step.position.next)
+        return sum(file.rows for file in files), snapshot
+
+    def write(self, spark: Any, read: dict[str, str], writer: FileWriter) -> list[DataFile]:
+        """The rows of a step as files, by tasks."""
+        frame = spark.read.format("penstock").options(**read).load()
+        return [DataFile(*row) for row in frame.mapInArrow(writer, FILES_DDL).collect()]
+
+    def mark(self, snapshot: Snapshot) -> None:
+        """The broker may delete what is archived."""
+        o = self.origin
+        if o.topic and o.url and snapshot.position is not None:
+            with BrokerCaller(o.url, token=o.token, patience=BROKER_PATIENCE_SECONDS) as caller:
+                caller.json("PUT", topic_path(o.topic, "archived"), {"offset": snapshot.position})
+
+    def maintain(self, spark: Any) -> Maintained:
+        """Merge small files, drop old days, reclaim space."""
+        return maintain(self.table, self.upkeep, partial(merged_by_tasks, activate(spark)))
+
+    def convert(self) -> int:
+        """Make an archive of an earlier release a table; how many files it has."""
+        return convert(self.table)
 
 
 def archive(
     spark: Any,
     target: str,
+    origin: Origin,
+    upkeep: Upkeep | None = None,
     *,
-    topic: str | None = None,
-    queue: str | None = None,
-    broker: str | None = None,
-    directory: str | None = None,
-    database: str | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    file_bytes: int = FILE_BYTES,
-    say: Callable[[str], None] = lambda _: None,
+    convert_old: bool = False,
+    say: Say = lambda _: None,
 ) -> Archived:
-    """Archive all there is of a topic or a queue now. Safe to kill at any moment and to run
-    again.
-    """
-    if bool(topic) == bool(queue):
-        raise InvalidRequest(
-            "archive takes a topic or a queue: give --topic or --queue, and not both"
-        )
+    """Archive all there is of a topic or a queue now, then do the upkeep."""
+    archiver = Archiver(target, origin, upkeep)
+    converted = archiver.convert() if convert_old else 0
     spark = activate(spark)
-    lake = Lake(target)
-    kind, name = ("topic", topic) if topic else ("queue", queue)
-    assert name is not None
-    manifest = lake.manifest(kind, name)
-    done = Archived(kind, name, strays=lake.remove_strays(manifest))
-    options = {
-        "broker": broker,
-        "directory": directory,
-        "database": database,
-        "topic": topic,
-        "queue": queue,
-    }
-    options["token"] = token
-    given = {key: value for key, value in options.items() if value}
-    plan = _topic_plan(given, manifest) if topic else _queue_plan(given, manifest)
-    for frame_options, position, size in plan:
-        frame = spark.read.format("penstock").options(**given, **frame_options).load()
-        rows = _append(
-            lake, manifest, frame, position, max(1, -(-size // (COMPRESSED * file_bytes)))
-        )
-        done.rows += rows
-        say(f"{kind} {name}: {rows} rows archived, {done.rows} in this run")
-        if topic and url:
-            with BrokerCaller(url, token=token, patience=BROKER_PATIENCE_SECONDS) as caller:
-                caller.json("PUT", topic_path(topic, "archived"), {"offset": position["next"]})
-    done.merged = _merge_small(spark, lake, manifest, file_bytes)
-    done.files, done.position = len(manifest.files), manifest.position
+    done = archiver.run(spark, say)
+    done.converted, done.maintained = converted, archiver.maintain(spark)
     return done
 
 
-def _topic_plan(given: dict[str, str], manifest: Manifest) -> Any:
-    """Ranges to archive: options of the read, the position after it, about how many bytes."""
+def topic_steps(
+    given: dict[str, str], snapshot: Snapshot | None, file_bytes: int
+) -> Iterator[Step]:
+    """Ranges of offsets, from where the table ends to where the topic ends now."""
     topics = Topics(Options(given))
     name = given["topic"]
     state = topics.state(name)
     topics.close()
-    start = manifest.position.get("next", state.first)
-    if manifest.position and manifest.position["incarnation"] != state.incarnation:
+    identity = topic_identity(state.incarnation)
+    if snapshot is not None and snapshot.identity != identity:
         raise DataLoss(
             f"topic {name!r} was deleted and created again since it was archived: archive it "
-            "to another directory, "
-            "or move this topic's archive away first"
+            "to another directory, or move this topic's archive away first"
         )
+    start = state.first
+    if snapshot is not None and snapshot.position is not None:
+        start = snapshot.position
     if start < state.first:
         raise DataLoss(
             f"topic {name!r}: offsets {start} to {state.first - 1} aged out before they were "
             f"archived. {REMEDY}"
         )
+    least, most = RECORDS_PER_TASK
+    per_task = min(most, max(least, int(COMPRESSED * file_bytes / state.mean_bytes)))
     while start < state.next:
         end = min(state.next, start + RECORDS_PER_STEP)
         read = {
             "startingOffsets": json.dumps({name: start}),
             "endingOffsets": json.dumps({name: end}),
         }
-        yield (
-            read,
-            {"incarnation": state.incarnation, "next": end},
-            int((end - start) * state.mean_bytes),
-        )
+        yield Step(read, Position(identity, end), per_task)
         start = end
 
 
-def _queue_plan(given: dict[str, str], manifest: Manifest) -> Any:
+def queue_steps(given: dict[str, str], snapshot: Snapshot | None) -> Iterator[Step]:
+    """What was committed since the table's horizon."""
     options = QueueOptions(Options(given), [], streaming=False)
     state = options.committed_state()
-    position = manifest.position
-    if position and position["installation"] != state.installation:
-        raise DataLoss("the archive belongs to another database: archive to another directory")
-    if position and position["id"] != state.id:
+    identity = queue_identity(state.installation, state.id)
+    if snapshot is not None and snapshot.identity != identity:
+        if snapshot.identity.partition(":")[0] != str(state.installation):
+            raise DataLoss("the archive belongs to another database: archive to another directory")
         raise DataLoss(
             f"queue {given['queue']!r} was deleted and created again since it was archived: "
-            "archive it to another "
-            "directory"
+            "archive it to another directory"
         )
-    low = int(position["xid"]) if position else 0
+    low = snapshot.position if snapshot is not None and snapshot.position is not None else 0
     first = options.nth_xid(state.id, low, 0)
     if first is not None and first < state.horizon:
-        after = {"id": state.id, "installation": state.installation, "xid": str(state.horizon)}
-        yield {"fromXid": str(low), "toXid": str(state.horizon)}, after, FILE_BYTES
-
-
-def _append(
-    lake: Lake, manifest: Manifest, frame: Any, position: dict[str, Any], files: int
-) -> int:
-    """One run: write aside, move in, replace the manifest."""
-    from pyspark.sql import functions as f
-
-    column, time = ("offset", "timestamp") if manifest.kind == "topic" else ("seq", "createdAt")
-    run, staging = lake.staging()
-    dated = frame.drop("topic", "queue").withColumn("date", f.to_date(time))
-    ordered = dated.repartitionByRange(files, "date", column) if files > 1 else dated.coalesce(1)
-    ordered.sortWithinPartitions("date", column).write.partitionBy("date").parquet(staging)
-    added = [
-        lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)
-    ]
-    manifest.files += added
-    manifest.position = position
-    lake.replace(manifest)
-    return sum(entry.rows for entry in added)
-
-
-def _merge_small(spark: Any, lake: Lake, manifest: Manifest, file_bytes: int) -> int:
-    """Rewrite the small files of a day into one, for every day that has gathered enough of them."""
-    column = "offset" if manifest.kind == "topic" else "seq"
-    days: dict[str, list[Entry]] = defaultdict(list)
-    for entry in manifest.files:
-        if entry.bytes < file_bytes // 4:
-            days[entry.path.split("/")[1]].append(entry)
-    merged = 0
-    for day, small in days.items():
-        if len(small) < SMALL_FILES:
-            continue
-        run, staging = lake.staging()
-        # merged: files of an earlier release have no headers
-        frame = spark.read.option("mergeSchema", True).parquet(
-            *(lake.url(entry.path) for entry in small)
-        )
-        frame.coalesce(1).sortWithinPartitions(column).write.parquet(f"{staging}/{day}")
-        added = [
-            lake.describe(path, column) for path in lake.take_in(run, manifest.kind, manifest.name)
-        ]
-        if sum(entry.rows for entry in added) != sum(entry.rows for entry in small):
-            raise DataLoss(
-                f"{day}: rewriting {len(small)} files gave another number of rows; the archive "
-                "is unchanged"
-            )
-        gone = {entry.path for entry in small}
-        manifest.files = [entry for entry in manifest.files if entry.path not in gone] + added
-        lake.replace(manifest)
-        lake.remove_strays(manifest)
-        merged += len(small)
-    return merged
+        read = {"fromXid": str(low), "toXid": str(state.horizon)}
+        yield Step(read, Position(identity, state.horizon))
 
 
 def read_archive(
     spark: Any, target: str, *, topic: str | None = None, queue: str | None = None
 ) -> Any:
-    """The archived rows, exactly those the manifest lists."""
-    lake = Lake(target)
-    kind, name = ("topic", topic) if topic else ("queue", queue)
-    assert name is not None
-    manifest = lake.require(kind, name)
+    """The archived rows of one snapshot of the table, or of an archive of an earlier release."""
     from pyspark.sql import functions as f
 
-    frame = (
-        spark.read.option("basePath", lake.url(lake.folder(kind, name)))
+    from penstock.pipeline.lake.frames import archived_frame
+
+    origin = Origin(topic, queue)
+    table = LakeTable(target, origin.kind, origin.name)
+    snapshot = table.open()
+    if (snapshot is None or snapshot.position is None) and old_archive(table) is not None:
+        frame = _read_old(spark, target, origin)
+    else:
+        frame = archived_frame(spark, table, table.require())
+    return frame.withColumn(origin.kind, f.lit(origin.name))
+
+
+def _read_old(spark: Any, target: str, origin: Origin) -> Any:
+    lake = Lake(target)
+    manifest = lake.require(origin.kind, origin.name)
+    return (
+        spark.read.option("basePath", lake.url(lake.folder(origin.kind, origin.name)))
         .option("mergeSchema", True)
         .parquet(*(lake.url(entry.path) for entry in manifest.files))
     )
-    return frame.withColumn(kind, f.lit(name))

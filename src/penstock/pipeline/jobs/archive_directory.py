@@ -1,4 +1,5 @@
-"""An archive directory: Parquet files, and a manifest that says which of them count.
+"""Snapshots of `compact`, and archives of earlier releases: Parquet files, and a manifest that says
+which of them count. Archives are tables now (`penstock.pipeline.lake`).
 
     <root>/_archive/<name>.json                 the manifest of one topic or queue, replaced as one
     <root>/topic=<name>/date=<day>/<run>-<n>.parquet
@@ -75,14 +76,9 @@ class Lake:
         """
         try:
             with self._fs.open_input_stream(self._manifest_path(kind, name)) as file:
-                stored = json.loads(file.read())
+                return parse_manifest(kind, name, file.read())
         except FileNotFoundError:
             return Manifest(kind, name)
-        except ValueError as error:
-            raise Damaged(f"{self._manifest_path(kind, name)} is damaged: {error}") from error
-        return Manifest(
-            kind, name, stored["position"], [Entry(**entry) for entry in stored["files"]]
-        )
 
     def names(self) -> list[tuple[str, str]]:
         """Every (kind, name) in the archive."""
@@ -182,4 +178,19 @@ class Lake:
         )
 
     def _manifest_path(self, kind: str, name: str) -> str:
-        return f"{self._base}/_archive/{kind}-{quote(name, safe='')}.json"
+        return f"{self._base}/{manifest_path(kind, name)}"
+
+
+def manifest_path(kind: str, name: str) -> str:
+    """Below the root."""
+    return f"_archive/{kind}-{quote(name, safe='')}.json"
+
+
+def parse_manifest(kind: str, name: str, stored: bytes) -> Manifest:
+    """A manifest as it is stored; Damaged when it is none."""
+    try:
+        fields = json.loads(stored)
+        files = [Entry(**entry) for entry in fields["files"]]
+        return Manifest(kind, name, fields["position"], files)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{manifest_path(kind, name)} is damaged: {error!r}") from error

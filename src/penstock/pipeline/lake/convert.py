@@ -1,0 +1,99 @@
+"""Archives of earlier releases, which have a manifest of their own, become tables.
+
+No record is read: the files are linked into the table's directory (copied, in object stores) and
+committed at once, with the position that the manifest has. Then the manifest goes, and the old
+files. Killed before the commit, a run does all of it again; killed after it, the next run removes
+what is left of the old archive. See `penstock.pipeline.jobs.archive_directory` for the old format.
+"""
+
+from dataclasses import dataclass
+
+from penstock.errors import Conflict, InvalidRequest
+from penstock.pipeline.jobs.archive_directory import Entry, Manifest, manifest_path, parse_manifest
+from penstock.pipeline.lake.data_files import DataFile
+from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
+
+
+@dataclass(frozen=True)
+class Position:
+    """Which source it is, and where the next run begins."""
+
+    identity: str
+    next: int
+
+
+def topic_identity(incarnation: str) -> str:
+    """Of a topic."""
+    return incarnation
+
+
+def queue_identity(installation: int, id: int) -> str:
+    """Of a queue: which database, which queue."""
+    return f"{installation}:{id}"
+
+
+def old_archive(table: LakeTable) -> Manifest | None:
+    """The manifest of an earlier release, if there is one."""
+    path = manifest_path(table.kind.name, table.name)
+    try:
+        with table.root.files().open_input_file(path) as file:
+            return parse_manifest(table.kind.name, table.name, file.read())
+    except FileNotFoundError:
+        return None
+
+
+def convert(table: LakeTable) -> int:
+    """Make a table of the old archive; how many files it has. Nothing is lost whenever it is
+    killed.
+    """
+    manifest = old_archive(table)
+    if manifest is None:
+        return 0
+    position = old_position(manifest)
+    snapshot = table.open()
+    if snapshot is None or snapshot.position is None:
+        snapshot = snapshot or table.create(position.identity, table.kind.columns, {})
+        if snapshot.identity != position.identity:
+            raise Conflict(f"{table.storage.uri} is the table of another {table.kind.name}")
+        files = [_take_over(table, entry) for entry in manifest.files if entry.rows]
+        table.append(snapshot, new_run(), files, position.next)
+    _remove_old(table, manifest)
+    return len(manifest.files)
+
+
+def old_position(manifest: Manifest) -> Position:
+    """Where the old archive ended."""
+    stored = manifest.position
+    if manifest.kind == "topic":
+        return Position(topic_identity(stored["incarnation"]), int(stored["next"]))
+    return Position(queue_identity(stored["installation"], stored["id"]), int(stored["xid"]))
+
+
+def refuse_old(table: LakeTable, snapshot: Snapshot | None) -> None:
+    """An old archive must be converted first; what a conversion left over is removed."""
+    manifest = old_archive(table)
+    if manifest is None:
+        return
+    if snapshot is not None and snapshot.position is not None:
+        _remove_old(table, manifest)
+        return
+    raise InvalidRequest(
+        f"{table.root.uri} holds an archive of an earlier release. Run this once with --convert: "
+        "its files become a table as they are, and archiving resumes where it ended"
+    )
+
+
+def _take_over(table: LakeTable, entry: Entry) -> DataFile:
+    day = next(part for part in entry.path.split("/") if part.startswith("date="))
+    target = f"{day}/{entry.path.rpartition('/')[2]}"
+    table.storage.copy(table.root, entry.path, target)
+    table.storage.sync(target)
+    return DataFile(
+        *(target, entry.bytes, entry.rows, day.removeprefix("date=")), entry.first, entry.last
+    )
+
+
+def _remove_old(table: LakeTable, manifest: Manifest) -> None:
+    """The manifest last: what is not removed yet is found by it."""
+    table.root.delete([entry.path for entry in manifest.files])
+    table.root.delete([manifest_path(manifest.kind, manifest.name)])

@@ -1,0 +1,332 @@
+"""The Parquet files of a table: written by tasks, day by day, and read by ranges of the key.
+
+    <table>/date=<day>/<run>-<random>.parquet
+
+A task writes what it is given into one file per day, begins another when one is large enough, and
+holds at most `BUFFERED_BYTES` in memory however many days its rows belong to. A file's name is
+random, so that a task that is run twice, or killed, cannot touch what another wrote: files count
+when a commit names them (`penstock.pipeline.lake.table`), and not before.
+
+Reading a range gives rows in the order of the key, the same rows in the same order whatever files
+they are in: a batch of a stream that is run again after a compaction has the same content.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from penstock.pipeline.lake.storage import Storage
+from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS
+
+FILE_BYTES = 128 << 20
+ROW_GROUP_BYTES = 32 << 20  # of one day in memory, before they are written
+BUFFERED_BYTES = 96 << 20  # of all days of a task in memory
+OPEN_FILES = 64  # of a task
+READ_BYTES = 64 << 20  # of Parquet that is read at once, about
+COMPRESSION = "zstd"
+UNIX = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is archived: a topic's records or a queue's messages."""
+
+    name: str
+    key: str  # the column that orders rows: statistics and ranges are about it
+    time: str  # the column whose day is the partition
+    columns: pa.Schema
+
+    @property
+    def base(self) -> list[str]:
+        """The columns every such table has, but `date`."""
+        return list(self.columns.names)
+
+
+def _without(schema: pa.Schema, name: str) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name != name])
+
+
+TOPIC = Kind("topic", "offset", "timestamp", _without(TOPIC_COLUMNS, "topic"))
+QUEUE = Kind("queue", "seq", "createdAt", _without(QUEUE_COLUMNS, "queue"))
+KINDS = {"topic": TOPIC, "queue": QUEUE}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a table, and what readers may skip it by."""
+
+    path: str  # below the table's root
+    bytes: int
+    rows: int
+    date: str
+    first: int  # the smallest key
+    last: int
+    since: int | None = None  # the earliest time, in microseconds
+    until: int | None = None
+
+    def statistics(self, kind: Kind) -> str:
+        """As Delta has them."""
+        low: dict[str, Any] = {kind.key: self.first}
+        high: dict[str, Any] = {kind.key: self.last}
+        if self.since is not None and self.until is not None:
+            low[kind.time], high[kind.time] = _iso(self.since), _iso(self.until)
+        nulls = dict.fromkeys(low, 0)
+        return json.dumps(
+            {"numRecords": self.rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+        )
+
+
+FILES_DDL = (
+    "path STRING, bytes BIGINT, rows BIGINT, date STRING, first BIGINT, last BIGINT, "
+    "since BIGINT, until BIGINT"
+)
+_FILES = pa.schema(
+    [
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("rows", pa.int64()),
+        ("date", pa.string()),
+        *((name, pa.int64()) for name in ("first", "last", "since", "until")),
+    ]
+)
+
+
+def as_batch(files: list[DataFile]) -> pa.RecordBatch:
+    """Files as rows of FILES_DDL: what a task answers."""
+    names = _FILES.names
+    rows = [dict(zip(names, astuple(file), strict=True)) for file in files]
+    return pa.RecordBatch.from_pylist(rows, schema=_FILES)
+
+
+@dataclass
+class FileWriter:
+    """Writes the rows of one task. Sent to executors."""
+
+    storage: Storage
+    kind: Kind
+    schema: pa.Schema  # of the rows, without `date`
+    run: str
+    file_bytes: int = FILE_BYTES
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: rows in, files out."""
+        yield as_batch(self.write(batches))
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
+        """All rows of the batches into files."""
+        days: dict[date, _Day] = {}
+        finished: list[DataFile] = []
+        try:
+            for batch in batches:
+                for day, rows in self._by_day(aligned(batch, self.schema)):
+                    if day not in days:
+                        if len(days) >= OPEN_FILES:
+                            oldest = min(days, key=lambda one: days[one].used)
+                            finished.append(days.pop(oldest).close())
+                        days[day] = _Day(self, day)
+                    days[day].add(rows)
+                    if days[day].size >= self.file_bytes:
+                        finished.append(days.pop(day).close())
+                while sum(one.buffered for one in days.values()) > BUFFERED_BYTES:
+                    max(days.values(), key=lambda one: one.buffered).flush()
+            finished += [days.pop(day).close() for day in list(days)]
+        finally:
+            for one in days.values():
+                one.abandon()
+        return finished
+
+    def _by_day(self, rows: pa.RecordBatch) -> Iterator[tuple[date, pa.RecordBatch]]:
+        if not rows.num_rows:
+            return
+        days = rows.column(self.kind.time).cast(pa.date32())
+        unique = days.unique().to_pylist()
+        if len(unique) == 1:
+            yield unique[0], rows
+            return
+        for day in sorted(unique):
+            yield day, rows.filter(pc.equal(days, pa.scalar(day, pa.date32())))
+
+
+class _Day:
+    """The open file of one day."""
+
+    def __init__(self, writer: FileWriter, day: date) -> None:
+        self._kind, self._storage, self._day = writer.kind, writer.storage, str(day)
+        self._schema = writer.schema
+        self._path = f"date={day}/{writer.run}-{uuid.uuid4().hex[:12]}.parquet"
+        self._storage.make_directory(f"date={day}")
+        self._stream = self._storage.files().open_output_stream(self._path)
+        self._footer: list[Any] = []
+        plain = {self._kind.key, self._kind.time, "payload", "id", "transactionId"}
+        counted = [name for name in self._schema.names if name not in ("payload", "headers")]
+        self._writer = parquet.ParquetWriter(
+            self._stream,
+            self._schema,
+            compression=COMPRESSION,
+            use_dictionary=[name for name in self._schema.names if name not in plain],
+            write_statistics=[
+                name for name in counted if not pa.types.is_nested(self._schema.field(name).type)
+            ],
+            metadata_collector=self._footer,
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self.buffered = 0  # bytes of rows that wait for their row group
+        self.used = time.monotonic()
+
+    @property
+    def size(self) -> int:
+        """What is in the file so far."""
+        return int(self._stream.tell())
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows; write a row group when there are enough."""
+        self._waiting.append(rows)
+        self.buffered += rows.nbytes
+        self.used = time.monotonic()
+        if self.buffered >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits as one row group."""
+        rows = pa.Table.from_batches(self._waiting, self._schema)
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._waiting, self.buffered = [], 0
+
+    def close(self) -> DataFile:
+        """Finish the file; it is durable."""
+        if self._waiting:
+            self.flush()
+        self._writer.close()
+        size = self.size
+        self._stream.close()
+        self._storage.sync(self._path)
+        footer = self._footer[0]
+        first, last = _bounds(footer, self._kind.key)
+        since, until = _bounds(footer, self._kind.time)
+        return DataFile(
+            *(self._path, size, footer.num_rows, self._day, first, last),
+            *(_microseconds(since), _microseconds(until)),
+        )
+
+    def abandon(self) -> None:
+        """Leave the file unfinished: the task failed. What is there is an orphan."""
+        self._writer.is_open = False  # or its finalizer would write a footer to a closed stream
+        self._stream.close()
+
+
+def _bounds(footer: Any, column: str) -> tuple[Any, Any]:
+    place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
+    groups = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+    return min(group.min for group in groups), max(group.max for group in groups)
+
+
+def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows in the columns of the schema: others are left out, missing ones are null."""
+    columns = []
+    for field in schema:
+        if field.name not in rows.schema.names:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+        else:
+            column = rows.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def read_file(storage: Storage, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A file's rows as they are stored, in bounded pieces."""
+    with storage.files().open_input_file(path) as file:
+        pieces = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+        for batch in pieces.iter_batches():
+            yield aligned(batch, schema)
+
+
+def read_range(
+    storage: Storage, files: Iterable[DataFile], kind: Kind, schema: pa.Schema, span: range
+) -> Iterator[pa.RecordBatch]:
+    """The rows whose key is in `span`, by key, from all the files that may have any."""
+    files = sorted(
+        (one for one in files if one.last >= span.start and one.first < span.stop),
+        key=lambda one: one.first,
+    )
+    start = span.start
+    while start < span.stop:
+        stop = _reach(files, start, span.stop)
+        tables = [
+            _part(storage, one.path, kind, schema, range(start, stop))
+            for one in files
+            if one.last >= start and one.first < stop
+        ]
+        if tables:
+            rows = pa.concat_tables(tables)
+            key = rows.column(kind.key)
+            if not _ascending(key):
+                rows = rows.sort_by(kind.key)
+            yield from rows.to_batches()
+        start = stop
+
+
+def _reach(files: list[DataFile], start: int, stop: int) -> int:
+    """Up to which key about READ_BYTES of the files are read at once."""
+    size = 0.0
+    for one in files:
+        if one.last < start:
+            continue
+        if size >= READ_BYTES:
+            return max(start + 1, min(stop, one.first))
+        span = max(1, one.last + 1 - one.first)
+        share = (min(one.last + 1, stop) - max(one.first, start)) / span
+        if size + share * one.bytes > READ_BYTES:
+            keys = int(span * (READ_BYTES - size) / one.bytes)
+            return max(start + 1, min(stop, max(one.first, start) + keys))
+        size += share * one.bytes
+    return stop
+
+
+def _ascending(key: pa.ChunkedArray) -> bool:
+    values = key.to_numpy()
+    return len(values) < 2 or bool((values[1:] > values[:-1]).all())
+
+
+def _part(storage: Storage, path: str, kind: Kind, schema: pa.Schema, span: range) -> pa.Table:
+    """The rows of one file in the span; row groups without any are not read."""
+    with storage.files().open_input_file(path) as file:
+        pieces = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+        footer = pieces.metadata
+        groups = []
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            column = next(
+                group.column(i)
+                for i in range(group.num_columns)
+                if group.column(i).path_in_schema == kind.key
+            )
+            bounds = column.statistics
+            if bounds is None or (bounds.max >= span.start and bounds.min < span.stop):
+                groups.append(number)
+        names = [name for name in schema.names if name in pieces.schema_arrow.names]
+        rows = pieces.read_row_groups(groups, columns=names, use_threads=False)
+        keys = rows.column(kind.key)
+        within = pc.and_(pc.greater_equal(keys, span.start), pc.less(keys, span.stop))
+        chosen = rows.filter(within)
+    batches = [aligned(batch, schema) for batch in chosen.to_batches()]
+    return pa.Table.from_batches(batches, schema)
+
+
+def _microseconds(at: datetime) -> int:
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return (at - UNIX) // MICROSECOND
+
+
+def _iso(microseconds: int) -> str:
+    at = UNIX + timedelta(microseconds=microseconds)
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,75 @@
+"""Tables as frames of Spark: what is archived, and what is archived together with what is not yet.
+
+The files of one snapshot are read by Spark's own Parquet reader, with the days as partitions, so a
+filter on `date`, `offset` or `timestamp` skips files and row groups. A commit, a compaction or an
+expiry beside the query changes nothing: the snapshot's files stay until `vacuum`.
+
+Without Spark's S3 connector (the jar `hadoop-aws`) files in an object store are read by tasks with
+pyarrow instead.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import astuple
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.pipeline.lake.data_files import DataFile, read_file
+from penstock.pipeline.lake.table import LakeTable, Snapshot
+
+S3_CONNECTOR = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+
+def archived_frame(spark: Any, table: LakeTable, snapshot: Snapshot) -> Any:
+    """The rows of a snapshot, with `date`."""
+    files = snapshot.files()
+    schema = spark_schema(snapshot)
+    if not files:
+        return spark.createDataFrame([], schema)
+    if not _reads(spark, table):
+        return _by_tasks(spark, table, snapshot, files, schema)
+    reader = spark.read.schema(schema).option("basePath", table.storage.spark_url("").rstrip("/"))
+    return reader.parquet(*(table.storage.spark_url(file.path) for file in files))
+
+
+def spark_schema(snapshot: Snapshot) -> Any:
+    """Of the table, as Spark has it."""
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(snapshot.delta.schema().to_json()))
+
+
+def _reads(spark: Any, table: LakeTable) -> bool:
+    """Whether Spark itself can read the files."""
+    if table.storage.local is not None:
+        return True
+    if not table.storage.uri.startswith("s3") or not hasattr(spark, "_jvm"):
+        return True
+    try:
+        spark._jvm.java.lang.Class.forName(S3_CONNECTOR)
+    except Exception as error:
+        if "ClassNotFoundException" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _by_tasks(
+    spark: Any, table: LakeTable, snapshot: Snapshot, files: list[DataFile], schema: Any
+) -> Any:
+    """A task for each file."""
+    columns, storage = snapshot.columns(), table.storage
+    full = pa.schema([*columns, pa.field("date", pa.date32())])
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                file = DataFile(*json.loads(text))
+                for rows in read_file(storage, file.path, columns):
+                    day = pa.array([file.date] * rows.num_rows).cast(pa.date32())
+                    yield pa.RecordBatch.from_arrays([*rows.columns, day], schema=full)
+
+    wanted = [(json.dumps(astuple(file)),) for file in files]
+    tasks = spark.createDataFrame(wanted, "file STRING").repartition(len(files))
+    return tasks.mapInArrow(run, schema)

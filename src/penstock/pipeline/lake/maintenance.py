@@ -1,0 +1,131 @@
+"""Upkeep of an archive's table: small files become larger ones, old days go, space is reclaimed.
+
+Runs of a table that is kept fresh leave many small files. Files of a day are merged when
+`MERGED_FILES` of about one size have gathered (within a factor of `MERGED_FILES`), so a record is
+rewritten once per step of that factor and not with every merge. Tasks of Spark do it, each in
+bounded memory; the driver commits each day for itself. A commit that meets another one is given up:
+the next run finds the same files again.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import Damaged
+from penstock.pipeline.lake.data_files import (
+    FILES_DDL,
+    DataFile,
+    FileWriter,
+    as_batch,
+    read_file,
+)
+from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
+
+MERGED_FILES = 8
+SMALLEST_BYTES = 64 << 10  # files below are of one size
+
+
+@dataclass
+class Upkeep:
+    """What is done beside archiving."""
+
+    file_bytes: int
+    keep_days: int | None = None
+    vacuum_hours: int = 168  # as long as a query may read one snapshot
+
+
+@dataclass
+class Maintained:
+    """What was done."""
+
+    merged: int = 0  # small files that were rewritten into larger ones
+    expired: int = 0  # files of days that are too old
+    vacuumed: int = 0  # files that nothing has any more
+
+
+# Merges each group of files, and gives the new ones.
+Merger = Callable[[FileWriter, list[list[DataFile]]], list[DataFile]]
+
+
+def maintain(table: LakeTable, upkeep: Upkeep, merger: Merger) -> Maintained:
+    """All of it, as far as there is something to do."""
+    done = Maintained()
+    snapshot = table.open()
+    if snapshot is None:
+        return done
+    if upkeep.keep_days is not None:
+        done.expired = expire(table, snapshot, upkeep.keep_days, datetime.now(UTC).date())
+    done.merged = compact(table, upkeep.file_bytes, merger)
+    done.vacuumed = table.vacuum(upkeep.vacuum_hours)
+    return done
+
+
+def expire(table: LakeTable, snapshot: Snapshot, keep_days: int, today: date) -> int:
+    """Drop the days that are more than `keep_days` before today; how many files they had."""
+    oldest = str(today - timedelta(days=keep_days))
+    old = [file for file in snapshot.files() if file.date < oldest]
+    if not old or table.replace(snapshot, new_run(), old, []) is None:
+        return 0
+    return len(old)
+
+
+def small_files(files: list[DataFile], file_bytes: int) -> list[list[DataFile]]:
+    """Files to be merged with each other: of one day, of about one size."""
+    groups: dict[tuple[str, int], list[DataFile]] = defaultdict(list)
+    for file in files:
+        if file.bytes < file_bytes // 4:
+            level = int(math.log(max(1.0, file.bytes / SMALLEST_BYTES), MERGED_FILES))
+            groups[file.date, level].append(file)
+    return [
+        sorted(group, key=lambda one: one.first)
+        for group in groups.values()
+        if len(group) >= MERGED_FILES
+    ]
+
+
+def compact(table: LakeTable, file_bytes: int, merger: Merger) -> int:
+    """Merge small files; how many there were. They stay on disk until `vacuum`."""
+    snapshot = table.open()
+    groups = small_files(snapshot.files(), file_bytes) if snapshot is not None else []
+    merged = 0
+    if not groups or snapshot is None:
+        return merged
+    run = new_run()
+    writer = FileWriter(table.storage, table.kind, snapshot.columns(), run, file_bytes)
+    new = merger(writer, groups)
+    old = list(chain.from_iterable(groups))
+    before, after = (sum(one.rows for one in files) for files in (old, new))
+    if before != after:
+        table.storage.delete([one.path for one in new])
+        raise Damaged(
+            f"{table.storage.uri}: {len(old)} files should have {before} rows and have {after}; "
+            "the table is unchanged"
+        )
+    return len(old) if table.replace(snapshot, run, old, new) is not None else 0
+
+
+def merged_by_tasks(spark: Any, writer: FileWriter, groups: list[list[DataFile]]) -> list[DataFile]:
+    """A Merger: a task of Spark for each group."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                yield as_batch(merge(writer, [DataFile(*one) for one in json.loads(text)]))
+
+    wanted = [(json.dumps([astuple(one) for one in group]),) for group in groups]
+    frame = spark.createDataFrame(wanted, "files STRING").repartition(len(groups))
+    return [DataFile(*row) for row in frame.mapInArrow(run, FILES_DDL).collect()]
+
+
+def merge(writer: FileWriter, files: list[DataFile]) -> list[DataFile]:
+    """The rows of all the files, in files of the writer's size."""
+    return writer.write(
+        chain.from_iterable(read_file(writer.storage, one.path, writer.schema) for one in files)
+    )

@@ -1,0 +1,318 @@
+"""An archive of one topic or queue as a Delta table: what it holds, and how a run adds to it once.
+
+    <root>/topics/<name>/_delta_log/...                what counts, by Delta's protocol
+    <root>/topics/<name>/date=<day>/<file>.parquet     see `penstock.pipeline.lake.data_files`
+    <root>/queues/<name>/...
+
+Executors write data files; the driver commits them. The commit carries an application transaction
+(Delta's `txn` action) whose id is the identity of the source (a topic's incarnation; database and
+queue) and whose version is the position after it (the next offset; the transaction horizon). So the
+position and the files change in one step, or not at all:
+
+- A run works from one snapshot and hands that snapshot to the commit. Delta refuses a commit when
+  another one with the same transaction id came since: of two runs from one position one adds its
+  rows, the other is `Superseded`, deletes the files it wrote and adds nothing.
+- A commit that was refused for another reason (a compaction beside it) is made again on the newer
+  snapshot, if that has the same position.
+- An answer can be lost although the commit is there. Each commit names its run, so a run looks for
+  itself in the newer commits before it takes itself for a loser.
+- Killed before the commit, a run leaves files that no commit names: `vacuum` removes them once they
+  are older than its limit. Killed after it, nothing is missing.
+
+Files that are replaced by others (compaction) or dropped (old days) are removed in commits of a
+transaction id of their own, and never on top of a commit the run has not seen
+(`max_commit_retries=0`): deltalake lets two such commits remove the same files, and the rows of
+both would stay. A snapshot's files stay on disk for `vacuum`'s limit: readers of it are not
+disturbed.
+
+Directories have no `=` and no `%` in their names: polars takes the former for a partition,
+deltalake the latter for an escape.
+"""
+
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from penstock.errors import Conflict, NotFound, Unavailable
+from penstock.pipeline.lake.data_files import KINDS, DataFile, Kind
+from penstock.pipeline.lake.storage import Storage
+
+MAX_ATTEMPTS = 20  # of a commit that others' commits refused
+HISTORY = 100  # commits that are looked at beyond those since the snapshot
+CHECKPOINT_INTERVAL = 50  # commits between checkpoints of the Delta log
+LOG_RETENTION = "interval 7 days"
+MAINTENANCE = "penstock:maintenance"
+RUN = "penstockRun"
+SETTINGS = {
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+    "delta.logRetentionDuration": LOG_RETENTION,
+}
+KIND, NAME, IDENTITY = "penstock.kind", "penstock.name", "penstock.identity"
+Properties = dict[str, str]
+
+
+class Superseded(Conflict):
+    """Another run archived the same rows first; this one has added nothing."""
+
+
+@dataclass
+class Snapshot:
+    """A table at one version. Nothing that happens later changes it."""
+
+    delta: Any
+    kind: Kind
+    version: int
+    identity: str
+    position: int | None  # where the next run begins; None before the first commit
+    properties: Properties = field(default_factory=dict)
+
+    def columns(self) -> pa.Schema:
+        """Of the data files: all but `date`."""
+        schema = pa.schema(self.delta.schema())
+        return pa.schema([one for one in schema if one.name != "date"])
+
+    def files(self) -> list[DataFile]:
+        """The data files."""
+        rows = pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
+        return [_data_file(row, self.kind) for row in rows]
+
+    def rows(self) -> int:
+        """In all files."""
+        return sum(one.rows for one in self.files())
+
+
+def _data_file(row: dict[str, Any], kind: Kind) -> DataFile:
+    times = [row.get(f"{end}.{kind.time}") for end in ("min", "max")]
+    since, until = (None if at is None else round(at.timestamp() * 1_000_000) for at in times)
+    first, last = row.get(f"min.{kind.key}"), row.get(f"max.{kind.key}")
+    return DataFile(
+        row["path"],
+        row["size_bytes"],
+        row["num_records"] or 0,
+        str(row["partition.date"]),
+        # files that other programs wrote may have no statistics: then they may hold anything
+        *(0 if first is None else first, (1 << 63) - 1 if last is None else last),
+        *(since, until),
+    )
+
+
+class LakeTable:
+    """The table of one topic or queue below an archive's root."""
+
+    def __init__(self, root: str, kind: str, name: str, options: Properties | None = None) -> None:
+        self.root = Storage(root, options)
+        self.kind, self.name = KINDS[kind], name
+        self.storage = self.root.below(f"{kind}s", folder(name))
+
+    def open(self) -> Snapshot | None:
+        """The table as it is now; None when there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        if self.storage.local is not None and not (self.storage.local / "_delta_log").is_dir():
+            return None
+        try:
+            delta = DeltaTable(self.storage.uri, storage_options=self.storage.options)
+        except TableNotFoundError:
+            return None
+        properties = dict(delta.metadata().configuration)
+        identity = properties.get(IDENTITY, "")
+        position = delta.transaction_version(_application(identity))
+        return Snapshot(delta, self.kind, delta.version(), identity, position, properties)
+
+    def require(self) -> Snapshot:
+        """The table; NotFound when there is none."""
+        snapshot = self.open()
+        if snapshot is None or snapshot.position is None:
+            raise NotFound(
+                f"{self.root.uri} holds no archive of {self.kind.name} {self.name!r}: make one "
+                f"with `penstock pipeline run archive {self.root.uri} "
+                f"--{self.kind.name} {self.name}`"
+            )
+        return snapshot
+
+    def create(self, identity: str, columns: pa.Schema, properties: Properties) -> Snapshot:
+        """Make the table, unless another run has just made it."""
+        from deltalake import DeltaTable
+
+        schema = pa.schema([*columns, pa.field("date", pa.date32())])
+        own = {KIND: self.kind.name, NAME: self.name, IDENTITY: identity}
+        DeltaTable.create(
+            self.storage.uri,
+            schema=schema,
+            mode="ignore",
+            partition_by=["date"],
+            name=self.name,
+            configuration={**SETTINGS, **own, **properties},
+            storage_options=self.storage.options,
+            raise_if_key_not_exists=False,
+        )
+        snapshot = self.open()
+        assert snapshot is not None
+        return snapshot
+
+    def append(
+        self, base: Snapshot, run: str, files: list[DataFile], position: int, **notes: Any
+    ) -> Snapshot:
+        """Add the files and move the position, as one; Superseded when another run did so since
+        `base`. `notes` go into the commit's information.
+        """
+        from deltalake import Transaction
+
+        actions = [self._add(file, data_change=True) for file in files]
+        marks = [Transaction(_application(base.identity), position)]
+        snapshot = base
+        for _ in range(MAX_ATTEMPTS):
+            if self._commit(snapshot, run, actions, marks, None, notes):
+                return self._committed(base)
+            newer = self.require_version(base)
+            if self._has(newer, base, run):
+                return newer
+            if newer.position != base.position:
+                self.storage.delete([file.path for file in files])
+                raise Superseded(
+                    f"another run archived {self.kind.name} {self.name!r} up to "
+                    f"{newer.position} meanwhile; this one has added nothing"
+                )
+            snapshot = newer
+        raise Unavailable(f"{self.storage.uri} changes too often to be committed to: run it again")
+
+    def replace(
+        self, base: Snapshot, run: str, old: list[DataFile], new: list[DataFile]
+    ) -> Snapshot | None:
+        """Put other files with the same rows in place of some, or drop them; None, and nothing has
+        changed, when the table was changed since `base`.
+        """
+        from deltalake import Transaction
+        from deltalake.transaction import RemoveAction
+
+        now = int(time.time() * 1000)
+        change = not new
+        gone = [
+            RemoveAction(file.path, change, now, file.bytes, {"date": file.date}) for file in old
+        ]
+        actions = [*(self._add(file, data_change=False) for file in new), *gone]
+        marks = [Transaction(MAINTENANCE, base.version + 1)]
+        if self._commit(base, run, actions, marks, 0, {}):
+            return self._committed(base)
+        newer = self.require_version(base)
+        if self._has(newer, base, run):
+            return newer
+        self.storage.delete([file.path for file in new])
+        return None
+
+    def add_columns(self, base: Snapshot, columns: Iterable[pa.Field]) -> Snapshot:
+        """New columns at the end, null in the rows there are. Those that another run has added
+        meanwhile are there already.
+        """
+        from deltalake import Field
+        from deltalake.exceptions import DeltaError
+
+        for _ in range(MAX_ATTEMPTS):
+            names = base.columns().names
+            missing = [Field.from_arrow(one) for one in columns if one.name not in names]
+            if not missing:
+                return base
+            try:
+                base.delta.alter.add_columns(missing)
+            except DeltaError as error:
+                newer = self.require_version(base)
+                if newer.version == base.version:
+                    raise Conflict(f"{self.storage.uri}: {error}") from error
+            base = self.require_version(base)
+        raise Unavailable(f"{self.storage.uri} changes too often: run it again")
+
+    def vacuum(self, hours: int) -> int:
+        """Delete files that no version of the last hours has; how many there were."""
+        snapshot = self.open()
+        if snapshot is None:
+            return 0
+        limits: dict[str, Any] = {
+            "retention_hours": hours,
+            "enforce_retention_duration": False,
+            "full": True,
+        }
+        unused = set(snapshot.delta.vacuum(dry_run=True, **limits))
+        if unused:
+            snapshot.delta.vacuum(dry_run=False, **limits)
+        return len(unused)
+
+    def require_version(self, base: Snapshot) -> Snapshot:
+        """The table as it is now, which is not older than `base`."""
+        newer = self.open()
+        if newer is None or newer.identity != base.identity or newer.version < base.version:
+            raise Conflict(f"{self.storage.uri} was deleted or made again while it was written to")
+        return newer
+
+    def _commit(
+        self,
+        base: Snapshot,
+        run: str,
+        actions: list[Any],
+        marks: list[Any],
+        retries: int | None,
+        notes: dict[str, Any],
+    ) -> bool:
+        """Commit on top of `base`; whether it was accepted."""
+        from deltalake import CommitProperties
+        from deltalake.exceptions import CommitFailedError
+
+        properties = CommitProperties(
+            custom_metadata={RUN: run, **notes},
+            max_commit_retries=retries,
+            app_transactions=marks,
+        )
+        try:
+            base.delta.create_write_transaction(
+                actions,
+                "append",
+                base.delta.schema(),
+                partition_by=["date"],
+                commit_properties=properties,
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def _committed(self, base: Snapshot) -> Snapshot:
+        """The table after a commit, which is durable then."""
+        snapshot = self.require_version(base)
+        for version in range(base.version + 1, snapshot.version + 1):
+            self.storage.sync(f"_delta_log/{version:020}.json")
+        return snapshot
+
+    def _has(self, newer: Snapshot, base: Snapshot, run: str) -> bool:
+        """Whether a commit since `base` is the run's own."""
+        commits = newer.delta.history(newer.version - base.version + HISTORY)
+        return any(one.get(RUN) == run for one in commits if one["version"] > base.version)
+
+    def _add(self, file: DataFile, *, data_change: bool) -> Any:
+        from deltalake.transaction import AddAction
+
+        return AddAction(
+            path=file.path,
+            size=file.bytes,
+            partition_values={"date": file.date},
+            modification_time=int(time.time() * 1000),
+            data_change=data_change,
+            stats=file.statistics(self.kind),
+        )
+
+
+def folder(name: str) -> str:
+    """A topic's or queue's name as a directory's."""
+    return quote(name, safe="").replace("~", "%7E").replace("%", "~")
+
+
+def new_run() -> str:
+    """A name for a run's files and commits."""
+    return uuid.uuid4().hex
+
+
+def _application(identity: str) -> str:
+    return f"penstock:{identity}"
