@@ -190,7 +190,7 @@ def test_other_engines_read_the_table_and_skip_by_its_statistics(tmp_path: Path)
     with duckdb.connect() as connection:
         connection.register("rows", rows)
         assert connection.execute(query, [late]).fetchall() == [(100, 300)]
-    assert len(DeltaTable(uri).file_uris("date = '2026-11-16'")) == 4
+    assert len(DeltaTable(uri).file_uris(file_pruning_predicate="date = '2026-11-16'")) == 4
     assert [file.since for file in table.require().files() if file.first == 300] == [
         NOON + 3 * 3_600_000_000
     ]
