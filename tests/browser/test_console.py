@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,16 +53,9 @@ def browser(broker, guarded):  # begun last: Playwright keeps an event loop in t
 
 
 @pytest.fixture(scope="module")
-def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
+def brokers(postgres, tmp_path_factory) -> Iterator[tuple[BrokerProcess, BrokerProcess]]:
+    """A plain one, and one of two processes that asks for tokens, over TLS; started together."""
     directory = tmp_path_factory.mktemp("console")
-    with BrokerProcess(directory / "data", database_url=fresh_database(postgres)) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def guarded(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    """A broker of two processes that asks for tokens, over TLS."""
-    directory = tmp_path_factory.mktemp("guarded")
     cert, key = certificate(directory)
     env = {
         "JWT_ENABLED": "true",
@@ -71,22 +64,47 @@ def guarded(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
         "JWT_ISSUER": ISSUER,
         "JWT_AUDIENCE": AUDIENCE,
     }
-    with BrokerProcess(
-        directory / "data",
+    plain = BrokerProcess(directory / "plain", database_url=fresh_database(postgres))
+    guarded = BrokerProcess(
+        directory / "guarded",
         database_url=fresh_database(postgres),
         env=env,
         workers=2,
         http_server__ssl_cert_path=cert,
         http_server__ssl_key_path=key,
-    ) as process:
-        yield process
+    )
+    with ExitStack() as stack:
+        for process in (plain, guarded):
+            process.start(wait=False)
+            stack.callback(process.stop)
+        for process in (plain, guarded):
+            until(lambda one=process: "HTTP" in one.addresses, 90, "the broker is ready")
+        yield plain, guarded
+
+
+@pytest.fixture(scope="module")
+def broker(brokers) -> BrokerProcess:
+    return brokers[0]
+
+
+@pytest.fixture(scope="module")
+def guarded(brokers) -> BrokerProcess:
+    return brokers[1]
+
+
+@pytest.fixture(scope="module")
+def window(browser):
+    """One for all pages, so that what the Console is made of is fetched once."""
+    opened = browser.new_context(viewport={"width": 1200, "height": 800})
+    opened.set_default_timeout(PATIENCE_MS)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
-def page(browser, broker):
+def page(window, broker):
     """A page that fails the test when the browser complains about anything."""
-    opened = browser.new_page(viewport={"width": 1200, "height": 800})
-    opened.set_default_timeout(PATIENCE_MS)
+    opened = window.new_page()
     complaints: list[str] = []
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("console", lambda line: line.type == "error" and complaints.append(line.text))

@@ -4,10 +4,10 @@ to show.
     penstock serve            # in one terminal
     penstock demo             # in another; then open http://127.0.0.1:6632/
 
-A small shop: queues with several groups, one consumer that is too slow, one whose gateway fails, a
-topic with two groups, a route whose destination goes up and down, and the reports of three
-pipelines. Everything has `demo-` in front of its name and is removed again at Ctrl-C, unless
-`--keep`.
+A small shop: queues with several groups, one consumer that is too slow, one whose gateway fails,
+reminders for later, a schedule, a topic with two groups, a route whose destination goes up and
+down, and the reports of three pipelines. Everything has `demo-` in front of its name and is removed
+again at Ctrl-C, unless `--keep`.
 
 Each part is a loop of its own that makes its requests over the public API. While the broker is away
 they wait and then go on.
@@ -20,6 +20,7 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -30,7 +31,7 @@ from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.http import HttpClient
 
 QUEUES = ("demo-orders", "demo-payments", "demo-emails", "demo-thumbnails", "demo-audit-log")
-TOPIC, ROUTE = "demo-clicks", "demo-warehouse"
+TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
 PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
 FAILURES = (
     *["gateway timeout after 30 s"] * 6,
@@ -40,6 +41,8 @@ FAILURES = (
 FAILING = 0.06  # of payments
 RETRY_SECONDS = 1.0
 UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # of the route's destination
+REMINDER_SECONDS = 3600  # that a reminder waits
+REPORT_SECONDS = 5.0  # between two reports of a consumer
 POP_WAIT_MS = 1000
 NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Margaret")
 
@@ -54,6 +57,7 @@ class Shop:
         self._order = 0
         self._chance = random.Random(7)
         self._destination_up = True
+        self._workers: dict[str, dict[str, Any]] = {}  # name -> what it reports of itself
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
         """One request; an error of the broker is raised as what it means."""
@@ -88,6 +92,8 @@ class Shop:
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
         body = {"name": ROUTE, "source": {"topic": TOPIC}, "destination": destination}
         await self.ask("POST", "/api/v1/routes", body)
+        schedule = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "demo-emails"}
+        await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", schedule | {"payload": {"id": 0}})
         return port
 
     def parts(self) -> list[Callable[[], Awaitable[None]]]:
@@ -98,6 +104,8 @@ class Shop:
             self._switch_destination,
             self._report_pipelines,
             self._read_topic,
+            self._push_reminders,
+            self._report_consumers,
             lambda: self._consume("demo-orders", "billing", 0.002),
             lambda: self._consume("demo-orders", "mail", 0.02),
             lambda: self._consume("demo-payments", "gateway", 0.01, failing=FAILING),
@@ -121,12 +129,17 @@ class Shop:
                 ],
             }
             partition = f"c-{chance.randrange(24)}"
+            headers = {
+                "shop": "web" if self._order % 3 else "app",
+                "tenant": f"t-{self._order % 5}",
+            }
             wanted = ["demo-orders", "demo-payments"]
             wanted += ["demo-emails"] * (chance.random() < 0.7)
             wanted += ["demo-thumbnails"] * (chance.random() < 0.12)
             wanted += ["demo-audit-log"] * (chance.random() < 0.2)
             items += [
-                {"queue": queue, "partition": partition, "payload": order} for queue in wanted
+                {"queue": queue, "partition": partition, "payload": order, "headers": headers}
+                for queue in wanted
             ]
         await self.ask("POST", "/api/v1/push", {"items": items})
         await asyncio.sleep(1)
@@ -139,6 +152,12 @@ class Shop:
         messages = popped["messages"] if popped else []
         await asyncio.sleep(seconds * len(messages))
         answers = []
+        worker = self._workers.setdefault(
+            group,
+            {"id": group, "name": f"{group}-1", "queue": queue, "group": group, "concurrency": 20,
+             "handled": 0, "failed": 0},
+        )  # fmt: skip
+        worker["inFlight"] = len(messages)
         for message in messages:
             failed = message["data"]["id"] * 7919 % 1000 / 1000 < failing
             error = random.Random(message["data"]["id"]).choice(FAILURES)
@@ -146,9 +165,27 @@ class Shop:
                 {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
                 | ({"status": "failed", "error": error} if failed else {"status": "completed"})
             )
+            worker["handled"] += 1
+            if failed:
+                worker["failed"] += 1
+                worker["lastError"], worker["lastErrorAt"] = error, _now()
         if answers:
             body = {"consumerGroup": group, "acknowledgments": answers}
             await self.ask("POST", "/api/v1/ack/batch", body)
+
+    async def _push_reminders(self) -> None:
+        item = {
+            "queue": "demo-emails",
+            "payload": {"id": self._order, "remind": "your basket waits"},
+            "delay": REMINDER_SECONDS,
+        }
+        await self.ask("POST", "/api/v1/push", {"items": [item]})
+        await asyncio.sleep(10)
+
+    async def _report_consumers(self) -> None:
+        """As the client's consumers do."""
+        await self.ask("POST", "/api/v1/consumers", {"consumers": list(self._workers.values())})
+        await asyncio.sleep(REPORT_SECONDS)
 
     async def _produce_clicks(self) -> None:
         pages = [f"/p/{self._chance.randrange(40)}" for _ in range(max(1, round(self._rate * 2)))]
@@ -212,6 +249,7 @@ class Shop:
     async def clean_up(self) -> None:
         """Remove everything; what is not there any more is fine."""
         removals = [f"/api/v1/routes/{ROUTE}?force=true", f"/topics/{TOPIC}"]
+        removals += [f"/api/v1/schedules/{SCHEDULE}"]
         removals += [f"/api/v1/resources/queues/{queue}" for queue in QUEUES]
         removals += [f"/api/v1/pipelines/{name}" for name in PIPELINES]
         for target in removals:
@@ -220,6 +258,10 @@ class Shop:
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
 
 
 async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:

@@ -61,6 +61,7 @@ class Delivery:
         self.latency = 0.0  # moving average, seconds
         self.throttled = 0  # answers that asked for less (429, time-outs), ever
         self.last_error: str | None = None
+        self.failing_since: float | None = None  # wall time of the first error after a success
 
     async def prepare(self, block: Block) -> Prepared:
         """The whole block as a batch and what the destination makes of it."""
@@ -102,13 +103,14 @@ class Delivery:
             self._queue.ack(block, block.dead)
             permit.success()
             self._backoff.succeeded()
-            self.last_error = None
+            self.last_error = self.failing_since = None
             if retried:
                 self._metrics.add("queue_retry_success_total")
         except Retry as error:
             await self._failed(block, permit, error)
         except Denied as error:
             self._metrics.add("queue_retry_failure_total", 1, error.kind)
+            self._remember(str(error))
             self._queue.give_back(block, attempted=False)  # it says nothing about the batch
             permit.release()
             self._on_denied(str(error))
@@ -149,7 +151,12 @@ class Delivery:
         self._metrics.add("queue_retry_failure_total", 1, kind)
         if error != self.last_error:
             log.warning("route %s: %s: %s", self._route, self._destination.describe(), error)
+        self._remember(error)
+
+    def _remember(self, error: str) -> None:
         self.last_error = error
+        if self.failing_since is None:
+            self.failing_since = self._clock.wall()
 
     def _age(self, block: Block) -> float:
         return self._clock.steady() - block.enqueued / 1e6

@@ -192,7 +192,7 @@ class Route:
 
     def _denied(self, reason: str) -> None:
         if self.paused is None:
-            reason = f"{self.destination.describe()} {reason}"
+            reason = f"{self.destination.describe()}: {reason}"
             self._pause.begin(reason, denied=True)
             log.warning("route %s is paused, and probes now and then: %s", self.name, reason)
             self._state.save_soon()
@@ -287,6 +287,7 @@ class Route:
             },
             "deadLetters": self.dead_letters.count,
             "lastError": self.delivery.last_error,
+            "failingSince": self.delivery.failing_since,
         }
 
     def _seconds_to_probe(self) -> float | None:

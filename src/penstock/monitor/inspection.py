@@ -34,10 +34,14 @@ SELECT floor(extract(epoch FROM minute) / $3)::bigint AS bucket, sum(pushed)::bi
    AND ($4::text IS NULL
         OR queue_id = (SELECT id FROM queues WHERE name = $4 AND deleted_at IS NULL))
  GROUP BY 1 ORDER BY 1"""
+BEGUN = """
+SELECT CASE WHEN $1::text IS NULL THEN (SELECT min(minute) FROM history)
+            ELSE (SELECT created_at FROM queues WHERE name = $1 AND deleted_at IS NULL) END"""
 LATENCIES = """
 SELECT latency_buckets, latency_counts FROM history
  WHERE minute >= now() - make_interval(secs => $1) AND latency_buckets IS NOT NULL LIMIT 10000"""
 
+LEAST_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
 MAX_PARTITIONS = 1000  # that are looked at for a page
 SEARCHED = 2000  # messages of one search
 SEARCH_STEP = 250
@@ -255,14 +259,22 @@ class Inspection:
         first = last - seconds // step
         rows = await self._database.browse(HISTORY, first * step, (last + 1) * step, step, queue)
         counted = {row["bucket"]: row for row in rows}
-        buckets = range(first, last)
+        begun = await self._database.browse(BEGUN, queue)
+        began = begun[0][0].timestamp() if begun[0][0] else time.time()
+        running = time.time() - last * step  # seconds of the interval that has not ended
+        buckets = range(first, last + (running >= LEAST_RUNNING_SECONDS))
+
+        def rate(bucket: int, column: str) -> float | None:
+            """None before there was anything to count."""
+            if bucket not in counted:
+                return None if (bucket + 1) * step <= began else 0.0
+            count = counted[bucket][column]
+            return float(count / (running if bucket == last else step))
+
         return Series(
             [bucket * step * 1000.0 for bucket in buckets],
             {
-                name: [
-                    counted[bucket][column] / step if bucket in counted else 0.0
-                    for bucket in buckets
-                ]
+                name: [rate(bucket, column) for bucket in buckets]
                 for name, column in (
                     ("pushed", "pushed"),
                     ("delivered", "acked"),

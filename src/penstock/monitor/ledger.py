@@ -30,8 +30,8 @@ def ledger(queues: Iterable[Queue], routes: list[dict[str, Any]]) -> list[dict[s
                 "agrees": True if all(not group.skipped for _, group in pairs) else None,
             }
         )
-    if routes:
-        books = [route["queue"]["accounting"] for route in routes]
+    books = [route["queue"]["accounting"] for route in routes if "queue" in route]
+    if books:
         row = {
             "part": "routes",
             "accepted": sum(book["accepted"] for book in books),

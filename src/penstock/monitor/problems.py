@@ -1,13 +1,14 @@
 """What needs somebody, worst first: the list on top of the Console and of `penstock status`.
 
-Everything comes from figures that are in memory. A problem keeps the moment at which it was first
-seen for as long as its text stays the same, so texts hold no figure that moves.
+Everything comes from figures that are in memory. Where it is known since when something is wrong,
+that is said; any other problem keeps the moment at which it was first seen for as long as its text
+stays the same, so texts hold no figure that moves.
 
-Dead letters are a problem while they increase: more of a queue than at some minute of the last 15,
-as far as somebody watched. Old ones that nobody requeues are shown where they are.
+Dead letters are a problem while they are new: of the last 15 minutes, by the minutes that
+PostgreSQL counts, so the first look after a night says it too. Old ones that nobody requeues are
+shown where they are.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +20,9 @@ from penstock.monitor.watched import Queue
 
 LONG_WAIT_SECONDS = 300.0
 LOW_DISK = 0.05  # of the disk's size
-DEAD_LETTERS_SECONDS = 60.0  # between two notes of their counts
-DEAD_LETTERS_NOTES = 15
 MAX_REASON = 200  # characters
+
+Wrong = tuple[str, str, float | None]  # the text, the path of the view, since when if it is known
 
 
 class Problem(msgspec.Struct):
@@ -35,73 +36,70 @@ class Problems:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._since: dict[str, float] = {}  # problem -> when it was first seen
-        self._letters: deque[tuple[float, dict[str, int]]] = deque(maxlen=DEAD_LETTERS_NOTES)
 
     def look(
         self,
         at: float,
         queues: Mapping[str, Queue],
+        deaths: Mapping[str, int],
         disk: dict[str, Any] | None,
         routes: list[dict[str, Any]],
     ) -> list[Problem]:
-        errors, warnings = self._errors(routes), self._warnings(at, queues, disk)
+        """`deaths`: how many messages of a queue died in the last minutes."""
+        errors, warnings = self._errors(routes), self._warnings(at, queues, deaths, disk)
         problems = [("error", *one) for one in errors] + [("warning", *one) for one in warnings]
-        self._since = {text: self._since.get(text, at) for _, text, _ in problems}
+        self._since = {
+            text: self._since.get(text, at) if since is None else since
+            for _, text, _, since in problems
+        }
         return [
-            Problem(level, text, self._since[text] * 1000, path) for level, text, path in problems
+            Problem(level, text, self._since[text] * 1000, path)
+            for level, text, path, _ in problems
         ]
 
-    def _errors(self, routes: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Texts, and paths to the views where they are mended."""
+    def _errors(self, routes: list[dict[str, Any]]) -> Iterator[Wrong]:
         broker = self._broker
         if not broker.database.healthy:
-            yield f"PostgreSQL is away: {broker.database.problem}", "/buffers"
+            yield f"PostgreSQL is away: {broker.database.problem}", "/buffers", None
         elif broker.database.problem:
-            yield broker.database.problem, "/overview"
+            yield broker.database.problem, "/overview", None
         if broker.logs and (full := broker.logs.topics.disk_full):
-            yield f"topics take no records: {full}", "/topics"
+            yield f"topics take no records: {full}", "/topics", None
         if broker.buffer.failed.events:
-            yield f"{broker.buffer.failed.events:,} buffered events were refused", "/buffers"
+            yield f"{broker.buffer.failed.events:,} buffered events were refused", "/buffers", None
         for route in routes:
-            if why := route.get("lastError"):
-                yield f"route {route['name']}: {why}", f"/routes/{route['name']}"
+            denied = route.get("paused") if route.get("triesAgainSeconds") is not None else None
+            if why := route.get("lastError") or denied:
+                path = f"/routes/{quote(route['name'], safe='')}"
+                yield f"route {route['name']}: {why}", path, route.get("failingSince")
         for pipeline in broker.logs.pipelines.all() if broker.logs else ():
-            name = pipeline["name"]
+            name, reported = pipeline["name"], pipeline["reported_at"]
             if pipeline["state"] == "failed":
-                yield (
-                    f"pipeline {name} failed: {_reason(pipeline)}",
-                    "/pipelines",
-                )
+                yield f"pipeline {name} failed: {_reason(pipeline)}", "/pipelines", reported
             elif pipeline["state"] == "lost":
-                yield f"pipeline {name} is lost: it does not report any more", "/pipelines"
+                text = f"pipeline {name} is lost: it does not report any more"
+                yield text, "/pipelines", reported
 
     def _warnings(
-        self, at: float, queues: Mapping[str, Queue], disk: dict[str, Any] | None
-    ) -> Iterator[tuple[str, str]]:
-        self._note_letters(at, queues)
+        self,
+        at: float,
+        queues: Mapping[str, Queue],
+        deaths: Mapping[str, int],
+        disk: dict[str, Any] | None,
+    ) -> Iterator[Wrong]:
         for queue in queues.values():
             path = quote(queue.name, safe="")
             for group in queue.groups:
                 if group.lag_seconds is not None and group.lag_seconds > LONG_WAIT_SECONDS:
-                    name = group.name or "queue mode"
-                    yield f"group {queue.name}@{name}: messages wait for long", f"/queues/{path}"
-            if self._more_letters(queue):
-                yield f"queue {queue.name} has new dead letters", f"/dead-letters?queue={path}"
+                    text = (
+                        f"group {queue.name}@{group.name or 'queue mode'}: messages wait for long"
+                    )
+                    yield text, f"/queues/{path}", at - group.lag_seconds
+            if queue.dead_letters and deaths.get(queue.name):
+                text = f"queue {queue.name} has new dead letters"
+                yield text, f"/dead-letters?queue={path}", None
         if disk and disk["free"] < LOW_DISK * disk["total"]:
-            yield "the disk is nearly full", "/overview"
-
-    def _note_letters(self, at: float, queues: Mapping[str, Queue]) -> None:
-        notes = self._letters
-        while notes and at - notes[0][0] > DEAD_LETTERS_SECONDS * DEAD_LETTERS_NOTES:
-            notes.popleft()
-        if queues and (not notes or at - notes[-1][0] >= DEAD_LETTERS_SECONDS):
-            notes.append((at, {q.name: q.dead_letters for q in queues.values() if q.dead_letters}))
-
-    def _more_letters(self, queue: Queue) -> bool:
-        """Whether it has more than at some time that is noted; those of none are 0."""
-        return queue.dead_letters > 0 and any(
-            queue.dead_letters > note.get(queue.name, 0) for _, note in self._letters
-        )
+            yield "the disk is nearly full", "/overview", None
 
 
 def _reason(pipeline: dict[str, Any]) -> str:

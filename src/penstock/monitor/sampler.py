@@ -3,10 +3,10 @@
 One task serves all viewers. Every second it adds up the counters of all queues in one small
 statement, on the connections of those who look (`Database.browse`). Queue by queue they are read as
 often as costs no more than `QUEUES_SHARE` of the time: every second where there are few, every few
-seconds where there are thousands. With them, at most every `SLOW_SECONDS`, what costs more (the
-oldest waiting message, consumers, latencies, the database's own figures). Everything else comes
-from memory. The last 15 minutes are kept; when watching begins, minutes that PostgreSQL has counted
-fill what was not sampled.
+seconds where there are thousands. Every `SLOW_SECONDS` comes what costs more (the oldest waiting
+message, consumers, latencies, the database's own figures). Everything else comes from memory. The
+last 15 minutes are kept; when watching begins, minutes that PostgreSQL has counted fill what was
+not sampled.
 
 A figure that cannot be had is None, never 0.
 """
@@ -35,8 +35,10 @@ log = logging.getLogger("penstock.monitor")
 
 SAMPLE_SECONDS = 1.0
 SLOW_SECONDS = 5.0
-QUEUES_SHARE = 0.01  # of the time, for reading the figures of every queue
+QUEUES_SHARE = 0.007  # of the time, for reading the figures of every queue
+USUAL_SECONDS = 0.005  # that reading takes, as far as is known before the first time
 MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
+LEAST_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
 LOOKED_AT_PARTITIONS = 200
@@ -54,6 +56,13 @@ MINUTES = """
 SELECT extract(epoch FROM minute)::bigint AS minute,
        sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
   FROM history WHERE minute > now() - interval '15 minutes' GROUP BY 1 ORDER BY 1"""
+DEATHS = """
+SELECT q.name, sum(d.dead)::bigint AS dead
+  FROM (SELECT queue_id, dead FROM history
+         WHERE minute > now() - interval '15 minutes' AND dead > 0
+        UNION ALL SELECT queue_id, dead FROM tally_log WHERE dead > 0) d
+  JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL GROUP BY 1"""
+SCHEDULES = "SELECT count(*) FROM schedules"  # there are few
 
 
 class Process(msgspec.Struct, rename="camel"):
@@ -79,13 +88,17 @@ class Sampler:
         self._broker = broker
         self._viewers: set[Callable[[bytes], None]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._sampling = asyncio.Lock()  # two at once would make rates of no time
         self.queues: dict[str, Queue] = {}
         self.queues_at = 0.0  # when they were read
         self._queues_due = 0.0
+        self._queues_seconds = USUAL_SECONDS  # that reading them took
         self._totals: tuple[float, int, int] | None = None  # when, pushed, completed
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
         self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
+        self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
+        self._schedules: int | None = None
         self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
         self._waits: dict[int, float | None] = {}  # group -> how long its oldest message waits
         self._slow_at = 0.0
@@ -162,17 +175,32 @@ class Sampler:
 
     async def _fill(self) -> None:
         """Minutes that were counted stand in for seconds that were not sampled."""
-        first = self._samples[0][0] if self._samples else time.time()
         try:
             rows = await self._broker.database.browse(MINUTES)
         except PenstockError:
             return
-        minutes = [row for row in rows if row["minute"] + 60 < first]
-        for row in reversed(minutes):
-            rates = {"pushed": row["pushed"] / 60, "delivered": row["completed"] / 60}
-            self._samples.appendleft((float(row["minute"]), rates))
+        sampled = {int(at) // 60 for at, _ in self._samples}
+        minutes: list[tuple[float, dict[str, float | None]]] = [
+            (
+                float(row["minute"]),
+                {"pushed": row["pushed"] / 60, "delivered": row["completed"] / 60},
+            )
+            for row in rows
+            if row["minute"] // 60 not in sampled and row["minute"] + 60 < time.time()
+        ]
+        oldest = time.time() - KEPT_SAMPLES * SAMPLE_SECONDS
+        samples = [sample for sample in self._samples if sample[0] >= oldest]
+        self._samples = deque(
+            sorted(samples + minutes, key=lambda sample: sample[0]), maxlen=KEPT_SAMPLES
+        )
 
     async def _sample(self) -> dict[str, Any]:
+        async with self._sampling:
+            if not self._now or time.time() - self._now["at"] / 1000 > LEAST_SECONDS:
+                await self._sample_now()
+            return self._now
+
+    async def _sample_now(self) -> None:
         at = time.time()
         broker = self._broker
         sample: dict[str, float | None] = {}
@@ -191,7 +219,7 @@ class Sampler:
         self._now = {
             "at": at * 1000,
             "sample": sample,
-            "problems": self._problems.look(at, self.queues, disk, routes),
+            "problems": self._problems.look(at, self.queues, self._deaths, disk, routes),
             "counts": self._counts(len(routes) if broker.exports else None),
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
@@ -204,15 +232,17 @@ class Sampler:
             "buffers": _buffers(broker),
             "brokers": self._processes,
         }
-        return self._now
 
     async def _read_queues(self, at: float) -> None:
         began = time.perf_counter()
         figures = await self._broker.queues.figures.queues()
-        if at - self._slow_at > SLOW_SECONDS:
+        seconds = time.perf_counter() - began
+        if abs(at - self._slow_at) > SLOW_SECONDS:
             await self._look_slowly(at, figures)
         self._take(at, figures)
-        pause = (time.perf_counter() - began) / QUEUES_SHARE
+        # One slow answer of a busy database is not yet what reading costs.
+        self._queues_seconds = min(seconds, 2 * self._queues_seconds)
+        pause = self._queues_seconds / QUEUES_SHARE
         self._queues_due = at + min(max(pause, SAMPLE_SECONDS / 2), MAX_QUEUES_SECONDS)
 
     def _rates(self, at: float, pushed: int, completed: int) -> dict[str, float | None]:
@@ -229,7 +259,7 @@ class Sampler:
         }
 
     def _take(self, at: float, figures: list[QueueFigures]) -> None:
-        before = self._before
+        before = self._before if self._before and self._before[0] < at else None
         seconds = at - before[0] if before else 0.0
         pushed = {queue.id: queue.pushed for queue in figures}
         completed = {group.id: group.completed for queue in figures for group in queue.groups}
@@ -296,6 +326,9 @@ class Sampler:
         moved += sum(group.completed for queue in figures for group in queue.groups)
         self._database = await self._database_watch.look(moved)
         self._consumers = await self._broker.queues.consumers.members()
+        browse = self._broker.database.browse
+        self._deaths = {row["name"]: row["dead"] for row in await browse(DEATHS)}
+        self._schedules = (await browse(SCHEDULES))[0][0]
         latencies = await push_to_ack(self._broker.queues)
         self._latency = None
         if latencies.total:
@@ -328,6 +361,7 @@ class Sampler:
             "deadLetters": sum(queue.dead_letters for queue in self.queues.values()),
             "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
+            "schedules": self._schedules,
         }
 
     def _ledger(self, at: float, routes: list[dict[str, Any]]) -> list[dict[str, Any]]:

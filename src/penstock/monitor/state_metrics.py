@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from penstock.broker import Broker
-from penstock.errors import Damaged, PenstockError
+from penstock.errors import PenstockError
 from penstock.metrics import Counter, Gauge, Labels
 from penstock.monitor.inspection import sql
 from penstock.protocol.names import QUEUE_MODE
@@ -238,21 +236,10 @@ def _shown(group: str) -> str:
 
 
 def _ages(topics: TopicStore, places: list[tuple[Labels, str, int]]) -> dict[Labels, float]:
-    """Seconds since the record at each offset, or the first after it, was appended; 0 when there is
-    none. Without those whose index cannot be read.
-    """
-    now = time.time()
-    ages: dict[Labels, float] = {}
-    for labels, name, offset in places:
-        topic = topics.get(name)
-        if topic is None:
-            continue
-        if offset >= topic.next_offset:
-            ages[labels] = 0.0
-            continue
-        try:
-            (at,) = topic.timestamps(np.array([max(offset, topic.first_offset)]))
-        except Damaged:
-            continue
-        ages[labels] = max(0.0, now - int(at) / 1e6)
-    return ages
+    """Without those whose index cannot be read."""
+    ages = {
+        labels: topic.age_at(offset)
+        for labels, name, offset in places
+        if (topic := topics.get(name)) is not None
+    }
+    return {labels: age for labels, age in ages.items() if age is not None}

@@ -12,6 +12,12 @@ from penstock.protocol.analytics import Point, point_of
 LONGEST = timedelta(days=366)
 
 SQL = "SELECT * FROM analytics_points($1, $2, $3, $4, $5, $6, $7)"
+TOTALS = """
+SELECT minute, (sum(pushed) FILTER (WHERE kind = 'queue'))::bigint AS pushed,
+       (sum(acked) FILTER (WHERE kind = 'group'))::bigint AS delivered,
+       (sum(pushed) FILTER (WHERE kind = 'topic' AND group_name = ''))::bigint AS produced
+  FROM analytics WHERE minute >= $1 GROUP BY 1 ORDER BY 1"""
+UPTO = "SELECT max(upto) FROM rollups"
 
 
 @dataclass(slots=True)
@@ -19,6 +25,17 @@ class Points:
     points: list[Point]
     truncated: bool
     next: datetime | None  # ask on from here, when there was more than fits
+
+
+@dataclass(slots=True)
+class Totals:
+    """Messages and records per minute, of all queues and all topics; None: not rolled up."""
+
+    upto: datetime | None  # how far; None: never
+    minutes: list[datetime]
+    pushed: list[int | None]
+    delivered: list[int | None]
+    produced: list[int | None]
 
 
 class Analytics:
@@ -58,6 +75,13 @@ class Analytics:
             whole = [row for row in rows if row["at"] < following]
             rows, following = (whole, following) if whole else (rows[:limit], None)
         return Points([point_of(row) for row in rows], truncated, following)
+
+    async def totals(self, since: datetime) -> Totals:
+        """What everything added up to, minute by minute."""
+        (upto,) = await self._database.browse(UPTO)
+        rows = await self._database.browse(TOTALS, since) if upto[0] else []
+        figures = ([row[name] for row in rows] for name in ("pushed", "delivered", "produced"))
+        return Totals(upto[0], [row["minute"] for row in rows], *figures)
 
 
 _ALL = ["queue", "group", "topic"]

@@ -7,13 +7,14 @@ that write to them (`Appender`), what is read from them (`Reader`), and who wait
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import Conflict, InvalidRequest, NotFound, StorageFailed, StorageFull
+from penstock.errors import Conflict, Damaged, InvalidRequest, NotFound, StorageFailed, StorageFull
 from penstock.log.appender import Appender
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
@@ -172,6 +173,18 @@ class Topic:
         when there is none.
         """
         return self._reader.offset_at(round(timestamp * 1e6))
+
+    def age_at(self, offset: int) -> float | None:
+        """Seconds since the record at `offset`, or the first after it, was appended; 0 when there
+        is none, None when its time cannot be read.
+        """
+        if offset >= self.next_offset:
+            return 0.0
+        try:
+            (at,) = self.timestamps(np.array([max(offset, self.first_offset)]))
+        except Damaged:
+            return None
+        return max(0.0, time.time() - int(at) / 1e6)
 
     # Waiting for more
 

@@ -23,6 +23,7 @@ import email.utils
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC
+from http.client import responses
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -172,7 +173,7 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
     """Raise what the answer means; nothing for success."""
     if 200 <= status < 300:
         return
-    text = f"answered {status}"
+    text = f"the destination answered {status} {responses.get(status, '')}".rstrip()
     if body:
         text += f": {body[:200].decode(errors='replace')}"
     if status in (401, 403):

@@ -12,11 +12,11 @@
  * A page that fails to load shows what the broker said and tries again by itself.
  */
 import { ApiError, token } from "./api.js";
-import { count, duration, plural } from "./format.js";
+import { count, duration, moment, plural } from "./format.js";
 import { html, on, render } from "./html.js";
 import { live, start, watch, whoAmI } from "./live.js";
 import { followPointer } from "./components/chart.js";
-import { followRows } from "./components/table.js";
+import { followRows, release } from "./components/table.js";
 import { show } from "./components/dialog.js";
 import { pages } from "./pages/index.js";
 
@@ -77,9 +77,13 @@ function navigate() {
     ? { ...found, query, data: same ? page.data : null, error: null, state: same ? page.state : {} }
     : { route: null, query, data: null, error: null, state: {} };
   document.title = `${page.route ? page.route.title(page.params) : "Not found"} · Penstock`;
+  release();
   draw();
   refresh();
-  if (!same) document.getElementById("main")?.focus({ preventScroll: true });
+  if (!same) {
+    document.getElementById("main")?.focus({ preventScroll: true });
+    requestAnimationFrame(() => document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }));
+  }
 }
 
 // Data
@@ -116,7 +120,8 @@ const context = {
   get data() { return page.data; },
   get state() { return page.state; },
   get me() { return me; },
-  may, go, say, withQuery, refresh,
+  may, go, say, withQuery,
+  refresh: () => { release(); return refresh(); },
   draw: () => draw(),
 };
 
@@ -124,8 +129,8 @@ const context = {
 
 const NAVIGATION = [
   ["overview", "Overview"], ["queues", "Queues", "queues"], ["topics", "Topics", "topics"],
-  ["dead-letters", "Dead letters", "deadLetters"], ["routes", "Routes", "routes"], ["schedules", "Schedules"], ["buffers", "Buffers"],
-  ["pipelines", "Pipelines", "pipelines"], ["system", "System"],
+  ["dead-letters", "Dead letters", "deadLetters"], ["routes", "Routes", "routes"], ["buffers", "Buffers"],
+  ["pipelines", "Pipelines", "pipelines"], ["schedules", "Schedules", "schedules"], ["system", "System"],
 ];
 
 const STATES = {
@@ -147,7 +152,7 @@ function problems() {
   if (!list.length) return "";
   return html`<section class="problems" aria-label="Things that need you"><b>! ${plural(list.length, "thing")} ${list.length === 1 ? "needs" : "need"} you</b>
     <ul>${list.slice(0, 5).map((problem) => html`<li class="${problem.level}"><a href="#${problem.path}">${problem.text}</a>
-      ${problem.since ? html`<small>for ${duration((Date.now() - problem.since) / 1000)}</small>` : ""}</li>`)}
+      ${problem.since ? html`<small title="since ${moment(problem.since)}">for ${duration((Date.now() - problem.since) / 1000)}</small>` : ""}</li>`)}
       ${list.length > 5 ? html`<li>and ${count(list.length - 5)} more</li>` : ""}</ul></section>`;
 }
 
@@ -176,8 +181,9 @@ function draw() {
     render(app, html`${navigation()}
       <header><div class="crumbs">${crumbs()}</div>
         <span class="state ${live.state}" title="since ${new Date(live.since).toLocaleString()}">● ${STATES[live.state]}</span>
-        <button class="plain" data-action="theme" aria-label="Light or dark">☾</button>
-        <button class="plain" data-action="keys" aria-label="Keys">?</button>
+        <button class="plain" data-action="find" aria-label="Filter this list" title="Filter this list ( / )">⌕</button>
+        <button class="plain" data-action="theme" aria-label="Light or dark" title="Light or dark">☾</button>
+        <button class="plain" data-action="keys" aria-label="Keys" title="Keys ( ? )">?</button>
         ${who ? html`<button class="plain" data-action="sign-out" title="Sign out">${who}</button>` : ""}
       </header>
       ${problems()}
@@ -209,7 +215,7 @@ on(document, "submit", "form[data-form='sign-in']", (event, form) => {
 
 const KEYS = [
   ["/", "filter this list"], ["?", "show these keys"], ["g o", "overview"], ["g q", "queues"], ["g t", "topics"],
-  ["g d", "dead letters"], ["g r", "routes"], ["↑ ↓ Enter", "move in a list, open a row"], ["Esc", "close, leave the filter"],
+  ["g d", "dead letters"], ["g r", "routes"], ["g b", "buffers"], ["g p", "pipelines"], ["g c", "schedules"], ["g s", "system"], ["↑ ↓ Enter", "move in a list, open a row"], ["Esc", "close, leave the filter"],
 ];
 const GO = { o: "overview", q: "queues", t: "topics", d: "dead-letters", r: "routes", c: "schedules", b: "buffers", p: "pipelines", s: "system" };
 let pressed = "";
@@ -222,14 +228,13 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (pressed === "g" && GO[event.key]) go(`#/${GO[event.key]}`);
-  else if (event.key === "/") {
-    const filter = document.querySelector("[data-filter]");
-    if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
-  } else if (event.key === "?") actions.keys();
+  else if (event.key === "/") { event.preventDefault(); actions.find(); }
+  else if (event.key === "?") actions.keys();
   pressed = event.key;
 });
 
 const actions = {
+  find: () => { const filter = document.querySelector("[data-filter]"); filter?.focus(); filter?.select(); },
   keys: () => show({ title: "Keys", content: html`<dl class="keys">${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>` }),
   theme: () => {
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;

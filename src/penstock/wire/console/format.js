@@ -8,7 +8,7 @@ const one = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
 /** 1,204,311 */
-export const count = (value) => (known(value) ? whole.format(value) : UNKNOWN);
+export const count = (value) => (known(value) ? whole.format(value || 0) : UNKNOWN);
 
 /** 1.2M, for axes and places without room */
 export const short = (value) => (known(value) ? compact.format(value) : UNKNOWN);
@@ -16,7 +16,7 @@ export const short = (value) => (known(value) ? compact.format(value) : UNKNOWN)
 /** 1,240/s; below ten one digit more */
 export function rate(value) {
   if (!known(value)) return UNKNOWN;
-  return (value > 0 && value < 10 ? one : whole).format(value);
+  return (value > 0 && value < 10 ? one : whole).format(value || 0);
 }
 
 /** 412 bytes, 1.2 KiB, 3.4 GiB */
@@ -64,9 +64,17 @@ export function day(at) {
   return `${t.getDate()} ${t.toLocaleString("en-US", { month: "short" })} ${two(t.getHours())}:${two(t.getMinutes())}`;
 }
 
-/** What stands in a title: both zones */
+/** 09:12:04.117 of today, 16 Nov 09:12:04.117 of another day */
+export function when(at) {
+  const today = known(at) && new Date(at).toDateString() === new Date().toDateString();
+  return today || !known(at) ? clock(at, true) : `${day(at).slice(0, -6)} ${clock(at, true)}`;
+}
+
+/** 2026-11-16 09:12:04.117 (08:12:04.117 UTC): what stands in a title */
 export function moment(at) {
-  return known(at) ? `${new Date(at).toLocaleString()} (${new Date(at).toISOString()})` : "unknown";
+  if (!known(at)) return "unknown";
+  const t = new Date(at);
+  return `${t.getFullYear()}-${two(t.getMonth() + 1)}-${two(t.getDate())} ${clock(at, true)} (${t.toISOString().slice(11, 23)} UTC)`;
 }
 
 /** 1 message, 31 messages */

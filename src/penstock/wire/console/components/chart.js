@@ -15,7 +15,7 @@ const BOTTOM = 20;
 /** The same colour for the same thing on every page. */
 const COLOURS = {
   in: "1", pushed: "1", produced: "1", out: "2", delivered: "2", sent: "2", acked: "2",
-  waiting: "3", lag: "3", pending: "3", failed: "4", dead: "4", dropped: "4",
+  waiting: "3", lag: "3", pending: "3", failed: "3", p99: "3", p50: "1", dead: "4", dropped: "4",
 };
 export const colourOf = (name, index = 0) => COLOURS[name] ?? String((index % 4) + 1);
 
@@ -26,14 +26,18 @@ export function roundUp(value) {
   return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value);
 }
 
-/** Path data of the points that have a value, with gaps where they have none. */
-function path(values, x, y) {
+const MINUTE = 60_000;
+
+/** Path data of the points that have a value, with gaps where they have none, and where nobody sampled for long. */
+function path(values, x, y, times = []) {
   let text = "";
   let open = false;
+  const longest = 2.5 * Math.max(MINUTE, (times.at(-1) - times[0]) / (times.length - 1));
   for (let i = 0; i < values.length; i += 1) {
     const value = values[i];
     if (value === null || value === undefined) { open = false; continue; }
-    text += `${open ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (times[i] - times[i - 1] > longest) open = false;
+    text += open ? `L${x(i).toFixed(1)} ${y(value).toFixed(1)}` : `M${x(i).toFixed(1)} ${y(value).toFixed(1)}h.1`; // one alone is a dot
     open = true;
   }
   return text;
@@ -67,7 +71,7 @@ export function lines({ times, series, format = short, title }) {
       ${ticks.map((tick) => html`<line class="grid" x1="${LEFT}" x2="${WIDTH - RIGHT}" y1="${y(tick)}"
         y2="${y(tick)}"/>`)}
       ${some.map((one, i) => html`<path class="line c${colourOf(one.name, i)}"
-        d="${path(one.values, x, y)}"/>`)}
+        d="${path(one.values, x, y, times)}"/>`)}
       <line class="hover" x1="-9" x2="-9" y1="${TOP}" y2="${HEIGHT - BOTTOM}"/>
     </svg>
     <div class="ticks" aria-hidden="true">${ticks.toReversed().map((tick) => html`<span>${format(tick)}</span>`)}</div>
@@ -90,11 +94,11 @@ export function sparkline(values, name = "in", title = "") {
 /** Bars beside their labels: rows of {label, value, href?, more?}. */
 export function bars(rows, format = short, title = "") {
   const top = Math.max(...rows.map((row) => row.value ?? 0), 1);
-  return html`<table class="bars" aria-label="${title}">${rows.map((row) => html`<tr data-key="${row.label}">
-    <th scope="row">${row.href ? html`<a href="${row.href}">${row.label}</a>` : row.label}</th>
-    <td><svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="bar"
-      width="${Math.max(0, (row.value ?? 0) / top) * 100}" height="8"/></svg></td>
-    <td class="number">${format(row.value)}</td>${row.more === undefined ? "" : html`<td class="number"><small>${row.more}</small></td>`}</tr>`)}</table>`;
+  return html`<ul class="bars" aria-label="${title}">${rows.map((row) => html`<li data-key="${row.label}">
+    <span title="${row.label}">${row.href ? html`<a href="${row.href}">${row.label}</a>` : row.label}</span>
+    <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="bar"
+      width="${Math.max(0, (row.value ?? 0) / top) * 100}" height="8"/></svg>
+    <b>${format(row.value)}</b><small>${row.more ?? ""}</small></li>`)}</ul>`;
 }
 
 /** Show the values under the pointer. Called once, for all charts of the page. */

@@ -39,7 +39,7 @@ export function tree(value, name = null, depth = 0) {
   if (!names.length) return html`<div class="json">${label}${list ? "[]" : "{}"}</div>`;
   if (depth >= DEEPEST) return html`<div class="json">${label}${about} nested deeper than ${DEEPEST} levels: see raw</div>`;
   const shown = names.slice(0, MOST_CHILDREN);
-  return html`<details class="json" ${depth < 2 ? html`open` : ""}><summary>${label}<span class="json-about">${about}</span></summary>
+  return html`<details class="json" ${depth < 3 ? html`open` : ""}><summary>${label}<span class="json-about">${about}</span></summary>
     ${shown.map((child) => tree(value[child], child, depth + 1))}
     ${names.length > shown.length ? html`<div class="json">… ${count(names.length - shown.length)} more: see raw</div>` : ""}</details>`;
 }

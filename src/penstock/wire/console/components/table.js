@@ -6,6 +6,9 @@
  *   table({ columns: [{ name, title, number, card, sort, kind, cell: (row) => markup }], rows, key, href, sort })
  *
  * `kind`: text (long words break), whole (in one line) or actions (buttons in one line).
+ *
+ * Nothing moves under the pointer: while it is over the rows of a list, they stay where they are and only
+ * their values change. What came or went meanwhile is shown when the pointer leaves, or after an action.
  */
 import { html } from "../html.js";
 
@@ -16,25 +19,46 @@ const next = (sort, name, number) => {
   return sort === first ? second : first;
 };
 
-export function table({ columns, rows, key, href, sort = "", caption, empty = "", select = null }) {
-  if (!rows.length) return html`<div class="empty">${empty}</div>`;
+const shownRows = new Map(); // caption -> the rows as they were drawn last
+let held = null; // the caption of the list under the pointer
+
+/** The rows in the order in which they stand under the pointer, with their new values. */
+function steady(caption, rows, key) {
+  if (held === caption && shownRows.has(caption)) {
+    const now = new Map(rows.map((row) => [key(row), row]));
+    return shownRows.get(caption).map((row) => now.get(key(row)) ?? row);
+  }
+  shownRows.set(caption, rows);
+  return rows;
+}
+
+/** Show every list as it is: something was done, or another view is asked for. */
+export function release() {
+  held = null;
+}
+
+export function table({ columns, rows: given, key, href, sort = "", caption, empty = "" }) {
+  if (!given.length) return html`<div class="empty">${empty}</div>`;
+  const rows = steady(caption, given, key);
   const shown = columns.filter(Boolean);
   return html`<div class="scroll"><table class="list" data-list><caption class="hidden">${caption}</caption><thead><tr>
-    ${select ? html`<th class="select"><input type="checkbox" data-action="select-page" aria-label="Select all on this page"></th>` : ""}
     ${shown.map((column) => html`<th scope="col" class="${column.number ? "number" : ""} ${column.card ? "card" : ""}"
       ${sort && sort.replace("-", "") === column.name ? html`aria-sort="${sort.startsWith("-") ? "descending" : "ascending"}"` : ""}>
       ${column.sort ? html`<button class="plain" data-action="sort" data-sort="${next(sort, column.name, column.number)}"
         >${column.title} ${arrow(sort, column.name)}</button>` : column.title || html`<span class="hidden">Actions</span>`}</th>`)}
   </tr></thead><tbody>${rows.map((row) => html`<tr data-key="${key(row)}" ${href ? html`data-href="${href(row)}" tabindex="0"` : ""}>
-    ${select ? html`<td class="select"><input type="checkbox" data-action="select" data-key-of="${key(row)}"
-      aria-label="Select ${key(row)}" ${select.has(key(row)) ? html`checked` : ""}></td>` : ""}
     ${shown.map((column) => html`<td class="${column.number ? "number" : ""} ${column.card ? "card" : ""} ${column.kind ?? ""}"
       data-title="${column.title}">${column.cell(row)}</td>`)}
   </tr>`)}</tbody></table></div>`;
 }
 
-/** Keyboard and clicks for all tables below `root`. */
+/** Keyboard, pointer and clicks for all tables below `root`. */
 export function followRows(root, go) {
+  root.addEventListener("pointermove", (event) => {
+    const body = event.target instanceof Element ? event.target.closest("table[data-list] tbody") : null;
+    held = body && event.pointerType === "mouse" ? body.parentElement.caption.textContent : null;
+  });
+  root.addEventListener("pointerleave", release);
   root.addEventListener("click", (event) => {
     const target = event.target;
     if (!(target instanceof Element) || target.closest("a, button, input, select, textarea, summary")) return;

@@ -1,6 +1,6 @@
 /** The life of a message: moments side by side, the oldest first, each with who and why in words. */
 import { html } from "../html.js";
-import { clock, day, moment, plural } from "../format.js";
+import { clock, moment, plural, when } from "../format.js";
 import { visible } from "./json.js";
 
 const KINDS = {
@@ -30,6 +30,6 @@ function died(text) {
 export function timeline(events) {
   return html`<ol class="timeline" aria-label="Life line">${events.map((event, i) => html`<li class="${KINDS[event.kind] ?? ""}" data-key="${i}">
     <b>${TITLES[event.kind] ?? event.kind}</b>${event.group ? html` <span class="badge">${event.group}</span>` : ""}
-    <div><small title="${moment(event.at)}">${event.at ? html`${day(event.at)} ${clock(event.at, true).slice(6)}` : "time not recorded"}</small></div>
+    <div><small title="${moment(event.at)}">${event.at ? when(event.at) : "time not recorded"}</small></div>
     ${about(event)}</li>`)}</ol>`;
 }

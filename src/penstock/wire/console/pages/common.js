@@ -10,14 +10,15 @@ export const groupName = (group) => (group && group !== QUEUE_MODE ? group : "qu
 /** A large figure with its name, and what is said under it. */
 export const figure = (name, value, more = "") => html`<div class="figure"><span>${name}</span><b>${value}</b>${more}</div>`;
 
-/** The filter of a list; its text stands in the address. */
-export const filter = (query, what, name = "filter") => html`<input class="grow" type="search" data-filter="${name}"
-  value="${query[name] ?? ""}" placeholder="${what} ( / )" aria-label="${what}">`;
+/** The filter of a list; its text stands in the address. `words` are offered to complete it. */
+export const filter = (query, what, name = "filter", words = null) => html`<input class="grow" type="search" data-filter="${name}"
+  value="${query[name] ?? ""}" placeholder="${what}${name === "filter" ? " ( / )" : ""}" aria-label="${what}" ${words ? html`list="words-${name}"` : ""}>
+  ${words ? html`<datalist id="words-${name}">${[...new Set(words)].map((word) => html`<option value="${word}"></option>`)}</datalist>` : ""}`;
 
 const STATES = {
   running: "good", active: "good", sending: "good", closed: "good", direct: "good", finished: "good", idle: "good",
   paused: "warn", draining: "warn", half_open: "warn", waiting: "warn", starting: "warn", stopping: "warn", maintenance: "warn", growing: "",
-  open: "bad", failed: "bad", lost: "bad", denied: "bad", failover: "bad", stopped: "warn", blocked: "bad",
+  open: "bad", failing: "bad", failed: "bad", lost: "bad", denied: "bad", failover: "bad", stopped: "warn", blocked: "bad",
 };
 
 /** A state as a word, in the colour that it means. */
@@ -29,8 +30,8 @@ export const pairs = (rows) => html`<dl class="pairs">${rows.filter(Boolean).map
 /** Relative time with the absolute one on hover. */
 export const since = (at) => html`<time title="${moment(at)}">${ago(at)}</time>`;
 
-/** How long the oldest one waits; long waits are said in colour and in words. */
-export const age = (seconds, long = 60) => (seconds > long ? html`<span class="warn">${duration(seconds)}</span>` : duration(seconds));
+/** How long the oldest one waits, a dash when none does; long waits are said in colour and in words. */
+export const age = (seconds, long = 60) => (seconds === 0 ? "–" : seconds > long ? html`<span class="warn">${duration(seconds)}</span>` : duration(seconds));
 
 /** A number that is bad unless it is 0. */
 export const bad = (value) => (value ? html`<span class="bad">${count(value)}</span>` : count(value));

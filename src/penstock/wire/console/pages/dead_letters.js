@@ -27,7 +27,7 @@ const COLUMNS = [
 
 const LETTERS = [
   { name: "failedAt", title: "Died", card: true, cell: (m) => since(Date.parse(m.failedAt)) },
-  { name: "message", title: "Message", kind: "text", cell: (m) => html`<a href="#/messages/${encodeURIComponent(m.partitionId)}/${encodeURIComponent(m.transactionId)}">${m.queue} / ${m.partition}</a><br><small class="mono">${m.transactionId}</small>` },
+  { name: "message", title: "Message", kind: "text", card: true, cell: (m) => html`<a href="#/messages/${encodeURIComponent(m.partitionId)}/${encodeURIComponent(m.transactionId)}">${m.queue} / ${m.partition}</a><br><small class="mono">${m.transactionId}</small>` },
   { name: "attempts", title: "Attempts", number: true, cell: (m) => count(m.attempts) },
   { name: "error", title: "Error", kind: "text", card: true, cell: (m) => html`<span class="bad">${visible(m.errorMessage)}</span>` },
   { name: "payload", title: "Payload", kind: "text", cell: (m) => html`<details><summary class="mono">${visible(JSON.stringify(m.data ?? null).slice(0, 80))}</summary>${payload(JSON.stringify(m.data ?? null), "json")}</details>` },
@@ -50,10 +50,10 @@ export const deadLetters = {
   title: () => "Dead letters",
   every: 4000,
   async load(_, query, signal) {
-    const errors = get("/api/v1/dlq/errors", { queue: query.queue, consumerGroup: query.group, filter: query.filter }, signal);
-    const samples = get("/api/v1/dlq", { ...which(query), limit: SAMPLES }, signal);
-    const running = loadTasks(signal);
-    return { ...(await errors), samples: (await samples).messages, tasks: (await running).tasks };
+    const [errors, samples, running] = await Promise.all([
+      get("/api/v1/dlq/errors", { queue: query.queue, consumerGroup: query.group, filter: query.filter }, signal),
+      get("/api/v1/dlq", { ...which(query), limit: SAMPLES }, signal), loadTasks(signal)]);
+    return { ...errors, samples: samples.messages, tasks: running.tasks };
   },
   view(data, context) {
     const { query } = context;
@@ -61,15 +61,23 @@ export const deadLetters = {
     const all = html`all ${count(data.total)}`;
     return html`<h1>Dead letters <small>${plural(data.total, "message")}${narrow ? " that match" : ""}</small></h1>
       ${tasks(data.tasks, context)}
-      <div class="tools">${filter(query, "Filter by error")}${filter(query, "Queue", "queue")}${filter(query, "Group", "group")}
+      <div class="tools">${filter(query, "Filter by error")}${filter(query, "Queue", "queue", data.errors.map((row) => row.queue))}${filter(query, "Group", "group", data.errors.map((row) => row.group))}
         ${data.total ? html`${button(context, "read_write", "requeue", html`Requeue ${all}`, { primary: true })}${button(context, "admin", "purge", html`Purge ${all}`, { danger: true })}` : ""}
         ${narrow ? html`<a href="#/dead-letters">show all</a>` : ""}</div>
       ${table({ columns: COLUMNS, rows: data.errors, key: (row) => `${row.queue}/${row.group}/${row.error}`, caption: "Dead letters by error", href: linkTo,
         empty: narrow ? "No dead letter matches." : teach("No message has failed for good. When one does, it is listed here and by", "penstock queue dlq list") })}
-      ${data.samples.length ? html`<h2>The newest</h2>${table({ columns: LETTERS, rows: data.samples, key: (m) => m.dlqId, caption: "The newest dead letters that match" })}` : ""}`;
+      ${data.samples.length ? html`<h2>The newest</h2>${table({ columns: [...LETTERS, { name: "actions", title: "", kind: "actions", cell: (m) => button(context, "read_write", "requeue-one", "Requeue", { data: { id: m.dlqId, to: `${m.queue} / ${m.partition}`, group: m.consumerGroup } }) }], rows: data.samples, key: (m) => m.dlqId, caption: "The newest dead letters that match" })}` : ""}`;
   },
   actions: {
     "cancel-task": cancelTask,
+    async "requeue-one"(element, { say, refresh }) {
+      const { id, to, group } = element.dataset;
+      const text = html`<p>1 message goes to ${to}; consumers of ${groupName(group)} will see it again.</p>`;
+      if (!(await confirm({ title: "Requeue a dead letter", text, button: "Requeue 1 message", danger: false }))) return;
+      await ask("POST", "/api/v1/dlq/requeue", { query: { id } });
+      say("It will be delivered again.");
+      refresh();
+    },
     async requeue(_, { query, data, say, refresh }) {
       const oldest = Math.min(...data.errors.map((row) => row.oldest));
       const text = html`<p>${plural(data.total, "message")} ${inWords(query)} will be delivered again. The oldest was pushed ${ago(oldest)}. Consumers see them as new deliveries.</p>

@@ -1,7 +1,7 @@
 /** The message browser of a queue, and one message: its life line, its payload, what can be done. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { clock, count, day, moment, size } from "../format.js";
+import { count, moment, size, when } from "../format.js";
 import { confirm } from "../components/dialog.js";
 import { payload } from "../components/json.js";
 import { table } from "../components/table.js";
@@ -11,13 +11,14 @@ import { button, filter, pairs, teach } from "./common.js";
 const MODES = ["json", "raw", "hex"];
 const linkTo = (message) => `#/messages/${encodeURIComponent(message.partitionId)}/${encodeURIComponent(message.transactionId)}`;
 const at = (value) => (typeof value === "number" ? value : Date.parse(value));
-const STATES = { dead_letter: "bad", failed: "bad", processing: "warn", completed: "good" };
+const STATES = { dead_letter: ["dead letter", "bad"], failed: ["failed", "bad"], processing: ["leased", "warn"], pending: ["waiting", ""], completed: ["delivered", "good"] };
+const state = (status) => { const [word, kind] = STATES[status] ?? [status, ""]; return html`<span class="badge ${kind}">${word}</span>`; };
 
 const COLUMNS = [
-  { name: "createdAt", title: "Pushed", card: true, cell: (m) => html`<time title="${moment(at(m.createdAt))}">${day(at(m.createdAt))} <small>${clock(at(m.createdAt), true)}</small></time>` },
+  { name: "createdAt", title: "Pushed", card: true, cell: (m) => html`<time title="${moment(at(m.createdAt))}">${when(at(m.createdAt))}</time>` },
   { name: "partition", title: "Partition", card: true, cell: (m) => m.partition },
   { name: "transactionId", title: "Transaction id", cell: (m) => html`<code>${m.transactionId}</code>` },
-  { name: "status", title: "Status", cell: (m) => (m.status ? html`<span class="badge ${STATES[m.status] ?? ""}">${m.status.replace("_", " ")}</span>` : html`<small>${size(m.size)}</small>`) },
+  { name: "status", title: "Status", cell: (m) => (m.status ? state(m.status) : html`<small>${size(m.size)}</small>`) },
   { name: "producer", title: "By", cell: (m) => m.producerSub ?? "" },
 ];
 
@@ -34,7 +35,7 @@ export function messages(data, context) {
   const { list } = data;
   const narrow = query.partition || query.from || query.search || query.id;
   return html`<div class="tools">${filter(query, "In the payload: text, or order.id=7", "search")}${filter(query, "Transaction id", "id")}${filter(query, "Partition", "partition")}
-      <label>since <input type="datetime-local" data-choice="from" value="${query.from ?? ""}"></label></div>
+      <label class="beside">since <input type="datetime-local" data-choice="from" value="${query.from ?? ""}"></label></div>
     ${query.search ? html`<p><small>${count(list.searched)} messages searched, the newest first${list.complete ? ": all that there are" : ""}.</small></p>` : ""}
     ${table({ columns: COLUMNS, rows: list.messages, key: (m) => `${m.partitionId}/${m.transactionId}`, href: linkTo, caption: "Messages, the newest first",
       empty: narrow ? "No message matches." : teach("There is no message yet.", `penstock queue push ${data.name} '{"id": 7}'`) })}
@@ -48,30 +49,30 @@ export const message = {
   crumbs: ({ id }, data) => html`<a href="#/queues">Queues</a> / ${data ? html`<a href="#/queues/${encodeURIComponent(data.queue)}">${data.queue}</a> / ` : ""}<b>${id}</b>`,
   every: 5000,
   async load({ partition, id }, _, signal) {
-    const life = get(path`/api/v1/messages/${partition}/${id}/lifeline`, {}, signal);
-    const one = get(path`/api/v1/messages/${partition}/${id}`, {}, signal);
-    return { ...(await one), events: (await life).events };
+    const [one, { events }] = await Promise.all([
+      get(path`/api/v1/messages/${partition}/${id}`, {}, signal), get(path`/api/v1/messages/${partition}/${id}/lifeline`, {}, signal)]);
+    return { ...one, events };
   },
   view(data, context) {
     const mode = context.query.mode ?? "json";
     const text = JSON.stringify(data.payload ?? null);
     const headers = Object.entries(data.headers ?? {});
     return html`<h1>${data.queue} / ${data.partition} <small>${size(text.length)}${data.producerSub ? `, pushed by ${data.producerSub}` : ""}</small></h1>
-      <div class="tools">${button(context, "read_write", "copy-message", "Push a copy")}${button(context, "read_write", "requeue", "Deliver again")}
+      <div class="tools">${button(context, "read_write", "copy-message", "Push a copy")}${button(context, "read_write", "requeue", html`${data.status === "dead_letter" ? "Requeue" : "Deliver again"} → ${data.queue} / ${data.partition}`)}
         <button data-action="copy" data-text="${text}">Copy payload</button>${button(context, "read_write", "remove", "Delete", { danger: true })}</div>
       <div class="card life">${timeline(data.events)}</div>
       <div class="cards"><div class="card"><div class="tabs">${MODES.map((one) => html`<a class="badge" href="${context.withQuery({ mode: one })}" ${one === mode ? html`aria-current="page"` : ""}>${one}</a>`)}</div>
         ${payload(text, mode)}</div><div class="card">${pairs([
     ["transaction id", html`<code>${data.transactionId}</code>`], ["id", html`<code>${data.id}</code>`], ["partition id", html`<code>${data.partitionId}</code>`],
     ["pushed", moment(at(data.createdAt))], data.traceId && ["trace id", html`<code>${data.traceId}</code>`],
-    ["status", data.status.replace("_", " ")], ["encrypted", data.isEncrypted ? "yes" : "no"],
+    ["status", state(data.status)], ["encrypted", data.isEncrypted ? "yes" : "no"],
     ...headers.map(([name, value]) => [html`header <code>${name}</code>`, value])])}</div></div>`;
   },
   actions: {
     async "copy-message"(_, { data, say }) {
-      const text = html`<p>A new message with this payload goes to the end of ${data.queue} / ${data.partition}, under a new transaction id. All groups will get it.</p>`;
+      const text = html`<p>A new message with this payload and these headers goes to the end of ${data.queue} / ${data.partition}, under a new transaction id. All groups will get it.</p>`;
       if (!(await confirm({ title: "Push a copy", text, button: "Push a copy", danger: false }))) return;
-      const [pushed] = await ask("POST", "/api/v1/push", { body: { items: [{ queue: data.queue, partition: data.partition, payload: data.payload }] } });
+      const [pushed] = await ask("POST", "/api/v1/push", { body: { items: [{ queue: data.queue, partition: data.partition, payload: data.payload, headers: data.headers ?? undefined }] } });
       say(`${pushed.status}: ${pushed.transaction_id}`);
     },
     async requeue(_, { params, data, say, refresh }) {

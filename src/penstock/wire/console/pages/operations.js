@@ -2,7 +2,7 @@
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
 import { count, duration, plural, rate, size } from "../format.js";
-import { sparkline } from "../components/chart.js";
+import { lines, sparkline } from "../components/chart.js";
 import { confirm } from "../components/dialog.js";
 import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
@@ -75,31 +75,41 @@ const PIPELINES = [
   { name: "name", title: "Pipeline", card: true, cell: (p) => html`<b>${p.name}</b><br><small>${p.host}</small>` },
   { name: "state", title: "State", card: true, cell: (p) => badge(p.stopping && ["running", "idle"].includes(p.state) ? "stopping" : p.state) },
   { name: "rate", title: "Rows/s", number: true, card: true, cell: (p) => rate(p.rows_per_second) },
-  { name: "minute", title: "Rows/min", number: true, cell: (p) => html`${sparkline(perMinute(p, "rows"), "out", `rows of ${p.name} per minute`)} ${count(p.minutes.at(-1)?.rows)}` },
-  { name: "rows", title: "Rows", number: true, cell: (p) => count(p.rows) },
-  { name: "batch", title: "Batch", number: true, cell: (p) => (p.batch >= 0 ? count(p.batch) : "–") },
-  { name: "lag", title: "Lag", number: true, cell: (p) => html`${sparkline(perMinute(p, "lag"), "lag", `lag of ${p.name} per minute`)} ${count(p.lag)}` },
+  { name: "minute", title: "Rows/min", number: true, cell: (p) => html`${count(p.minutes.at(-1)?.rows)}${sparkline(perMinute(p, "rows"), "out", `rows of ${p.name} per minute`)}` },
+  { name: "rows", title: "Rows", number: true, cell: (p) => html`${count(p.rows)}${p.batch >= 0 ? html`<br><small>${plural(p.batch, "batch", "batches")}</small>` : ""}` },
+  { name: "lag", title: "Lag", number: true, cell: (p) => html`${count(p.lag)}${sparkline(perMinute(p, "lag"), "lag", `lag of ${p.name} per minute`)}` },
   { name: "seen", title: "Seen", number: true, cell: (p) => since(p.reported_at * 1000) },
   { name: "error", title: "Last error", kind: "text", cell: (p) => (p.error ? html`<span class="bad">${visible(String(p.error))}</span>` : "") },
 ];
 
 const RUNS = [
   { name: "pipeline", title: "Pipeline", card: true, cell: (r) => r.pipeline },
-  { name: "state", title: "Ended", card: true, cell: (r) => badge(r.state) },
+  { name: "state", title: "State", card: true, cell: (r) => badge(r.state) },
   { name: "started", title: "Started", number: true, cell: (r) => since(r.started_at * 1000) },
   { name: "lasted", title: "Lasted", number: true, cell: (r) => duration(r.reported_at - r.started_at) },
   { name: "rows", title: "Rows", number: true, card: true, cell: (r) => count(r.rows) },
   { name: "error", title: "Error", kind: "text", cell: (r) => (r.error ? html`<span class="bad">${visible(String(r.error))}</span>` : "") },
 ];
 
+/** What the rollup pipeline wrote down of all queues and topics, per minute. */
+function rolledUp({ upto, times, series }) {
+  if (!upto) return "";
+  return html`<h2>Rolled up <small>up to ${since(upto)}; per queue and topic it stands in their charts</small></h2>
+    <div class="cards"><div class="card">${lines({ times, series: Object.entries(series).map(([name, values]) => ({ name, values })), title: "Messages and records per minute, as rolled up", format: count })}</div></div>`;
+}
+
 export const pipelines = {
   path: "/pipelines",
   title: () => "Pipelines",
-  load: (_, query, signal) => get("/api/v1/pipelines", {}, signal),
+  async load(_, query, signal) {
+    const [list, rollup] = await Promise.all([get("/api/v1/pipelines", {}, signal), get("/api/v1/analytics/rollup", {}, signal)]);
+    return { ...list, rollup };
+  },
   view(data, context) {
     const columns = [...PIPELINES, { name: "actions", title: "", kind: "actions", cell: (p) => (["running", "idle"].includes(p.state) && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : ["failed", "finished", "lost"].includes(p.state) ? button(context, "admin", "forget", "Forget", { data: { name: p.name } }) : "") }];
     const runs = data.pipelines.flatMap((p) => p.runs.map((run) => ({ ...run, pipeline: p.name }))).toSorted((a, b) => b.started_at - a.started_at);
     return html`<h1>Pipelines</h1>${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml") })}
+      ${rolledUp(data.rollup)}
       ${runs.length ? html`<h2>Runs</h2>${table({ columns: RUNS, rows: runs.slice(0, 50), key: (r) => `${r.pipeline}${r.started_at}`, caption: "Runs, the newest first" })}` : ""}`;
   },
   actions: {

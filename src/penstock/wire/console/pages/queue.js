@@ -1,15 +1,16 @@
 /** One queue: its groups, partitions, messages, charts and options, in tabs whose choice stands in the address. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { ago, clock, count, duration, plural, rate } from "../format.js";
+import { clock, count, duration, plural, rate } from "../format.js";
 import { sparkline } from "../components/chart.js";
 import { confirm, form } from "../components/dialog.js";
 import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
-import { QUEUE_MODE, age, bad, button, figure, filter, groupName as title, pager, teach } from "./common.js";
-import { history, loadHistory } from "./history.js";
+import { QUEUE_MODE, age, bad, button, figure, filter, groupName as title, pager, since, teach } from "./common.js";
+import { history, loadCharts } from "./history.js";
 import { loadMessages, messages } from "./messages.js";
 import { linkTo } from "./queues.js";
+import { actions as scheduledActions, loadScheduled, scheduled } from "./scheduled.js";
 
 function groups(data, context) {
   const columns = [
@@ -18,8 +19,8 @@ function groups(data, context) {
     { name: "seconds", title: "Behind", number: true, card: true, cell: (g) => age(g.lagSeconds) },
     { name: "leased", title: "Leased", number: true, cell: (g) => count(g.leased) },
     { name: "consumers", title: "Consumers", number: true, cell: (g) => count(g.consumers) },
-    { name: "rate", title: "Acked/s", number: true, cell: (g) => rate(g.rate) },
-    { name: "acked", title: "Acked", number: true, cell: (g) => count(g.acked) },
+    { name: "rate", title: "Delivered/s", number: true, cell: (g) => rate(g.rate) },
+    { name: "acked", title: "Delivered", number: true, cell: (g) => count(g.acked) },
     { name: "failed", title: "Failed", number: true, cell: (g) => count(g.failed) },
     { name: "dead", title: "Dead", number: true, cell: (g) => g.dead ? html`<a href="#/dead-letters?queue=${encodeURIComponent(data.name)}&group=${encodeURIComponent(g.name)}">${bad(g.dead)}</a>` : "0" },
     { name: "actions", title: "", kind: "actions", cell: (g) => html`${button(context, "read_write", "seek", "Seek", { data: { group: g.name } })}
@@ -32,12 +33,12 @@ function groups(data, context) {
 const CONSUMERS = [
   { name: "name", title: "Consumer", card: true, cell: (c) => html`<b>${c.name}</b>` },
   { name: "group", title: "Group", card: true, cell: (c) => title(c.group) },
-  { name: "hand", title: "In hand", number: true, card: true, cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}` },
+  { name: "hand", title: "In flight", number: true, card: true, cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}` },
   { name: "waiting", title: "Wait for a retry", number: true, cell: (c) => count(c.waiting) },
   { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
   { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
-  { name: "error", title: "Last error", kind: "text", cell: (c) => c.lastError ? html`${visible(c.lastError)} <small>${ago(c.lastErrorAt)}</small>` : "" },
-  { name: "seen", title: "Seen", number: true, cell: (c) => ago(c.seenAt) },
+  { name: "error", title: "Last error", kind: "text", cell: (c) => c.lastError ? html`${visible(c.lastError)} <small>${since(Date.parse(c.lastErrorAt))}</small>` : "" },
+  { name: "seen", title: "Seen", number: true, cell: (c) => since(Date.parse(c.seenAt)) },
 ];
 
 const consumers = (data) => table({ columns: CONSUMERS, rows: data.list.consumers, key: (c) => c.id, caption: "Consumers",
@@ -80,7 +81,8 @@ const TABS = [
   ["consumers", "Consumers", consumers, (name, query, signal) => get("/api/v1/consumers", { queue: name }, signal)],
   ["partitions", "Partitions", partitions, (name, query, signal, one) => get(path`/api/v1/queues/${name}/partitions`, { group: chosenGroup(one, query), filter: query.filter, offset: query.offset }, signal)],
   ["messages", "Messages", messages, loadMessages],
-  ["charts", "Charts", history, (name, query, signal) => loadHistory(query, signal, name)],
+  ["scheduled", "For later", scheduled, loadScheduled],
+  ["charts", "Charts", history, loadCharts],
   ["options", "Options", options, (name, query, signal) => get(path`/api/v1/queues/${name}/options`, {}, signal)],
 ];
 const tabOf = (query) => TABS.find(([name]) => name === query.tab) ?? TABS[0];
@@ -98,22 +100,28 @@ export const queue = {
     const tab = tabOf(context.query);
     return html`<h1>${data.name} <small>${data.namespace ?? ""} ${data.task ?? ""}</small></h1>
       <div class="tools">${button(context, "read_write", "push", "Push a message", { primary: true })}
+        ${data.deadLetters ? html`<a class="button" href="#/dead-letters?queue=${encodeURIComponent(data.name)}">Requeue ${plural(data.deadLetters, "dead letter")} …</a>` : ""}
         ${button(context, "admin", "clear", "Clear", { danger: true })}${button(context, "admin", "delete", "Delete", { danger: true })}</div>
       <div class="figures">${figure("waiting", count(data.waiting), sparkline(data.history ?? [], "waiting", "waiting, last minute"))}${figure("oldest waiting", age(data.oldest))}${figure("pushed/s", rate(data.pushedRate))}
-        ${figure("acked/s", rate(data.deliveredRate))}${figure("stored", count(data.stored))}${figure("dead letters", bad(data.deadLetters))}</div>
+        ${figure("delivered/s", rate(data.deliveredRate))}${figure("stored", count(data.stored))}${figure("dead letters", bad(data.deadLetters))}</div>
       <div class="tabs" role="navigation" aria-label="Parts of this queue">${TABS.map(([name, label]) => html`<a class="badge" href="${linkTo(data.name)}?tab=${name}" ${name === tab[0] ? html`aria-current="page"` : ""}>${label}</a>`)}</div>
       ${tab[0] === data.tab ? tab[2](data, context) : html`<p class="loading">…</p>`}`;
   },
   actions: {
+    ...scheduledActions,
     async push(_, { params, say, refresh }) {
       const values = await form({
         title: `Push a message to ${params.queue}`, button: "Push",
         fields: [{ name: "payload", label: "Payload (JSON)", kind: "json", value: "{}" }, { name: "partition", label: "Partition", value: "Default" },
-          { name: "transactionId", label: "Transaction id", help: "a message with the same id in the same partition is stored once" }],
-        check: async ({ payload, partition, transactionId }) => {
+          { name: "transactionId", label: "Transaction id", help: "a message with the same id in the same partition is stored once" },
+          { name: "delay", label: "Deliver in", kind: "number", value: "0", help: "seconds; 0: now" },
+          { name: "headers", label: "Headers (JSON)", value: "{}", help: "names and texts" }],
+        check: async ({ payload, partition, transactionId, delay, headers }) => {
           try {
             const item = { queue: params.queue, partition: partition || "Default", payload: JSON.parse(payload) };
             if (transactionId) item.transactionId = transactionId;
+            if (Number(delay)) item.delay = Number(delay);
+            if (Object.keys(JSON.parse(headers || "{}")).length) item.headers = JSON.parse(headers);
             const [pushed] = await ask("POST", "/api/v1/push", { body: { items: [item] } });
             say(`${pushed.status}: ${pushed.transaction_id}`);
           } catch (error) { return error.message; }

@@ -1,21 +1,24 @@
 /** Routes: what carries records on to other places, what waits there, and why it waits. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
-import { count, duration, plural, rate, size } from "../format.js";
+import { count, duration, moment, plural, rate, size } from "../format.js";
 import { confirm, form } from "../components/dialog.js";
 import { payload, visible } from "../components/json.js";
 import { table } from "../components/table.js";
 import { age, bad, badge, button, figure, filter, pairs, teach } from "./common.js";
 
 const linkTo = (route) => `#/routes/${encodeURIComponent(route)}`;
-const source = (r) => (typeof r.source === "string" ? r.source : r.source.topic ? `topic ${r.source.topic}` : `queue ${r.source.queue}@${r.source.group}`);
+const source = (r) => (!r.source ? "could not start" : typeof r.source === "string" ? r.source : r.source.topic ? `topic ${r.source.topic}` : `queue ${r.source.queue}@${r.source.group}`);
 /** The broker says -1 for "never, at this rate". */
 const eta = (seconds) => (seconds === null || seconds === undefined || seconds < 0 ? "–" : duration(seconds));
-const problem = (r) => r.lastError ?? r.sourceError;
+const problem = (r) => r.lastError ?? (r.triesAgainSeconds === null ? null : r.paused) ?? r.sourceError;
+const BOOKS = { accepted: "accepted", delivered: "delivered", deadLettered: "dead letters", dropped: "dropped", queued: "waiting" };
+/** A route that sends nothing because its breaker is open does not run well, whatever its state says. */
+const state = (r) => badge(r.triesAgainSeconds !== null && r.paused ? "denied" : r.state === "running" && r.breaker?.state === "open" ? "failing" : r.state);
 
 const ROUTES = [
   { name: "name", title: "Route", card: true, cell: (r) => html`<a href="${linkTo(r.name)}">${r.name}</a><br><small>${source(r)}</small>` },
-  { name: "state", title: "State", card: true, cell: (r) => badge(r.state) },
+  { name: "state", title: "State", card: true, cell: state },
   { name: "breaker", title: "Breaker", cell: (r) => badge(r.breaker?.state) },
   { name: "backlog", title: "Waiting", number: true, card: true, cell: (r) => count((r.queue?.records ?? 0) + (r.lag ?? 0)) },
   { name: "age", title: "Oldest", number: true, cell: (r) => (r.queue?.records ? age(r.queue.oldestAgeSeconds) : "–") },
@@ -64,6 +67,12 @@ const act = (action, done) => async (_, { params, say, refresh }) => {
   refresh();
 };
 
+/** Whether the books add up. */
+function balance({ accepted, delivered, deadLettered, dropped, queued }) {
+  const known = delivered + deadLettered + queued + Object.values(dropped).reduce((sum, n) => sum + n, 0);
+  return known === accepted ? html`<p class="good">✓ all accounted for</p>` : html`<p class="bad">✗ the figures do not add up</p>`;
+}
+
 export const route = {
   path: "/routes/:route",
   title: ({ route: name }) => name,
@@ -76,14 +85,14 @@ export const route = {
   view(data, context) {
     const { queue, workers } = data;
     const waiting = (queue.records ?? 0) + (data.lag ?? 0);
-    return html`<h1>${data.name} ${badge(data.state)} <small>${source(data)} → ${typeof data.destination === "object" ? Object.values(data.destination).join(" ") : data.destination}</small></h1>
+    return html`<h1>${data.name} ${state(data)} <small>${source(data)} → ${typeof data.destination === "object" ? Object.values(data.destination).join(" ") : data.destination}</small></h1>
       <div class="tools">${data.paused ? button(context, "admin", "resume", "Resume", { primary: true }) : button(context, "admin", "pause", "Pause")}
         ${button(context, "admin", "drain", "Drain")}${data.deadLetters ? button(context, "admin", "replay", `Replay ${plural(data.deadLetters, "dead letter")}`) : ""}
         ${button(context, "admin", "purge", "Purge", { danger: true })}${button(context, "admin", "delete", "Delete", { danger: true })}</div>
-      ${problem(data) ? html`<p class="problem">${visible(String(problem(data)))}${data.triesAgainSeconds === null ? "" : html` <small>tries again in ${duration(data.triesAgainSeconds)}</small>`}</p>` : ""}
+      ${problem(data) ? html`<p class="problem">${visible(String(problem(data)))}${data.failingSince ? html` <small title="since ${moment(data.failingSince * 1000)}">for ${duration(Date.now() / 1000 - data.failingSince)}</small>` : ""}${data.triesAgainSeconds === null ? "" : html` <small>tries again in ${duration(data.triesAgainSeconds)}</small>`}</p>` : ""}
       <div class="figures">${figure("waiting records", count(waiting))}${figure("oldest", queue.records ? age(queue.oldestAgeSeconds) : "–")}${figure("batches/s out", rate(queue.batchesOutPerSecond))}
         ${figure("drained in", eta(queue.drainEtaSeconds))}${figure("full in", eta(queue.timeToFullSeconds))}${figure("dead letters", bad(data.deadLetters))}</div>
-      <div class="cards"><div class="card"><h2>Books</h2>${pairs(Object.entries(queue.accounting ?? {}).map(([name, value]) => [name, typeof value === "object" ? Object.entries(value).map(([why, n]) => `${why} ${count(n)}`).join(", ") || "0" : count(value)]))}</div>
+      <div class="cards"><div class="card"><h2>Books</h2>${pairs(Object.entries(queue.accounting ?? {}).map(([name, value]) => [BOOKS[name] ?? name, typeof value === "object" ? Object.entries(value).map(([why, n]) => `${why} ${count(n)}`).join(", ") || "0" : count(value)]))}${balance(queue.accounting)}</div>
         <div class="card"><h2>Sending</h2>${pairs([["breaker", html`${badge(data.breaker.state)} <small>${plural(data.breaker.failures, "failure")}</small>`], ["pause after failures", duration(data.backoffSeconds)],
     ["workers", `${count(workers.active)} of ${count(workers.total)} active`], ["in flight", count(workers.inflight)], ["latency", duration(workers.latencySeconds)],
     ["on disk", size(queue.diskBytes)], ["behind the source", data.lag === null ? "–" : plural(data.lag, "record")]])}</div></div>

@@ -1,12 +1,13 @@
 /** Topics: size, rates, groups and lag; one topic with its records, a live tail, and what can be done. */
 import { ask, get, listen, path } from "../api.js";
 import { html } from "../html.js";
-import { clock, count, plural, rate, size } from "../format.js";
+import { clock, count, duration, plural, rate, size } from "../format.js";
 import { sparkline } from "../components/chart.js";
 import { confirm, form } from "../components/dialog.js";
 import { payload, visible } from "../components/json.js";
 import { table } from "../components/table.js";
-import { bad, button, figure, filter, pager, since, teach } from "./common.js";
+import { age, bad, button, figure, filter, pager, since, teach } from "./common.js";
+import { loadRolledUp, rolledUp } from "./history.js";
 
 const linkTo = (topic) => `#/topics/${encodeURIComponent(topic)}`;
 const MOST_TAILED = 200;
@@ -87,38 +88,48 @@ const SEGMENTS = [
   { name: "state", title: "State", cell: (one) => html`<span class="badge">${one.sealed ? "sealed" : "being written"}</span>${one.compacted ? html` <span class="badge">compacted</span>` : ""}` },
 ];
 
+/** What becomes of old records, in words. */
+function retention({ policy, retention: { bytes, age: seconds } }) {
+  if (policy === "compact") return "compacted: the latest record of each key is kept";
+  const bounds = [bytes && size(bytes), seconds && duration(seconds)].filter(Boolean);
+  return bounds.length ? `kept up to ${bounds.join(" and ")}, in whole segments` : "kept for ever";
+}
+
 export const topic = {
   path: "/topics/:topic",
   title: ({ topic: name }) => name,
   crumbs: ({ topic: name }) => html`<a href="#/topics">Topics</a> / <b>${name}</b>`,
   async load({ topic: name }, query, signal) {
     const info = await get(path`/topics/${name}`, {}, signal);
-    const groups = get(path`/topics/${name}/groups`, {}, signal);
     const from = query.offset !== undefined ? Number(query.offset) : Math.max(info.first_offset, info.next_offset - 50);
-    const records = get(path`/topics/${name}/consume`, query.time ? { at: new Date(query.time).toISOString(), max_messages: 50 } : { offset: from, max_messages: 50 }, signal);
-    return { info, groups: await groups, records: await records, from };
+    const [records, minutes] = await Promise.all([
+      get(path`/topics/${name}/consume`, query.time ? { at: new Date(query.time).toISOString(), max_messages: 50 } : { offset: from, max_messages: 50 }, signal),
+      loadRolledUp({ topic: name }, signal)]);
+    return { info, groups: info.groups, records, from, minutes };
   },
-  view({ info, groups, records, from }, context) {
+  view({ info, groups, records, from, minutes }, context) {
     const { state, query } = context;
     const list = state.tail ? state.tail.records : records.toReversed();
-    return html`<h1>${info.topic} <small>${info.policy ?? ""}</small></h1>
+    return html`<h1>${info.topic} <small>${retention(info)}</small></h1>
       <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "admin", "policy", "Policy")}
         ${button(context, "admin", "delete", "Delete", { danger: true })}</div>
-      <div class="figures">${figure("records", count(info.records))}${figure("size", size(info.bytes))}${figure("first offset", count(info.first_offset))}
-        ${figure("next offset", count(info.next_offset))}${figure("damaged places", bad(info.damage.length))}${figure("segments", count(info.segments.length))}</div>
+      <div class="figures">${figure("records/s", rate(info.rate), sparkline(info.history, "produced", "records per second while you look"))}${figure("records", count(info.records))}${figure("size", size(info.bytes))}
+        ${figure("offsets", html`${count(info.first_offset)} <small>to ${count(info.next_offset)}</small>`)}${figure("damaged places", bad(info.damage.length))}</div>
       <h2>Groups</h2>
       ${table({ columns: [
         { name: "group", title: "Group", cell: (g) => g.group },
         { name: "committed", title: "Committed", number: true, card: true, cell: (g) => count(g.committed) },
         { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
+        { name: "behind", title: "Behind", number: true, card: true, cell: (g) => age(g.lag_seconds) },
         { name: "members", title: "Members", cell: (g) => [...new Set(g.leases.map((lease) => lease.member))].join(", ") || html`<small>none holds a range</small>` },
         { name: "actions", title: "", kind: "actions", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group } }) }],
       rows: groups, key: (g) => g.group, caption: "Groups", empty: teach("No group reads this topic.", `penstock topic consume ${context.params.topic} --group billing`) })}
+      ${rolledUp(minutes)}
       <details class="segments"><summary><h2>Segments <small>${plural(info.segments.length, "file")}</small></h2></summary>
         ${table({ columns: SEGMENTS, rows: info.segments.slice(-100).toReversed(), key: (one) => one.base, caption: "Segments, the newest first", empty: "" })}</details>
       <h2>Records</h2>
-      <div class="tools"><label>offset <input type="number" min="0" data-choice="offset" value="${query.offset ?? from}"></label>
-        <label>time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only what contains", "contains")}
+      <div class="tools"><label class="beside">offset <input type="number" min="0" data-choice="offset" value="${query.offset ?? from}"></label>
+        <label class="beside">time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only what contains", "contains")}
         <button data-action="tail" aria-pressed="${Boolean(state.tail)}">${state.tail ? "Stop the tail" : "Live tail"}</button></div>
       ${table({ columns: [...RECORDS, state.tail && { name: "seen", title: "Seen", number: true, cell: (r) => clock(r.seen, true) }], rows: list, key: (r) => r.offset, caption: "Records", empty: state.tail ? "Waiting for records …" : "No record here." })}`;
   },

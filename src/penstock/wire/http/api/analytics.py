@@ -12,7 +12,7 @@ from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.bodies import answer, moment
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
-from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
 
@@ -64,6 +64,12 @@ class Minutes(msgspec.Struct, kw_only=True):
     next: str | None
 
 
+class RolledUp(msgspec.Struct):
+    upto: float | None  # milliseconds since 1970; null: nothing was rolled up yet
+    times: list[float]
+    series: dict[str, list[int | None]]
+
+
 class AnalyticsApi:
     """Time series."""
 
@@ -104,6 +110,26 @@ class AnalyticsApi:
                 "truncated": points.truncated,
                 "next": points.next,
             }
+        )
+
+    @route(
+        "GET",
+        "/api/v1/analytics/rollup",
+        answer=RolledUp,
+        summary="Messages and records per minute of the last hour, as last rolled up",
+    )
+    async def rolled_up(self, _: Request) -> Response:
+        totals = await self._queues.analytics.totals(datetime.now(UTC) - timedelta(hours=1))
+        return json_response(
+            RolledUp(
+                None if totals.upto is None else totals.upto.timestamp() * 1000,
+                [minute.timestamp() * 1000 for minute in totals.minutes],
+                {
+                    "pushed": totals.pushed,
+                    "delivered": totals.delivered,
+                    "produced": totals.produced,
+                },
+            )
         )
 
     @route(

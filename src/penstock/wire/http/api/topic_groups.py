@@ -240,4 +240,8 @@ def _leased(lease: Range) -> Response:
 
 def group_details(groups: Groups, topic: Topic) -> list[dict[str, Any]]:
     every = (details for name in groups.names(topic.name) for details in groups.details(name))
-    return [details for details in every if details["topic"] == topic.name]
+    return [
+        details | {"lag_seconds": topic.age_at(details["committed"])}
+        for details in every
+        if details["topic"] == topic.name
+    ]

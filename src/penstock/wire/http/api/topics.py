@@ -199,7 +199,17 @@ class TopicsApi:
     @route("GET", "/topics/{topic}", answer=dict[str, Any], summary="Describe a topic")
     def details(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
-        return json_response(topic.details() | {"groups": group_details(self._groups, topic)})
+        self._rates.look()
+        settings = self._topics.settings
+        return json_response(
+            topic.details()
+            | {
+                "groups": group_details(self._groups, topic),
+                "rate": self._rates.rate(topic.name),
+                "history": self._rates.line(topic.name),
+                "retention": {"bytes": settings.retention_bytes, "age": settings.retention_age},
+            }
+        )
 
     @route(
         "POST",

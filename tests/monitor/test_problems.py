@@ -1,0 +1,48 @@
+"""What needs somebody: each kind of trouble is named, with the view where it is mended."""
+
+from types import SimpleNamespace
+
+from penstock.monitor.ledger import ledger
+from penstock.monitor.problems import Problems
+from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
+
+
+def problems_of(pipelines: Pipelines) -> Problems:
+    """Of a broker that is well but for its pipelines and routes."""
+    topics = SimpleNamespace(disk_full=None)
+    broker = SimpleNamespace(
+        database=SimpleNamespace(healthy=True, problem=None),
+        logs=SimpleNamespace(topics=topics, pipelines=pipelines),
+        buffer=SimpleNamespace(failed=SimpleNamespace(events=0)),
+    )
+    return Problems(broker)
+
+
+def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
+    now = 1000.0
+    pipelines = Pipelines(tmp_path, clock=lambda: now)
+    pipelines.put("rollup", {"state": "running", "started_at": 1.0, "rows": 1})
+    problems = problems_of(pipelines)
+    assert problems.look(now, {}, {}, None, []) == []
+    now += LOST_AFTER_SECONDS + 1
+    (problem,) = problems.look(now, {}, {}, None, [])
+    assert problem.text == "pipeline rollup is lost: it does not report any more"
+    assert (problem.level, problem.since, problem.path) == ("error", 1_000_000, "/pipelines")
+
+
+def test_routes_that_are_denied_failing_or_could_not_start_are_problems(tmp_path):
+    problems = problems_of(Pipelines(tmp_path))
+    routes = [
+        {"name": "paused", "paused": "by hand", "triesAgainSeconds": None, "lastError": None},
+        {"name": "denied", "paused": "answered 401", "triesAgainSeconds": 30, "lastError": None},
+        {"name": "a/b", "paused": None, "triesAgainSeconds": None, "lastError": "answered 503",
+         "failingSince": 5.0},
+        {"name": "broken", "state": "failed", "lastError": "no such topic"},
+    ]  # fmt: skip
+    found = problems.look(10.0, {}, {}, None, routes)
+    assert [(one.text, one.since, one.path) for one in found] == [
+        ("route denied: answered 401", 10_000, "/routes/denied"),
+        ("route a/b: answered 503", 5_000, "/routes/a%2Fb"),
+        ("route broken: no such topic", 10_000, "/routes/broken"),
+    ]
+    assert ledger([], routes[3:]) == [], "a route that could not start has no books"
