@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.segment import SegmentLines
 from rich.text import Text
 
 from penstock.cli import LOCAL_URL, Json, Token, Url, app, explain, usage
@@ -26,7 +27,8 @@ from penstock.cli.tables import View, show
 from penstock.errors import PenstockError
 
 KEY_SECONDS = 0.2  # between two looks whether there are new figures
-OTHER_LINES = 18  # of the screen, besides the queues
+FOOTER_LINES = 6  # with the error: the keys are always to be seen
+OTHER_LINES = 19  # of the screen, besides the queues
 SORTS = {
     "n": ("name", "name"),
     "w": ("-waiting", "waiting"),
@@ -126,7 +128,9 @@ class _Screen:
         )
         footer = Text(f"sort: {keys}\nr reverse · q quit", "dim")
         error = [Text(self._error, "red")] if self._error else []
-        return Group(*error, view.drawn(self._console), "", footer)
+        lines = self._console.render_lines(view.drawn(self._console), pad=False)
+        room = max(1, self._console.height - FOOTER_LINES - len(error))
+        return Group(*error, SegmentLines(lines[:room], new_lines=True), "", footer)
 
 
 @contextlib.contextmanager
