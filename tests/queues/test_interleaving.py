@@ -109,11 +109,12 @@ class History:
             if n % 5 == 0:
                 await c.execute("SELECT queue_lock($1, '{}', '{}')", ids)
             rows = await c.fetch(
-                "SELECT * FROM queue_push($1, $2, $3, ARRAY[false], NULL, NULL, NULL, $4)",
+                "SELECT * FROM queue_push($1, $2, $3, ARRAY[false], NULL, NULL, NULL, $4, $5)",
                 ids,
                 [count * place for place in range(len(ids))],
                 [str(uuid4()) for _ in range(count * len(ids))],
-                [b"1"] * (count * len(ids)),
+                b"1" * (count * len(ids)),
+                list(range(1, count * len(ids) + 2)),
             )
             answer.append(rows[0])
 

@@ -425,7 +425,7 @@ def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_ar
         await transaction.start()
         await other.execute(
             """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['t'], ARRAY[true], NULL, NULL, NULL,
-                                        ARRAY['2'::bytea])""",
+                                        '2'::bytea, ARRAY[1, 2])""",
             number,
         )
         await complete(queues, await pop(queues, "q", group="all"))

@@ -174,7 +174,7 @@ def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_url: s
             other = await queues.catalog.partition("q", "other")
             await late.fetch(
                 """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['late'], ARRAY[true],
-                     ARRAY[NULL::uuid], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY['1'::bytea])""",
+                     ARRAY[NULL::uuid], ARRAY[NULL::text], ARRAY[NULL::text], '1'::bytea, ARRAY[1, 2])""",
                 partition,
             )
             await push(queues, "q", 2, partition="other")

@@ -33,7 +33,7 @@ def encode(headers: Mapping[str, str]) -> bytes | None:
     if not headers:
         return None
     # The JSON is longer than what it says, so a short one is surely within the bounds.
-    if len(headers) <= MAX_HEADERS and headers.keys() <= _names:
+    if len(headers) <= MAX_HEADERS and _names.issuperset(headers):
         try:
             text = _encode(headers)
         except UnicodeEncodeError:

@@ -212,8 +212,9 @@ class DeadLetters:
         row = await connection.fetchrow(
             """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL queue_push(
                  ARRAY[d.partition_id], ARRAY[0], ARRAY[d.transaction_id], ARRAY[true],
-                 ARRAY[d.trace_id], ARRAY[d.producer], ARRAY[d.key_id], ARRAY[d.payload],
-                 ARRAY[d.headers]) p
+                 ARRAY[d.trace_id], ARRAY[d.producer], ARRAY[d.key_id],
+                 d.payload, ARRAY[1, 1 + octet_length(d.payload)],
+                 d.headers, ARRAY[1, 1 + octet_length(d.headers)]) p
                 WHERE d.id = $1""",
             letter["id"],
         )

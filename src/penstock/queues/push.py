@@ -10,7 +10,7 @@ from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from copy import copy
 from datetime import datetime
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -26,7 +26,8 @@ from penstock.queues.merge import Merger, Pending
 from penstock.queues.signals import Signals
 from penstock.queues.types import Item, Pushed
 
-SQL = "SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+SQL = """SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9::text::int[], $10,
+                                  $11::text::int[], $12, $13)"""
 Fetch = Callable[..., Awaitable[list[Any]]]
 Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
@@ -149,6 +150,7 @@ class Pusher:
                 [sealed.get(place, items[place]) for place in order] if sealed else chosen
             )
             fresh = [item.fresh for item in chosen]
+            headers = _unless_empty([one.headers for one in stored])
             later = _unless_empty([item.due for item in chosen])
             ((heads, numbers, dues),) = await fetch(
                 SQL,
@@ -161,8 +163,8 @@ class Pusher:
                 ),
                 _unless_empty([item.producer for item in chosen]),
                 [one.key_id for one in stored] if sealed else None,
-                [one.payload for one in stored],
-                _unless_empty([one.headers for one in stored]),
+                *joined([one.payload for one in stored]),
+                *(joined([one or b"" for one in headers]) if headers else (None, None)),
                 later and [due if isinstance(due, datetime) else None for due in later],
                 later and [None if isinstance(due, datetime) else due for due in later],
             )
@@ -283,6 +285,14 @@ def _weight(items: list[Item]) -> int:
 
 def _unless_empty(values: list[T]) -> list[T] | None:
     return values if any(values) else None
+
+
+def joined(values: list[bytes]) -> tuple[bytes, str]:
+    """Values as queue_push takes them: their bytes, and where each begins and the last one ends as
+    the text of an array. The driver encodes these two several times faster than an array of values.
+    """
+    bounds = list(accumulate(map(len, values), initial=1))
+    return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
 
 
 def named(items: list[Item]) -> list[Item]:

@@ -29,17 +29,20 @@ BEGIN
 
   -- the first of those with the same transaction id, by partition and in the order of the calls
   WITH item AS MATERIALIZED (
-    SELECT i.*, row_number() OVER (ORDER BY i.target, i.id) AS ord
+    SELECT i.*, row_number() OVER before AS ord, (1 + sum(octet_length(i.payload)) OVER before)::int AS payload_bound,
+           (1 + sum(coalesce(octet_length(i.headers), 0)) OVER before)::int AS header_bound
       FROM (SELECT DISTINCT ON (p.id, o.transaction_id) p.id AS target, o.*
               FROM unnest(operations) o JOIN queues q ON q.name = o.queue AND q.deleted_at IS NULL
               JOIN partitions p ON p.queue_id = q.id AND p.name = o.partition
-             ORDER BY p.id, o.transaction_id, o.id) i)
+             ORDER BY p.id, o.transaction_id, o.id) i
+    WINDOW before AS (ORDER BY i.target, i.id))
   SELECT l.ids, l.starts, array_agg(i.transaction_id ORDER BY i.ord) AS transactions, array_agg(i.checked ORDER BY i.ord) AS checks,
          CASE WHEN count(i.trace_id) > 0 THEN array_agg(i.trace_id ORDER BY i.ord) END AS traces,
-         CASE WHEN count(i.headers) > 0 THEN array_agg(i.headers ORDER BY i.ord) END AS headers,
+         string_agg(i.headers, '' ORDER BY i.ord) AS headers, 1 || array_agg(i.header_bound ORDER BY i.ord) AS header_bounds,
          CASE WHEN count(i.deliver_at) > 0 THEN array_agg(i.deliver_at ORDER BY i.ord) END AS dues,
          CASE WHEN count(i.delay) > 0 THEN array_agg(i.delay ORDER BY i.ord) END AS delays,
-         array_agg(i.payload ORDER BY i.ord) AS payloads, array_agg(i.queue ORDER BY i.ord) AS queues
+         string_agg(i.payload, '' ORDER BY i.ord) AS payloads,
+         1 || array_agg(i.payload_bound ORDER BY i.ord) AS payload_bounds, array_agg(i.queue ORDER BY i.ord) AS queues
     INTO pushed
     FROM item i
    CROSS JOIN (SELECT array_agg(x.target ORDER BY x.target) AS ids, array_agg(x.start ORDER BY x.target) AS starts
@@ -59,7 +62,8 @@ BEGIN
     SELECT r.heads, r.answers, r.dues INTO heads, stored, dues
       FROM queue_push(p_ids => pushed.ids, p_starts => pushed.starts, p_transactions => pushed.transactions,
                       p_checks => pushed.checks, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
-                      p_payloads => pushed.payloads, p_headers => pushed.headers, p_dues => pushed.dues,
+                      p_payloads => pushed.payloads, p_payload_bounds => pushed.payload_bounds,
+                      p_headers => pushed.headers, p_header_bounds => pushed.header_bounds, p_dues => pushed.dues,
                       p_delays => pushed.delays) r;
     IF heads IS NULL THEN
       SELECT u.queue INTO bad FROM unnest(pushed.queues, stored) u (queue, answer) WHERE u.answer = 0 LIMIT 1;

@@ -1,7 +1,10 @@
 -- queue_push: append messages. The items' arrays are parallel, sorted by partition, and no (partition, transaction id)
 -- occurs twice. p_ids are the distinct partitions in ascending order, p_starts how many items come before each one's first.
 --   p_checks    whether the transaction id came from outside and so may be stored already: one per item, or one for all
---   p_traces, p_producers, p_keys, p_headers    NULL = none has one
+--   p_traces, p_producers, p_keys    NULL = none has one
+--   p_payloads, p_headers    of all items, one after the other, with where each begins and the last one ends (from 1): n + 1
+--                            numbers. Encoding and decoding arrays of bytes cost the broker and us more than the bytes do.
+--                            An item without headers has no bytes there; NULL = none has any
 --   p_dues, p_delays    when an item is due: a moment, or seconds from now; NULL = now. Those for later are kept apart
 --                       (scheduled_messages) until then
 -- Answers `heads` when all items were queued: item n of the call, in partition k, got the number heads[k] + n (n from 0).
@@ -12,8 +15,8 @@
 -- Planned once per session: planning it for each call's arrays would cost more than running it.
 CREATE FUNCTION queue_push(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
-  p_keys text[], p_payloads bytea[], p_headers bytea[] DEFAULT NULL, p_dues timestamptz[] DEFAULT NULL,
-  p_delays double precision[] DEFAULT NULL, OUT heads bigint[], OUT answers bigint[], OUT dues timestamptz[]
+  p_keys text[], p_payloads bytea, p_payload_bounds int[], p_headers bytea DEFAULT NULL, p_header_bounds int[] DEFAULT NULL,
+  p_dues timestamptz[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL, OUT heads bigint[], OUT answers bigint[], OUT dues timestamptz[]
 ) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
@@ -48,7 +51,7 @@ BEGIN
   IF p_dues IS NOT NULL OR p_delays IS NOT NULL OR NOT coalesce(plain, false) THEN
     SELECT s.answers, s.dues INTO answers, dues
       FROM queue_push_slowly(p_ids, p_starts, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads,
-                             p_headers, p_dues, p_delays, t) s;
+                             p_payload_bounds, p_headers, p_header_bounds, p_dues, p_delays, t) s;
     RETURN;
   END IF;
 
@@ -62,7 +65,10 @@ BEGIN
   ), inserted AS (
     INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload, headers)
     SELECT i.id, i.head + i.n - 1, i.created_at, i.queue_id, p_transactions[i.n], p_traces[i.n],
-           p_producers[i.n], p_keys[i.n], p_payloads[i.n], p_headers[i.n]
+           p_producers[i.n], p_keys[i.n],
+           substring(p_payloads FROM p_payload_bounds[i.n] FOR p_payload_bounds[i.n + 1] - p_payload_bounds[i.n]),
+           CASE WHEN p_header_bounds[i.n + 1] > p_header_bounds[i.n]
+                THEN substring(p_headers FROM p_header_bounds[i.n] FOR p_header_bounds[i.n + 1] - p_header_bounds[i.n]) END
       FROM (SELECT l.*, generate_series(l.start + 1, l.until) AS n FROM log l) i
   ), counted AS (
     INSERT INTO tally_log (queue_id, group_id, pushed) SELECT l.queue_id, 0, sum(l.until - l.start) FROM log l GROUP BY 1

@@ -4,7 +4,8 @@
 -- Planned for each call: how its joins are best done depends on how many items there are.
 CREATE FUNCTION queue_push_slowly(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
-  p_keys text[], p_payloads bytea[], p_headers bytea[], p_dues timestamptz[], p_delays double precision[], t timestamptz,
+  p_keys text[], p_payloads bytea, p_payload_bounds int[], p_headers bytea, p_header_bounds int[], p_dues timestamptz[],
+  p_delays double precision[], t timestamptz,
   OUT answers bigint[], OUT dues timestamptz[]
 ) LANGUAGE plpgsql SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -22,7 +23,11 @@ BEGIN
   WITH item AS MATERIALIZED (
     SELECT i.id AS partition_id, i.n AS ord, p_transactions[i.n] AS transaction_id,
            p_checks[least(i.n, cardinality(p_checks))] AS checked, p_traces[i.n] AS trace_id, p_producers[i.n] AS producer,
-           p_keys[i.n] AS key_id, p_payloads[i.n] AS payload, p_headers[i.n] AS headers,
+           p_keys[i.n] AS key_id,
+           substring(p_payloads FROM p_payload_bounds[i.n] FOR p_payload_bounds[i.n + 1] - p_payload_bounds[i.n]) AS payload,
+           CASE WHEN p_header_bounds[i.n + 1] > p_header_bounds[i.n]
+                THEN substring(p_headers FROM p_header_bounds[i.n] FOR p_header_bounds[i.n + 1] - p_header_bounds[i.n])
+           END AS headers,
            coalesce(p_dues[i.n], t + make_interval(secs => p_delays[i.n])) AS due_at
       FROM (SELECT l.id, generate_series(l.start + 1, coalesce(l.stop, cardinality(p_transactions))) AS n
               FROM unnest(p_ids, p_starts, p_starts[2:]) AS l (id, start, stop)) i
