@@ -371,6 +371,9 @@ def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_gone(tmp
         store = Store(healthy=False)
         async with buffering(tmp_path, store, max_bytes=1000) as buffer:
             await buffer.push(items(f'"{"x" * 600}"'))
+            size = buffer.status.bytes
+            buffer.journal._complete()  # as in the pool, before the event loop hears of it
+            assert buffer.status.bytes == size > 600
             with pytest.raises(StorageFull, match="of 1000 bytes"):
                 await buffer.push(items(f'"{"y" * 600}"'))
             store.go(True)

@@ -66,17 +66,18 @@ class Journal:
         ] = []  # made in the pool, handed to the backlog on the event loop
 
     @property
-    def active(self) -> BufferFile | None:
-        return self._active
+    def files(self) -> list[BufferFile]:
+        """The active file and those on their way from it to the backlog: none is missing while it
+        goes from one to the other.
+        """
+        active = self._active  # before the others: the pool moves it there
+        completed = list(self._completed)
+        return completed if active is None or active in completed else [*completed, active]
 
     @property
     def events(self) -> int:
-        """Events in the active file, on their way to it, and on their way from it to the backlog:
-        never too few.
-        """
-        active = self._active  # read once: the pool changes it
-        count = self._unwritten + sum(file.events for file in list(self._completed))
-        return count + (active.events if active else 0)
+        """Events in `files` and on their way to them: never too few."""
+        return self._unwritten + sum(file.events for file in self.files)
 
     def submit(self, items: list[Item]) -> asyncio.Future[None]:
         """Queue events for the file; the future is done when they are durable. Their partitions are

@@ -143,9 +143,7 @@ class Status:
         """On disk, in files of this process."""
         buffer = self._buffer
         total = buffer.backlog.bytes() + buffer.failed.size
-        active = buffer.journal.active
-        if active:
-            total += active.size
+        total += sum(file.size for file in buffer.journal.files)
         return total + sum(batch.file.size for batch in buffer.qos0.batches)
 
     def kind(self, kind: Kind) -> KindStatus:
@@ -154,8 +152,7 @@ class Status:
         pending = buffer.backlog.events(kind)
         if kind == "failover":
             pending += buffer.journal.events
-            active = buffer.journal.active
-            backlog += [active] if active else []
+            backlog += buffer.journal.files
         else:
             growing = [batch.file for batch in buffer.qos0.batches]
             pending += sum(file.events for file in growing)
@@ -173,8 +170,7 @@ class Status:
 
     def files(self) -> list[FileStatus]:
         buffer = self._buffer
-        active = buffer.journal.active
-        growing = [batch.file for batch in buffer.qos0.batches] + ([active] if active else [])
+        growing = [batch.file for batch in buffer.qos0.batches] + buffer.journal.files
         files = [_file(file, "failed", file.reason) for file in buffer.failed.files.values()]
         files += [_file(file, "waiting") for file in buffer.backlog.files[:MAX_FILES]]
         files += [_file(file, "growing") for file in growing]
