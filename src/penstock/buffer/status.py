@@ -3,19 +3,20 @@
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from penstock.buffer.backlog import BufferFile
-from penstock.buffer.failed import FailedFile
+from penstock.buffer.backlog import Backlog, BufferFile
+from penstock.buffer.failed import Failed, FailedFile
 from penstock.buffer.files import KINDS, Kind
+from penstock.buffer.journal import Journal
+from penstock.buffer.maintenance import Maintenance
+from penstock.buffer.qos0 import Qos0
+from penstock.buffer.replay import Progress, Replay
 from penstock.database import Database
 from penstock.metrics import Metrics
-
-if TYPE_CHECKING:
-    from penstock.buffer.buffer import Buffer
-
 
 MAX_FILES = 200  # that a status names
 
@@ -76,10 +77,23 @@ class FileBuffer(msgspec.Struct):
     db_healthy: bool
 
 
+class Parts(Protocol):
+    """What a buffer consists of, as far as its numbers go."""
+
+    directory: Path
+    backlog: Backlog
+    failed: Failed
+    journal: Journal
+    maintenance: Maintenance
+    qos0: Qos0
+    recovering: Progress | None
+    replay: Replay
+
+
 class Status:
     """Reads the numbers of one buffer; keeps none."""
 
-    def __init__(self, buffer: "Buffer", database: Database, metrics: Metrics) -> None:
+    def __init__(self, buffer: Parts, database: Database, metrics: Metrics) -> None:
         self._buffer, self._database = buffer, database
 
         def of_kinds(

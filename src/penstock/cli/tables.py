@@ -33,6 +33,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.errors import PenstockError
+from penstock.protocol.times import utc_time
 
 GAP = 2  # blanks between columns
 MIN_WRAPPED, MIN_PROSE, MIN_NAME = 30, 16, 8  # characters to which text may be cut
@@ -86,7 +87,7 @@ def estimate(seconds: float) -> str:
 def moment(value: float | str) -> datetime:
     """A time as the API writes it: milliseconds since 1970, or ISO 8601."""
     if isinstance(value, str):
-        return datetime.fromisoformat(value)
+        return utc_time(value)
     return datetime.fromtimestamp(value / 1000, UTC)
 
 

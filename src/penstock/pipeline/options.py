@@ -6,12 +6,12 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import InvalidRequest
 from penstock.net.tls import ca_text
+from penstock.protocol.times import utc_time
 
 BROKER_PATIENCE_SECONDS = 60.0  # for a broker that restarts (option brokerTimeout)
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
@@ -184,13 +184,12 @@ class Options:
         if value.lstrip("-").isdecimal():
             return int(value)
         try:
-            parsed = datetime.fromisoformat(value)
+            return round(utc_time(value).timestamp() * 1000)
         except ValueError:
             raise InvalidRequest(
                 f"the option {name!r} is milliseconds since 1970 or a time such as "
                 f"2026-01-31T12:00:00Z, not {value!r}"
             ) from None
-        return round(parsed.replace(tzinfo=parsed.tzinfo or UTC).timestamp() * 1000)
 
 
 def topic_path(*names: str) -> str:

@@ -6,9 +6,24 @@ from penstock.errors import InvalidRequest
 
 
 def utc_time(text: str) -> datetime:
-    """The time that ISO 8601 `text` names; ValueError when it names none."""
-    time = datetime.fromisoformat(text.strip())
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    """The time that ISO 8601 `text` names; ValueError when it names none.
+
+    The plus of a zone may have become a space: that is what a query string makes of it.
+    """
+    text = text.strip()
+    time = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+    try:
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is outside of the years 1 to 9999") from None
+
+
+def time_field(text: str, name: str) -> datetime:
+    """The time in the field `name` of a request."""
+    try:
+        return utc_time(text)
+    except ValueError:
+        raise InvalidRequest(f"{name} must be an ISO 8601 time, not {text[:60]!r}") from None
 
 
 def epoch_seconds(text: str) -> float:

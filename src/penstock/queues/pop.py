@@ -19,7 +19,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 from uuid import UUID
@@ -31,6 +31,7 @@ from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+from penstock.protocol.times import time_field
 from penstock.queues.ack import Acknowledger, Prepared, check
 from penstock.queues.catalog import Catalog, check_group, check_name
 from penstock.queues.crypto import Keys
@@ -485,7 +486,7 @@ def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, dateti
     `timestamp`.
     """
     origin, mode = request.subscription_from or "", request.subscription_mode or default_mode
-    start = moment_of(origin, "subscriptionFrom") if origin and origin != "now" else None
+    start = time_field(origin, "subscriptionFrom") if origin and origin != "now" else None
     if request.group == QUEUE_MODE:
         return "all", None
     if start is not None:
@@ -495,14 +496,3 @@ def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, dateti
     if mode not in ("", "all", "from_beginning"):
         raise InvalidRequest(f"subscriptionMode '{mode}' is none of: all, new, new-only")
     return "all", None
-
-
-def moment_of(text: str, name: str) -> datetime:
-    """An ISO 8601 time, taken as UTC when it names no zone."""
-    try:
-        moment = datetime.fromisoformat(
-            text.strip().replace(" ", "+") if "T" in text else text.strip()
-        )
-    except ValueError:
-        raise InvalidRequest(f"{name} '{text[:64]}' is not an ISO 8601 time") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

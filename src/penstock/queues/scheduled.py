@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.database import Database
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.times import utc_time
 from penstock.queues.catalog import Catalog, check_text
 from penstock.queues.crypto import Keys, opened_headers
 from penstock.queues.schema import query
@@ -149,10 +150,9 @@ def _place(cursor: str | None) -> tuple[datetime, int]:
         return START
     moment, _, number = cursor.rpartition("_")
     try:
-        due = datetime.fromisoformat(moment.replace(" ", "+"))
-        place = int(number)
+        due, place = utc_time(moment), int(number)
     except ValueError:
         raise InvalidRequest("cursor must be the `next` of the page before") from None
-    if due.tzinfo is None or not 0 <= place < 1 << 62:
+    if not 0 <= place < 1 << 62:
         raise InvalidRequest("cursor must be the `next` of the page before")
     return due, place

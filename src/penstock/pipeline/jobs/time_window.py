@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.times import utc_time
 
 AGO = re.compile(r"(\d+)\s*([smhdw])")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -19,7 +20,7 @@ def moment(text: str | datetime, now: datetime, what: str) -> datetime:
     if ago := AGO.fullmatch(text.strip()):
         return now - timedelta(**{UNITS[ago[2]]: int(ago[1])})
     try:
-        return moment(datetime.fromisoformat(text.strip()), now, what)
+        return utc_time(text)
     except ValueError:
         raise InvalidRequest(
             f"{what} is a time such as 2026-01-31T12:00:00Z, or 90m, 24h, 7d, not {text!r}"

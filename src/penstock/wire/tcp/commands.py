@@ -46,11 +46,9 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Verifier
 from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TokenGuard
-from penstock.wire.tcp.connection import Connection, Slot, failure
+from penstock.wire.tcp.connection import Answer, Connection, Pieces, Slot, failure
 
 T = TypeVar("T")
-Pieces = list[Bytes]
-Answer = Pieces | Awaitable[Pieces] | None
 Handler = Callable[[Connection, Body], Answer]
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record

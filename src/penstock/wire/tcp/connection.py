@@ -27,21 +27,20 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeAlias
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.protocol import frames
 from penstock.protocol.frames import REQUEST, Command
 from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_details
-from penstock.wire.request_memory import MIN_RATE, RETRY_SECONDS, TOO_MANY
-
-if TYPE_CHECKING:
-    from penstock.topics.topic import Topic
-    from penstock.wire.auth import Identity
-    from penstock.wire.tcp.commands import Commands
-    from penstock.wire.tcp.server import TcpServer
+from penstock.topics.topic import Topic
+from penstock.wire.auth import Identity
+from penstock.wire.request_memory import MIN_RATE, RETRY_SECONDS, TOO_MANY, RequestMemory
 
 log = logging.getLogger("penstock.tcp")
+
+Pieces: TypeAlias = list[frames.Bytes]
+Answer: TypeAlias = Pieces | Awaitable[Pieces] | None
 
 MAX_IN_FLIGHT_BYTES = 16 << 20
 MAX_UNSENT_BYTES = 4 << 20
@@ -77,8 +76,33 @@ def failure(error: BaseException, *, produce: bool = False) -> bytes:
     return frames.failure(status, str(error), tcp_details(error, status))
 
 
+class Listener(Protocol):
+    """What all connections share: how many there may be, and what they count."""
+
+    memory: RequestMemory
+    last_producer: "Connection | None"  # whose read appended last
+    bytes_in: int
+    bytes_out: int
+
+    def opened(self, connection: "Connection") -> bool: ...
+    def lost(self, connection: "Connection") -> None: ...
+
+
+class Requests(Protocol):
+    """Runs the requests that a connection cuts out of its bytes."""
+
+    first_frame: int  # bytes that a client may send before it is known
+    max_frame: int
+
+    def run(self, connection: "Connection", command: int, body: memoryview) -> Answer: ...
+
+    def produce(
+        self, connection: "Connection", data: bytes | bytearray, at: int, end: int
+    ) -> int: ...
+
+
 class Connection(asyncio.Protocol):
-    def __init__(self, server: "TcpServer", commands: "Commands") -> None:
+    def __init__(self, server: Listener, commands: Requests) -> None:
         self._server = server
         self._commands = commands
         self.max_frame = (
@@ -301,9 +325,7 @@ class Connection(asyncio.Protocol):
             at = stop
         return at
 
-    def _deliver(
-        self, answer: "list[frames.Bytes] | Awaitable[list[frames.Bytes]]", waits: bool
-    ) -> None:
+    def _deliver(self, answer: Pieces | Awaitable[Pieces], waits: bool) -> None:
         if isinstance(answer, list):
             self.answer(*answer)
             return
@@ -339,7 +361,7 @@ class Connection(asyncio.Protocol):
         self._slots.append(slot)
         self.fill(slot, *data)
 
-    def promise(self, slot: Slot, topic: "Topic | None" = None) -> Slot:
+    def promise(self, slot: Slot, topic: Topic | None = None) -> Slot:
         """The place of an append's answer; fill it when it is known. `topic`: is to be committed at
         the end of the read.
         """

@@ -9,8 +9,9 @@ import msgspec
 
 from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES
+from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.bodies import answer, moment
+from penstock.wire.http.api.bodies import answer
 from penstock.wire.http.api.resources import BUCKETS, RangeQuery
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
@@ -89,8 +90,8 @@ class AnalyticsApi:
     )
     async def minutes(self, request: Request) -> Response:
         args: MinutesQuery = request.args
-        until = moment(args.to, "to") if args.to else datetime.now(UTC)
-        since = moment(args.from_, "from") if args.from_ else until - timedelta(hours=1)
+        until = time_field(args.to, "to") if args.to else datetime.now(UTC)
+        since = time_field(args.from_, "from") if args.from_ else until - timedelta(hours=1)
         points = await self._queues.analytics.points(
             since,
             until,

@@ -84,18 +84,6 @@ class Paged(msgspec.Struct, frozen=True):
         check_offset(self.offset, self.farther)
 
 
-def moment(text: str, what: str) -> datetime:
-    """An ISO 8601 time; without a zone it is UTC."""
-    try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise InvalidRequest(f"{what} must be an ISO 8601 time, not {text[:60]!r}") from None
-    try:
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except OverflowError:
-        raise InvalidRequest(f"{what} is out of range: {text[:60]!r}") from None
-
-
 def milliseconds(at: datetime | None) -> str | None:
     """2026-01-31T12:00:00.123Z"""
     return (

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.errors import NotFound
+from penstock.protocol.times import time_field
 from penstock.queues.dead import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Offset, answer, check_offset, headers_of, moment
+from penstock.wire.http.api.bodies import Offset, answer, check_offset, headers_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -27,8 +28,8 @@ class Filter(msgspec.Struct, rename="camel", frozen=True):
             queue=self.queue or None,
             group=self.consumer_group or None,
             partition=self.partition or None,
-            since=moment(self.from_, "from") if self.from_ else None,
-            until=moment(self.to, "to") if self.to else None,
+            since=time_field(self.from_, "from") if self.from_ else None,
+            until=time_field(self.to, "to") if self.to else None,
             id=self.id,
             error=self.error or None,
         )

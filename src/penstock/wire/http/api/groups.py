@@ -5,10 +5,11 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.groups import GroupStatus, PartitionLag
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Paged, answer, decoder, moment
+from penstock.wire.http.api.bodies import Paged, answer, decoder
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -137,7 +138,7 @@ class GroupsApi:
     )
     async def subscribe(self, request: Request) -> Response:
         body = read_subscription(request.body)
-        start = moment(body.subscription_timestamp, "subscriptionTimestamp")
+        start = time_field(body.subscription_timestamp, "subscriptionTimestamp")
         group = request.params["group"]
         updated = await self._groups.subscription(group, start)
         return answer(
@@ -166,7 +167,7 @@ class GroupsApi:
         body = read_seek(request.body)
         if body.to_end + body.to_beginning + (body.timestamp is not None) != 1:
             raise InvalidRequest("Name one of toEnd, toBeginning and timestamp")
-        at = moment(body.timestamp, "timestamp") if body.timestamp is not None else None
+        at = time_field(body.timestamp, "timestamp") if body.timestamp is not None else None
         to = "beginning" if body.to_beginning else "end"
         group, queue = request.params["group"], request.params["queue"]
         about = {

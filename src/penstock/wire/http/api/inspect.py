@@ -16,9 +16,10 @@ from penstock.monitor.inspection import (
     Series,
     bucket_seconds,
 )
+from penstock.protocol.times import time_field
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.bodies import Offset, moment
+from penstock.wire.http.api.bodies import Offset
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -107,8 +108,8 @@ class InspectApi:
             queue,
             args.search,
             args.partition or None,
-            moment(args.from_, "from") if args.from_ else None,
-            moment(args.to, "to") if args.to else None,
+            time_field(args.from_, "from") if args.from_ else None,
+            time_field(args.to, "to") if args.to else None,
             args.cursor,
         )
         return json_response(hits)

@@ -15,11 +15,12 @@ from penstock.buffer import Buffer
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.push import named
 from penstock.queues.types import Ack, Acked, Extended, Item, Message, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds, moment
+from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.messages import (
     EMPTY,
@@ -448,7 +449,7 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
 def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | None:
     """When an item is due, if not now."""
     if delay is None:
-        return None if deliver_at is None else moment(deliver_at, "deliverAt")
+        return None if deliver_at is None else time_field(deliver_at, "deliverAt")
     if deliver_at is not None:
         raise InvalidRequest("give delay or deliverAt, not both")
     if not 0 <= delay <= LONGEST_DELAY_SECONDS:

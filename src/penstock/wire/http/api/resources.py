@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
+from penstock.protocol.times import time_field
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
 from penstock.queues.messages import MessageFilter
@@ -19,7 +20,7 @@ from penstock.queues.presence import Member, OperationCounts, Presence
 from penstock.queues.status import Counts, PartitionStatus, QueueStatus, total
 from penstock.queues.types import QueueInfo
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, moment, plain
+from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, plain
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
@@ -94,8 +95,8 @@ class RangeQuery(msgspec.Struct, frozen=True):
     interval: Literal["minute", "hour", "day"] = "hour"
 
     def range(self, default: timedelta) -> tuple[datetime, datetime]:
-        to = moment(self.to, "to") if self.to else datetime.now(UTC)
-        return moment(self.from_, "from") if self.from_ else to - default, to
+        to = time_field(self.to, "to") if self.to else datetime.now(UTC)
+        return time_field(self.from_, "from") if self.from_ else to - default, to
 
 
 class MessagesQuery(Paged, frozen=True):

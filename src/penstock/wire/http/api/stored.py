@@ -6,10 +6,11 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
+from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.messages import MessageDetail, MessageFilter, StoredMessage
 from penstock.queues.traces import Trace
-from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, headers_of, moment
+from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, headers_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -92,8 +93,8 @@ class StoredApi:
             namespace=args.ns or None,
             task=args.task or None,
             status=args.status or None,
-            since=moment(args.from_, "from") if args.from_ else None,
-            until=moment(args.to, "to") if args.to else None,
+            since=time_field(args.from_, "from") if args.from_ else None,
+            until=time_field(args.to, "to") if args.to else None,
         )
         page = await self._messages.listing(which, args.limit, args.offset, args.cursor)
         return answer(
