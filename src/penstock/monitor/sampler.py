@@ -144,8 +144,9 @@ class Sampler:
     async def fresh(self) -> None:
         """Sample now if nobody watches: for who asks once."""
         if self._task is None or self._task.done():
-            self._queues_due = 0.0
-            await self._sample()
+            async with self._sampling:
+                self._queues_due = 0.0
+                await self._sample_now()
 
     def line_of(self, queue: str) -> list[int]:
         return list(self._lines.get(queue, ()))
