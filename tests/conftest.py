@@ -37,9 +37,18 @@ machine.cache_bytecode()
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts and kills whole processes is marked by where it lives."""
+    """What starts and kills whole processes is marked by where it lives; tests that share a
+    module's fixture (a broker, as a rule) run in one worker, so that there is one of it.
+    """
     for item in items:
+        assert isinstance(item, pytest.Function)
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if not item.get_closest_marker("xdist_group") and any(
+            of_name[-1].scope in ("module", "package") for of_name in fixtures
+        ):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if {"chaos", "e2e"} & set(item.path.parts) or item.path.name in (
             "test_kill.py",
             "test_kills.py",

@@ -237,7 +237,7 @@ def test_stored_messages_are_browsed_on_a_standby_that_says_how_old_they_are(pai
         pair.primary.synchronous("")
         pair.standby.kill()
         until(lambda: listed() == (2, None))  # the primary's, until it is back
-        assert "cannot be used, the primary is read instead" in broker.log
+        until(lambda: "cannot be used, the primary is read instead" in broker.log)
 
 
 def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(pair, scratch):

@@ -152,13 +152,12 @@ def test_the_settings_of_a_queue_are_its_options() -> None:
     assert set(QueueSettings.__annotations__) == fields
 
 
-def test_mypy_and_pyright_find_every_typo_in_the_sample_program_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_mypy_and_pyright_find_every_typo_in_the_sample_program_and_nothing_else() -> None:
     # node comes with playwright, the checker itself with its package: nothing is downloaded
     node = Path(playwright.__file__).parent / "driver" / "node"
     checker = Path(pyright.__file__).parent / "dist" / "index.js"
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}"]
+    cache = Path(__file__).parents[2] / ".mypy_cache" / "sample_program"
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={cache}"]
     commands = {
         r"sample_program\.py:(\d+): error": [*mypy, "--follow-imports=silent"],
         r"sample_program\.py:(\d+):\d+ - error": [node, checker, "--pythonpath", sys.executable],

@@ -57,13 +57,15 @@ def test_a_message_for_later_is_in_nobodys_way_and_comes_when_it_is_due(database
         assert values(await waiting) == ["first"]
         await complete(queues, await waiting)
         before = await now(queues)
-        await later(queues, "q", "later", 0.3)
-        (soon,) = await queues.push([Item("q", b'"soon"', due=before + timedelta(seconds=0.2))])
-        assert soon.deliver_at == before + timedelta(seconds=0.2)
+        due = before + timedelta(hours=1)
+        await later(queues, "q", "later", due + timedelta(seconds=0.3))
+        (soon,) = await queues.push([Item("q", b'"soon"', due=due + timedelta(seconds=0.2))])
+        assert soon.deliver_at == due + timedelta(seconds=0.2)
         await push(queues, "q", "now")
         popped = await pop(queues, "q")
         assert values(popped) == ["now"]
         await complete(queues, popped)
+        await let_time_pass(queues, 3600)
         seen = []
         while len(seen) < 2:  # parked, and woken by the delivery
             popped = await queues.pop(PopRequest(queue="q", wait=True, timeout=60))
