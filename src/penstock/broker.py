@@ -38,6 +38,7 @@ from penstock.queues.presence import Presence
 from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from penstock.topics.write_claims import JOURNAL as SINKS
 
 log = logging.getLogger("penstock.broker")
 
@@ -62,6 +63,15 @@ class Logs:
             config.private_directory / "groups", self.topics, pool=pool, metrics=metrics
         )
         self.pipelines = Pipelines(config.private_directory, metrics)
+        self.tier = self.topics.tier
+        if self.tier is not None:
+            self.tier.groups = self.groups.offsets
+            self.tier.sinks = config.private_directory / "groups" / SINKS
+
+    def parts(self) -> list["Part"]:
+        """In the order of their start."""
+        parts: list[Part] = [self.topics, self.groups, self.pipelines]
+        return parts if self.tier is None else [*parts, self.tier]
 
 
 class Broker:
@@ -152,7 +162,7 @@ class Broker:
         """In the order of their start."""
         parts: list[Part] = [self.database]
         if self.logs:
-            parts += [self.logs.topics, self.logs.groups, self.logs.pipelines]
+            parts += self.logs.parts()
         parts += [self.queues, self.presence, self.buffer]
         if self.exports:
             parts.append(self.exports)

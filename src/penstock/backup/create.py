@@ -14,11 +14,12 @@ from penstock import __version__
 from penstock.backup import dump, manifest
 from penstock.backup.manifest import File, Manifest
 from penstock.backup.open_files import OpenFiles
-from penstock.backup.place import Place
 from penstock.backup.topic_snapshot import OpenFile, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
+from penstock.object_store import ObjectStore
+from penstock.topics.tier import tier
 
 COPIES = 4  # files at a time
 JOURNAL, HINTS = "fastqueue.log", "fastqueue.meta"  # of a send queue; the second is only hints
@@ -26,7 +27,11 @@ Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, byte
 
 
 def create(
-    loaded: Loaded, place: Place, *, programs: Path | None = None, progress: Progress | None = None
+    loaded: Loaded,
+    place: ObjectStore,
+    *,
+    programs: Path | None = None,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Copy all that the broker with this configuration holds. It may be running."""
     if manifest.NAME in place.names():
@@ -37,7 +42,7 @@ def create(
 
 class _Backup:
     def __init__(
-        self, loaded: Loaded, place: Place, programs: Path | None, progress: Progress | None
+        self, loaded: Loaded, place: ObjectStore, programs: Path | None, progress: Progress | None
     ) -> None:
         self._loaded = loaded
         self._config = loaded.config
@@ -53,7 +58,7 @@ class _Backup:
         private = config.private_directory
         buffers = config.buffer.dir or private / "buffers"
         routes = config.exporter.queue.path or private / "routes"
-        elsewhere = frozenset({EMBEDDED, "buffers", "routes"})
+        elsewhere = frozenset({EMBEDDED, "buffers", "routes", tier.DIRECTORY, tier.CACHE})
         with ExitStack() as stack:
             self._copy("buffers", stack.enter_context(OpenFiles(buffers)).files)
             sending = stack.enter_context(OpenFiles(routes, frozenset({HINTS})))

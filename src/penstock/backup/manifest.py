@@ -1,9 +1,9 @@
 """The list of what a backup holds, with the checksum of each file and of itself."""
 
 import msgspec
-from crc32c import crc32c
 
-from penstock.errors import Damaged, InvalidRequest
+from penstock.errors import InvalidRequest
+from penstock.object_store import pack_document, parse_document
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -24,18 +24,11 @@ class Manifest(msgspec.Struct):
     format: int = FORMAT
 
     def pack(self) -> bytes:
-        body = msgspec.json.encode(self)
-        return body + b"\n%08x\n" % crc32c(body)
+        return pack_document(self)
 
     @classmethod
     def parse(cls, data: bytes) -> "Manifest":
-        body, _, check = data.rstrip(b"\n").rpartition(b"\n")
-        if b"%08x" % crc32c(body) != check:
-            raise Damaged(f"{NAME} does not match its checksum")
-        try:
-            manifest = msgspec.json.decode(body, type=cls)
-        except msgspec.ValidationError as error:
-            raise Damaged(f"{NAME} is not one of this format: {error}") from None
+        manifest = parse_document(data, cls, NAME)
         if manifest.format != FORMAT:
             raise InvalidRequest(
                 f"this backup has format {manifest.format}, made by Penstock {manifest.version}: "

@@ -11,7 +11,6 @@ from crc32c import crc32c
 
 from penstock.backup import dump, manifest
 from penstock.backup.manifest import Manifest
-from penstock.backup.place import Place
 from penstock.broker import RESTORING
 from penstock.config import Config
 from penstock.config.database_url import EMBEDDED, url_of
@@ -19,11 +18,12 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Conflict, Damaged, NotFound
 from penstock.log.fs import DISK
 from penstock.log.verify import verify
+from penstock.object_store import ObjectStore
 
 Progress = Callable[[str, int, int], None]
 
 
-def read_manifest(place: Place) -> Manifest:
+def read_manifest(place: ObjectStore) -> Manifest:
     try:
         return Manifest.parse(b"".join(place.read(manifest.NAME)))
     except NotFound:
@@ -32,7 +32,7 @@ def read_manifest(place: Place) -> Manifest:
         ) from None
 
 
-def check(place: Place, progress: Progress | None = None) -> Manifest:
+def check(place: ObjectStore, progress: Progress | None = None) -> Manifest:
     """Read every file of a backup and compare it with the manifest."""
     listed = read_manifest(place)
     counter = _Counter(listed, progress)
@@ -43,7 +43,11 @@ def check(place: Place, progress: Progress | None = None) -> Manifest:
 
 
 def restore(
-    config: Config, place: Place, *, programs: Path | None = None, progress: Progress | None = None
+    config: Config,
+    place: ObjectStore,
+    *,
+    programs: Path | None = None,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Into the data directory and the database of this configuration, both empty."""
     listed = read_manifest(place)

@@ -30,6 +30,7 @@ from penstock.log.layout import (
     POLICY,
     RECORD_HEADER,
     SWAP_PREFIX,
+    TIER,
     pack_metadata,
     parse_metadata,
     parse_sealed,
@@ -37,7 +38,7 @@ from penstock.log.layout import (
 
 MAX_ATTEMPTS = 50
 READ_BYTES = 8 << 20
-SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE)
+SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE, TIER)
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from penstock.backup.create import create
 from penstock.backup.manifest import Manifest
-from penstock.backup.place import Place
 from penstock.backup.restore import check, restore
 from penstock.cli import ConfigFile, DataDir, Settings, app
 from penstock.cli.database import loaded
+from penstock.object_store import ObjectStore
 
 Address = Annotated[
     str, typer.Argument(metavar="PLACE", help="A directory, or s3://, gs:// or az://.")
@@ -46,7 +46,7 @@ def backup_command(
     """
     with _bar("backup") as bar:
         done = create(
-            loaded(config, data_dir, settings), Place(place), programs=programs, progress=bar
+            loaded(config, data_dir, settings), ObjectStore(place), programs=programs, progress=bar
         )
     _say("backed up", done)
 
@@ -69,7 +69,7 @@ def restore_command(
     penstock restore s3://bucket/penstock/monday --check
     """
     with _bar("check" if only_check else "restore") as bar:
-        source = Place(place, create=False)
+        source = ObjectStore(place, create=False)
         if only_check:
             done = check(source, bar)
         else:

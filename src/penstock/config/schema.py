@@ -194,6 +194,14 @@ class Database:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRetention:
+    """Which segments leave the local disk once the tier has them, the oldest first."""
+
+    age: Seconds = key(0.0, "those whose newest record is older than this; 0 = none by age")
+    bytes: Size = key(0, "keep at most this much per topic on the local disk; 0 = no limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
     enabled: bool = key(
         True,
@@ -220,6 +228,21 @@ class Topics:
         604800.0, "how often sealed segments are read again and checked; 0 = only when asked"
     )
     scrub_rate: Size = key(16 << 20, "most bytes read per second for that; 0 = no limit")
+    tier: str = key(
+        "", "where sealed segments are copied to: s3://, gs://, az:// or file://; empty = nowhere"
+    )
+    tier_delay: Seconds = key(60.0, "how old the newest record of a segment is when it is copied")
+    tier_interval: Seconds = key(
+        10.0, "how often segments and the state of groups are copied to the tier"
+    )
+    tier_cache: Size = key(1 << 30, "most bytes of the tier kept on the local disk for readers")
+    tier_grace: Seconds = key(
+        3600.0, "how long an object that is no longer needed stays in the tier for its readers"
+    )
+    local_retention: LocalRetention = section(LocalRetention, "what leaves the local disk")
+    adopt: bool = key(
+        False, "with an empty data directory: open the topics that the tier has, and own it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ Apart from that a reader never drops: when the send queue is full, or the disk i
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from penstock.errors import (
@@ -191,9 +192,9 @@ class TopicSource:
                     generation, offset, topic.first_offset, SOURCE_GAP, why
                 )
             try:
-                batches = self._read_ahead(topic, offset)
+                batches = await topic.read_through(partial(self._read_ahead, topic, offset))
             except Damaged as error:
-                stop = _end_of_damage(topic, offset)
+                stop = await topic.read_through(partial(_end_of_damage, topic, offset))
                 if stop == offset or self._damaged_at != offset:
                     self._damaged_at = offset
                     raise  # it is read once more before anything is given up

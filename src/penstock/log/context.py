@@ -15,6 +15,7 @@ from penstock.log.layout import RELAXED, STRICT
 from penstock.log.pool import P, T, in_pool
 from penstock.log.segment import Segment
 from penstock.log.space import Space
+from penstock.log.tier.cache import BlockCache
 from penstock.metrics import Metrics
 
 
@@ -100,6 +101,7 @@ class Context:
         self.pool = pool
         self.clock = clock
         self.instruments = Instruments(metrics)
+        self.cache: BlockCache | None = None  # of the tier, when there is one
         self.open_files = OpenFiles()
         self.space = Space(fs, directory, settings.free_space_reserve, "appends to topics")
         metrics.gauge(

@@ -35,6 +35,7 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                         for it when there)
     policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not
                         there: `delete`)
+    tier.json           what of the topic lies in an object store, see `penstock.log.tier`
     damage.json         what recovery or the scrub could not repair, see `penstock.log.damage`
     quarantine-<base>-<position>.bin
                         bytes that recovery cut off the end of a segment
@@ -56,7 +57,7 @@ from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
 
 DATA, INDEX, BATCHES, METADATA = "data.log", "index.idx", "batches.crc", "metadata.meta"
 CHECKPOINT, INCARNATION, ARCHIVED, DAMAGE = "checkpoint", "incarnation", "archived", "damage.json"
-POLICY = "policy"
+POLICY, TIER = "policy", "tier.json"
 DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SWAP_PREFIX = "swap-"

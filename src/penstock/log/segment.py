@@ -125,6 +125,8 @@ class Raw:
 
 
 class Segment:
+    local = True  # its files are on this disk
+
     __slots__ = (
         "_files",
         "base",
@@ -495,8 +497,12 @@ class Segment:
                 )
                 times[dated] = row["time"][dated].astype(np.int64)
         if not bool(dated.all()):
-            times[~dated] = int(self.fs.modified(self.path(DATA)) * 1e6)
+            times[~dated] = self.modified()
         return times
+
+    def modified(self) -> int:
+        """The time of records whose time is unknown, microseconds."""
+        return int(self.fs.modified(self.path(DATA)) * 1e6)
 
     def offset_at(self, microseconds: int) -> int | None:
         """The first offset appended at or after this time, if this segment has one."""

@@ -365,15 +365,27 @@ class SegmentStore:
             await self._write_checkpoint()
         self.all = tuple(segment for segment in self.all if id(segment) not in gone)
         for segment in segments:
-            self._context.open_files.closed(segment)
-            await self._context.run(remove_files, segment)
+            if segment.local:
+                self._context.open_files.closed(segment)
+                await self._context.run(remove_files, segment)
+
+    async def replace_local(self, segment: Segment, tiered: Segment) -> None:
+        """From here on it is read from the tier, and its files go."""
+        self.replace([segment], tiered)
+        await self._context.run(remove_files, segment)
+
+    def attach(self, tiered: Sequence[Segment]) -> None:
+        """Segments that lie in the tier only, which was not known when the topic was opened."""
+        sealed = sorted([*tiered, *self.all[:-1]], key=lambda segment: segment.base)
+        self.all = (*sealed, self.all[-1])
 
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
-        """A compacted segment takes the place of these, for readers through its open files."""
+        """Another segment takes the place of these, for readers through its open files."""
         at = self.all.index(old[0])
         self.all = (*self.all[:at], fresh, *self.all[at + len(old) :])
         self._adopt(fresh)
-        self._context.open_files.opened(fresh)
+        if fresh.local:
+            self._context.open_files.opened(fresh)
         for segment in old:
             # whoever still reads it may meet files of both: it looks again
             segment.on_mismatch = None

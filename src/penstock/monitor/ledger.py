@@ -54,7 +54,9 @@ def topic_books(topics: Iterable[Topic]) -> dict[str, Any] | None:
     accepted = kept = removed = compacted = 0
     books = list(topics)
     for topic in books:
-        accepted += topic.next_offset
+        # Offsets that an adoption left out were never given to a record.
+        skipped = sum(place.get("skipped", 0) for place in topic.damage)
+        accepted += topic.next_offset - skipped
         removed += topic.first_offset
         bases = [*(segment.base for segment in topic.segments), topic.next_offset]
         for segment, (base, following) in zip(topic.segments, pairwise(bases), strict=True):

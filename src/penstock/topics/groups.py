@@ -25,6 +25,7 @@ from typing import Any, Literal
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
 from penstock.log.fs import DISK, Fs
 from penstock.log.pool import in_pool
+from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name
@@ -143,6 +144,10 @@ class Groups:
 
     # Committed offsets
 
+    def offsets(self) -> list[CommittedOffset]:
+        """Of all groups, for a copy of them."""
+        return list(self._journal.offsets.values())
+
     def committed(self, group: str, topic: str) -> int | None:
         """The group's committed offset, None when it has none."""
         cursor = self._find(group, topic)
@@ -171,7 +176,7 @@ class Groups:
         committed = cursor.committed if cursor is not None else 0
         try:
             return topic_log.records_from(committed)
-        except Damaged:  # an index that cannot be read: offsets are what is known
+        except (Damaged, NotCached):  # an index that cannot be read now: offsets are known
             return topic_log.next_offset - max(topic_log.first_offset, committed)
 
     def _count_commit(self, cursor: Cursor, topic: Topic, before: int) -> None:

@@ -1,7 +1,8 @@
 """Retention: whole sealed segments go, oldest first, by age and by size; the active one never does.
 
 A topic that is archived (it has an `archived` mark) keeps what was not archived yet; one whose
-policy is `compact` keeps its segments, since the only record of a key may lie in the oldest. The
+policy is `compact` keeps its segments, since the only record of a key may lie in the oldest. What
+lies in the tier goes from its manifest first: while that cannot be written, retention waits. The
 data file is removed last, so a data file that is missing while its index is there is always damage
 and never an interrupted removal.
 """
@@ -12,12 +13,13 @@ from penstock.log.context import Context
 from penstock.log.layout import COMPACT
 from penstock.log.segment import Segment
 from penstock.topics.compaction import finish_or_undo_swap
+from penstock.topics.tier.tier import Tier
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
 
 
-async def retain(topic: Topic, context: Context) -> int:
+async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> int:
     """Roll the active segment if it is old enough, delete segments that may go; how many went."""
     settings = context.settings
     active = topic.segments[-1]
@@ -37,6 +39,8 @@ async def retain(topic: Topic, context: Context) -> int:
         expired = surplus(topic, context)
         if not expired:
             return 0
+        if tier is not None:
+            await tier.let_go(topic, expired[-1].end)
         await topic.drop(expired)
     context.instruments.deleted.add(len(expired))
     log.info(

@@ -127,7 +127,11 @@ class Scrub:
         state, settings = self._state, self._context.settings
         topics = (self._topics.get(name) for name in self._topics.names())
         total = sum(
-            segment.data_size for topic in topics if topic for segment in topic.segments[:-1]
+            segment.data_size
+            for topic in topics
+            if topic
+            for segment in topic.segments[:-1]
+            if segment.local
         )
         return {
             "running": self.running,
@@ -202,7 +206,8 @@ class Scrub:
         topic = self._topics.get(name)
         if topic is None or topic.ending:
             return None
-        segment = next((segment for segment in topic.segments[:-1] if segment.base > base), None)
+        local = (segment for segment in topic.segments[:-1] if segment.local)
+        segment = next((segment for segment in local if segment.base > base), None)
         return (topic, segment) if segment is not None else None
 
     # A segment

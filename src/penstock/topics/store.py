@@ -16,7 +16,14 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.config.schema import Topics
-from penstock.errors import NotFound, PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.errors import (
+    Conflict,
+    NotFound,
+    PenstockError,
+    StorageFailed,
+    StorageFull,
+    Unavailable,
+)
 from penstock.log.context import Context
 from penstock.log.fs import DISK, Fs
 from penstock.log.recovery import Recovered, create_files, recover
@@ -26,6 +33,7 @@ from penstock.protocol.names import check_name
 from penstock.topics.compaction import Swapped, compact
 from penstock.topics.retention import retain
 from penstock.topics.scrub import Scrub
+from penstock.topics.tier.tier import Tier
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
@@ -58,6 +66,9 @@ class TopicStore:
         self._creating: dict[str, asyncio.Future[Topic]] = {}
         self._unreadable: dict[str, str] = {}
         self._maintenance: asyncio.Task[None] | None = None
+        self.tier = (
+            Tier(self._context, directory / PRIVATE, self, metrics) if settings.tier else None
+        )
         self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
         self._running = False
         self._deletions: list[Callable[[Topic], None]] = []
@@ -74,8 +85,8 @@ class TopicStore:
         )
         metrics.gauge(
             "penstock_topic_stored_bytes",
-            "Bytes stored",
-            read=lambda: sum(t.size_bytes for t in self),
+            "Bytes stored on this disk",
+            read=lambda: sum(t.local_bytes for t in self),
         )
 
     def __iter__(self) -> Iterator[Topic]:
@@ -83,6 +94,8 @@ class TopicStore:
 
     async def start(self) -> None:
         await self._context.run(self._prepare)
+        if self.tier is not None:
+            await self.tier.prepare()
         names = await self._context.run(self._topic_names)
         for i in range(0, len(names), TOPICS_PER_STEP):
             opened = await self._context.run(self._open_many, names[i : i + TOPICS_PER_STEP])
@@ -199,6 +212,8 @@ class TopicStore:
         await topic.mark_deleted()
         for forget in self._deletions:
             forget(topic)
+        if self.tier is not None:
+            await self.tier.note_deletion(topic)
         await self._context.run(self._remove, topic)
 
     def _remove(self, topic: Topic) -> None:
@@ -232,7 +247,7 @@ class TopicStore:
         self._context.space.check()
         for topic in list(self._topics.values()):
             try:
-                await retain(topic, self._context)
+                await retain(topic, self._context, self.tier)
                 await topic.close_if_idle(IDLE_SECONDS)
-            except (StorageFull, StorageFailed) as error:
+            except (StorageFull, StorageFailed, Conflict) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)

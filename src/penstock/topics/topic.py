@@ -8,9 +8,10 @@ that write to them (`Appender`), what is read from them (`Reader`), and who wait
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,11 +26,14 @@ from penstock.log.reader import Reader
 from penstock.log.recovery import Recovered
 from penstock.log.segment import Batch, Raw, Segment
 from penstock.log.segment_store import SegmentStore
+from penstock.log.tier.cache import NotCached
 from penstock.topics.subscriptions import Subscriptions
 
 __all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
 
 log = logging.getLogger("penstock.topics")
+
+T = TypeVar("T")
 
 
 class UnfinishedSwap(NamedTuple):
@@ -48,6 +52,7 @@ class Topic:
         self.archived_offset = recovered.archived
         self.policy = recovered.policy
         self.damage_report = recovered.damage
+        self.tier = recovered.tier  # what of it lies in the tier; replaced, never changed
         self.maintenance = asyncio.Lock()  # retention and compaction take turns
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
@@ -95,6 +100,21 @@ class Topic:
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 
+    @property
+    def local_bytes(self) -> int:
+        """How much of it is on this disk."""
+        return sum(segment.size for segment in self.segments if segment.local)
+
+    @property
+    def local_offset(self) -> int:
+        """The first offset that is on this disk, with all that follow."""
+        local = self.segments[-1].base
+        for segment in reversed(self.segments):
+            if not segment.local:
+                break
+            local = segment.base
+        return local
+
     def details(self) -> dict[str, Any]:
         return {
             "topic": self.name,
@@ -103,6 +123,10 @@ class Topic:
             "next_offset": self.next_offset,
             "records": self.records,
             "bytes": self.size_bytes,
+            "local_offset": self.local_offset,
+            "local_bytes": self.local_bytes,
+            "tier_offset": self.tier.end if self.tier is not None else None,
+            "tier_bytes": self.tier.size if self.tier is not None else 0,
             "producers": len(self._segments.producers.entries),
             "archived_offset": self.archived_offset,
             "policy": self.policy,
@@ -117,6 +141,7 @@ class Topic:
                     "newest": segment.newest / 1e6,
                     "sealed": segment.sealed,
                     "compacted": segment.compacted,
+                    "local": segment.local,
                 }
                 for segment in self.segments
             ],
@@ -141,7 +166,23 @@ class Topic:
         """For callers that queue many appends and then have them committed (TCP)."""
         return self._appender
 
-    # Reading
+    # Reading: what lies in the tier only is `NotCached` to a caller on the event loop, who then
+    # waits for it with `read_or_wait`.
+
+    def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
+        """What `read`, which calls the methods below, returns; a coroutine of it when some of it
+        has to come from the tier.
+        """
+        try:
+            return read()
+        except NotCached:
+            assert self._context.cache is not None
+            return self._context.cache.in_thread(read)
+
+    async def read_through(self, read: Callable[[], T]) -> T:
+        """The same for a task that waits."""
+        result = self.read_or_wait(read)
+        return await result if isinstance(result, Awaitable) else result
 
     def read(
         self,
@@ -176,12 +217,14 @@ class Topic:
 
     def age_at(self, offset: int) -> float | None:
         """Seconds since the record at `offset`, or the first after it, was appended; 0 when there
-        is none, None when its time cannot be read.
+        is none, None when its time cannot be read. What lies in the tier is at least that old.
         """
         if offset >= self.next_offset:
             return 0.0
         try:
             (at,) = self.timestamps(np.array([max(offset, self.first_offset)]))
+        except NotCached:
+            at = next(one.newest for one in self.segments if one.end > offset)
         except Damaged:
             return None
         return max(0.0, time.time() - int(at) / 1e6)
@@ -224,6 +267,18 @@ class Topic:
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
         """A compacted segment takes the place of these."""
         self._segments.replace(old, fresh)
+        if self.tier is not None:
+            tier = copy(self.tier)
+            tier.supersede([segment.base for segment in old])
+            self.tier = tier
+
+    async def replace_local(self, segment: Segment, tiered: Segment) -> None:
+        """Let its files go: it is in the tier."""
+        await self._segments.replace_local(segment, tiered)
+
+    def attach(self, tiered: Sequence[Segment]) -> None:
+        """Segments that lie in the tier only, which was not known when the topic was opened."""
+        self._segments.attach(tiered)
 
     async def expect(self, offset: int, who: str) -> None:
         """Records below `offset` were there, as `who` knows. Those that are not are lost, and their

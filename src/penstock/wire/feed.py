@@ -22,14 +22,16 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.errors import Damaged
+from penstock.errors import Damaged, Unavailable
 from penstock.log.segment import Batch
+from penstock.log.tier.cache import NotCached
 from penstock.protocol.records import Message, messages
 from penstock.protocol.status import details_of
 from penstock.topics.topic import Topic
 from penstock.wire.keepalive import KeepAlive
 
 MAX_RECORDS = 500  # per chunk
+TIER_RETRY_SECONDS = 1.0  # between attempts to read from a tier that does not answer
 MAX_BYTES = 256 << 10  # per chunk
 REST = 2.0  # times as long as a delivery took
 MAX_REST_SECONDS = 0.004
@@ -133,6 +135,8 @@ class Feed:
         # No delivery before that, by `perf_counter`: uvloop's own clock counts whole milliseconds.
         self._rest_until = 0.0
         self._unsubscribe = topic.subscribe(self._appended)
+        # Those whose next records are on their way from the tier.
+        self._reading: dict[Subscription, asyncio.Task[None]] = {}
 
     @property
     def subscribers(self) -> int:
@@ -172,12 +176,33 @@ class Feed:
         """Send a lagging subscriber what it lacks, a chunk per turn of the loop, until it is at the
         head or full.
         """
-        if subscription.closed or subscription in self._live:
+        if subscription.closed or subscription in self._live or subscription in self._reading:
             return
         if subscription.position >= self._head:
             self._live[subscription] = None
             return
-        chunk = self._read(subscription.position)
+        try:
+            chunk = self._read(subscription.position)
+        except NotCached:
+            self._reading[subscription] = self._loop.create_task(self._read_tier(subscription))
+        else:
+            self._hand_over(subscription, chunk)
+
+    async def _read_tier(self, subscription: Subscription) -> None:
+        """The same when what it lacks lies in the tier: the loop goes on meanwhile."""
+        position = subscription.position
+        try:
+            chunk = await self.topic.read_through(lambda: self._chunk(position))
+        except Unavailable as error:
+            log.warning("topic %s: a subscriber waits for the tier: %s", self.topic.name, error)
+            self._loop.call_later(TIER_RETRY_SECONDS, self.catch_up, subscription)
+        else:
+            if not subscription.closed:
+                self._hand_over(subscription, chunk)
+        finally:
+            del self._reading[subscription]
+
+    def _hand_over(self, subscription: Subscription, chunk: Chunk | None) -> None:
         if chunk is None:
             return
         subscription.position = chunk.next_offset
@@ -203,7 +228,14 @@ class Feed:
         self._scheduled = None
         started = time.perf_counter()
         if self._head < self.topic.next_offset:
-            chunk = self._read(self._head)
+            try:
+                chunk = self._read(self._head)
+            except NotCached:  # it has left the disk already: everyone catches up by itself
+                for subscription in self._live:
+                    self._loop.call_soon(self.catch_up, subscription)
+                self._live.clear()
+                self._head = self.topic.next_offset
+                return
             if chunk is None:
                 return
             first, self._head = self._head, chunk.next_offset
@@ -227,10 +259,13 @@ class Feed:
 
     def _read(self, position: int) -> Chunk | None:
         """The next records from `position` on, or from the first that is still kept."""
-        topic = self.topic
-        if topic.deleted:
+        if self.topic.deleted:
             self.end()
             return None
+        return self._chunk(position)
+
+    def _chunk(self, position: int) -> Chunk | None:
+        topic = self.topic
         try:
             batch = topic.read(position, MAX_RECORDS, MAX_BYTES)
         except Damaged as error:

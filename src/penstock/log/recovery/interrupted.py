@@ -24,6 +24,7 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.recovery.directory import MAX_OFFSET, Orphan, TopicDirectory
+from penstock.log.tier.manifest import supersede
 
 
 def finish_interrupted(directory: TopicDirectory) -> None:
@@ -93,6 +94,7 @@ def finish_swap(fs: Fs, directory: Path, marker: str) -> None:
     bases = parse_checked(fs.read(directory / marker)) if fs.exists(directory / marker) else None
     if bases is not None:
         base, *merged = (int(part) for part in bases.split(","))
+        supersede(fs, directory, (base, *merged))
         for kind in KINDS:
             swap = directory / f"{sealed_name(kind, base)}.swap"
             if fs.exists(swap):

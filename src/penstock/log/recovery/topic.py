@@ -1,8 +1,10 @@
 """The order in which a topic is opened, its small files and its producers."""
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.errors import Damaged
 from penstock.log.context import Context
 from penstock.log.damage import DamageReport
 from penstock.log.fs import Fs
@@ -19,6 +21,7 @@ from penstock.log.layout import (
     KINDS,
     METADATA,
     POLICY,
+    TIER,
     Checkpoint,
     pack_checked,
     pack_metadata,
@@ -32,7 +35,11 @@ from penstock.log.recovery.directory import TopicDirectory
 from penstock.log.recovery.interrupted import finish_interrupted
 from penstock.log.recovery.sealed import SealedSegments
 from penstock.log.segment import Segment
+from penstock.log.tier.manifest import Manifest
+from penstock.log.tier.segment import TieredSegment, not_local
 from penstock.protocol.ids import uuid7
+
+log = logging.getLogger("penstock.topics")
 
 
 class Recovered(NamedTuple):
@@ -48,6 +55,7 @@ class Recovered(NamedTuple):
     archived: int | None
     policy: str  # delete or compact
     damage: DamageReport
+    tier: Manifest | None  # what of it lies in the tier
 
 
 def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
@@ -81,6 +89,7 @@ class _Recovery:
         if DAMAGE in directory.names:
             damage.read()
         finish_interrupted(directory)
+        tier = self._read_tier()
         checkpoint = self._read_checkpoint()
         incarnation, incarnation_lost = self._read_incarnation(checkpoint)
         sealed, last = SealedSegments(directory), ActiveSegment(directory)
@@ -94,6 +103,8 @@ class _Recovery:
         self._report_orphans(segments)
         damage.note_gaps(segments)
         producers = self._producers(segments, checkpoint)
+        if tier is not None:
+            segments = self._with_tiered(tier, segments, incarnation)
         same = checkpoint is not None and checkpoint.base == active.base and not scanned
         damage.write()
         for orphan in directory.orphans.values():
@@ -112,7 +123,51 @@ class _Recovery:
             archived=self._read_archived(),
             policy=self._read_policy(),
             damage=damage,
+            tier=tier,
         )
+
+    def _read_tier(self) -> Manifest | None:
+        directory = self._directory
+        if TIER not in directory.names:
+            return None
+        try:
+            tier = Manifest.parse(directory.fs.read(directory.path / TIER), TIER)
+        except Damaged as error:
+            directory.report("damaged", f"{error}: what lies in the tier is read from there again")
+            return None
+        # Files are removed one after another: what is left of a segment that the tier has is
+        # removed too, not repaired.
+        for segment in tier.segments:
+            names = {sealed_name(kind, segment.base) for kind in KINDS}
+            if not names <= directory.names and sealed_name(DATA, segment.base) in directory.names:
+                for name in names:
+                    directory.fs.remove(directory.path / name)
+                directory.names -= names
+        return tier
+
+    def _with_tiered(
+        self, tier: Manifest, segments: list[Segment], incarnation: str
+    ) -> list[Segment]:
+        directory = self._directory
+        cache = directory.context.cache
+        absent = not_local(tier, segments)
+        if absent and cache is None:
+            log.warning(
+                "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
+                "be read",
+                directory.path.name,
+                absent[0].base,
+                absent[-1].end - 1,
+            )
+        if cache is None or tier.incarnation != incarnation:
+            return segments
+        tiered: list[Segment] = [
+            TieredSegment(directory.fs, directory.path, incarnation, one, cache) for one in absent
+        ]
+        for segment in tiered:
+            segment.holes = directory.damage.holes_of(segment.base)
+        sealed = sorted([*tiered, *segments[:-1]], key=lambda segment: segment.base)
+        return [*sealed, segments[-1]]
 
     def _report_orphans(self, segments: list[Segment]) -> None:
         for base in sorted(self._directory.orphans):

@@ -258,16 +258,13 @@ class Commands:
 
     # Reads
 
-    def consume(self, _: Connection, body: Body) -> Pieces:
+    def consume(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._find(body.name())
         start, most = body.take(CONSUME_REQUEST)
         body.end()
         if topic is None or most == 0 or start >= topic.next_offset:
             return [frames.consumed([], [])]
-        batch = topic.read(start, most, CONSUME_BYTES)
-        if not batch.count:
-            return [frames.consumed([], [])]
-        return [frames.consumed_log(batch.buffer, batch.offsets, batch.starts, batch.ends)]
+        return topic.read_or_wait(lambda: _consumed(topic, start, most))
 
     def fetch(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
@@ -277,14 +274,14 @@ class Commands:
             raise Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
         extras = flags[0] if flags else 0
         if start < topic.next_offset or not wait_ms:
-            return _fetched(topic, start, most, extras)
+            return topic.read_or_wait(lambda: _fetched(topic, start, most, extras))
         return self._wait_and_fetch(topic, start, most, extras, min(wait_ms / 1000, MAX_WAIT))
 
     async def _wait_and_fetch(
         self, topic: Topic, start: int, most: int, extras: int, wait: float
     ) -> Pieces:
         await topic.wait_for(start, wait)
-        return _fetched(topic, start, most, extras)
+        return await topic.read_through(lambda: _fetched(topic, start, most, extras))
 
     def next_offset(self, _: Connection, body: Body) -> Pieces:
         topic = self._find(body.name())
@@ -295,11 +292,16 @@ class Commands:
             )
         ]
 
-    def offset_at(self, _: Connection, body: Body) -> Pieces:
+    def offset_at(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
         (milliseconds,) = body.take(TIMESTAMP)
         body.end()
-        return [frames.answer(Command.OFFSET_AT, U64.pack(topic.offset_at(milliseconds / 1000)))]
+
+        def search() -> Pieces:
+            offset = topic.offset_at(milliseconds / 1000)
+            return [frames.answer(Command.OFFSET_AT, U64.pack(offset))]
+
+        return topic.read_or_wait(search)
 
     def topic_info(self, _: Connection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
@@ -460,6 +462,13 @@ def _text(raw: bytes | bytearray) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("the topic name is not valid UTF-8") from None
+
+
+def _consumed(topic: Topic, start: int, most: int) -> Pieces:
+    batch = topic.read(start, most, CONSUME_BYTES)
+    if not batch.count:
+        return [frames.consumed([], [])]
+    return [frames.consumed_log(batch.buffer, batch.offsets, batch.starts, batch.ends)]
 
 
 def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:

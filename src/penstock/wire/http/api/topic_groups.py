@@ -147,7 +147,8 @@ class TopicGroupsApi:
         if (body.offset is not None) + (body.at is not None) + (body.to is not None) != 1:
             raise InvalidRequest("Name one of offset, at and to")
         if body.at is not None:
-            target = topic.offset_at(epoch_seconds(body.at))
+            at = epoch_seconds(body.at)
+            target = await topic.read_through(lambda: topic.offset_at(at))
         elif body.to is not None:
             target = topic.first_offset if body.to == "beginning" else topic.next_offset
         else:
@@ -159,7 +160,7 @@ class TopicGroupsApi:
             group=group,
             topic=topic.name,
             committed=target,
-            lag=topic.records_from(target),
+            lag=await topic.read_through(lambda: topic.records_from(target)),
             before=now["committed"],
             lag_before=now["lag"],
             dry_run=body.dry_run,

@@ -239,7 +239,7 @@ class TopicsApi:
         answer=list[Message],
         summary="Read records from an offset on",
     )
-    def consume(self, request: Request) -> Response:
+    def consume(self, request: Request) -> Response | Awaitable[Response]:
         query: ConsumeQuery = request.args
         name = request.params["topic"]
         topic = self._find(name)
@@ -250,9 +250,13 @@ class TopicsApi:
             )
         if topic is None or not most:
             return json_response([])
-        offset = query.offset if query.at is None else topic.offset_at(epoch_seconds(query.at))
-        batch = topic.read(offset, most, CONSUME_BYTES)
-        return json_response(messages(name, batch.offsets.tolist(), batch.payloads()))
+
+        def read() -> Response:
+            offset = query.offset if query.at is None else topic.offset_at(epoch_seconds(query.at))
+            batch = topic.read(offset, most, CONSUME_BYTES)
+            return json_response(messages(name, batch.offsets.tolist(), batch.payloads()))
+
+        return topic.read_or_wait(read)
 
     @route(
         "GET", "/topics/{topic}/next_offset", answer=NextOffset, summary="The next record's offset"
@@ -276,10 +280,11 @@ class TopicsApi:
         answer=OffsetAt,
         summary="The first record appended at or after a time",
     )
-    def offset(self, request: Request) -> Response:
+    def offset(self, request: Request) -> Response | Awaitable[Response]:
         topic = self._topics.require(request.params["topic"])
         query: AtQuery = request.args
-        return json_response(OffsetAt(topic.name, topic.offset_at(epoch_seconds(query.at))))
+        at = epoch_seconds(query.at)
+        return topic.read_or_wait(lambda: json_response(OffsetAt(topic.name, topic.offset_at(at))))
 
     @route(
         "GET",
@@ -288,10 +293,11 @@ class TopicsApi:
         answer_type="text/event-stream",
         summary="Follow a topic as server-sent events",
     )
-    def stream(self, request: Request) -> StreamResponse:
+    async def stream(self, request: Request) -> StreamResponse:
         topic = self._topics.require(request.params["topic"])
         query: StreamQuery = request.args
-        position = _position(topic, query, request.header("last-event-id"))
+        last = request.header("last-event-id")
+        position = await topic.read_through(lambda: _position(topic, query, last))
         return stream_response(self._feeds, topic, position)
 
 

@@ -1,0 +1,205 @@
+"""Blocks of the tier's files on the local disk: at most so many bytes, the longest unused go first.
+
+A file in the tier is read in whole blocks, each checked against its checksum. Whoever reads in a
+thread waits for the blocks it lacks; a read on the event loop is refused with `NotCached` instead
+and is repeated in a thread (`Topic.read_or_wait`). Reading in order is noticed and read ahead of,
+the further the longer it lasts.
+
+The cache is emptied when it is opened: nothing on disk has to be trusted, and nothing is synced.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.errors import NotFound, StorageFailed, StorageFull, Unavailable
+from penstock.log.fs import Fs
+from penstock.log.pool import in_pool
+from penstock.log.tier.manifest import StoredObject
+from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore
+
+log = logging.getLogger("penstock.topics.tier")
+
+READERS = 8  # reads at a time that wait for the store
+LOADERS = 12  # blocks at a time on their way
+MAX_BLOCKS_AHEAD = 8
+STREAMS_REMEMBERED = 256
+
+T = TypeVar("T")
+Key = tuple[str, int]  # object, number of the block
+
+
+class NotCached(Unavailable):
+    """What is to be read lies in the tier, and the event loop does not wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__("this part of the topic is being read from the tier")
+
+
+class BlockCache:
+    def __init__(
+        self, store: ObjectStore, directory: Path, limit: int, *, fs: Fs, metrics: Metrics
+    ) -> None:
+        self.store = store
+        self._directory = directory
+        self._limit = limit  # bytes
+        self._fs = fs
+        self._readers = ThreadPoolExecutor(READERS, "tier-read")
+        self._loaders = ThreadPoolExecutor(LOADERS, "tier-load")
+        self._lock = threading.Lock()  # guards what follows
+        self._sizes: OrderedDict[Key, int] = OrderedDict()  # on disk, the longest unused first
+        self._total = 0
+        self._files: dict[Key, Path] = {}
+        self._loading: dict[Key, Future[bytes]] = {}
+        # The block that a reader in order wants next, and how far ahead of it is read.
+        self._streams: OrderedDict[Key, int] = OrderedDict()
+        self._numbers = 0
+        counter = metrics.counter
+        self._hits = counter("penstock_topic_tier_cache_hits_total", "Blocks read from the cache")
+        self._misses = counter(
+            "penstock_topic_tier_cache_misses_total", "Blocks that a read waited for"
+        )
+        self._read_bytes = counter(
+            "penstock_topic_tier_read_bytes_total", "Bytes read from the tier"
+        )
+        metrics.gauge(
+            "penstock_topic_tier_cache_bytes", "Bytes in the cache", read=lambda: self._total
+        )
+
+    def open(self) -> None:
+        """Blocks: empty it."""
+        self._fs.remove_tree(self._directory)
+        self._fs.make_dir(self._directory)
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, read: Callable[[], T]) -> T:
+        """Call what reads in a thread that may wait for the store."""
+        return await in_pool(self._readers, read)
+
+    def read(self, stored: StoredObject, position: int, length: int) -> bytes:
+        """Up to `length` bytes from `position`; fewer only at the end of the file."""
+        end = min(position + length, stored.file.size)
+        if position >= end:
+            return b""
+        size = stored.block_bytes
+        numbers = range(position // size, (end - 1) // size + 1)
+        spans = {
+            number: (max(0, position - number * size), min(size, end - number * size))
+            for number in numbers
+        }
+        parts = {number: self._from_disk(stored, number, *spans[number]) for number in numbers}
+        missing = [number for number, part in parts.items() if part is None]
+        if missing and _on_event_loop():
+            raise NotCached
+        self._hits.add(len(parts) - len(missing))
+        self._misses.add(len(missing))
+        coming = {number: self._load(stored, number) for number in missing}
+        self._read_ahead(stored, numbers)
+        for number, future in coming.items():
+            start, stop = spans[number]
+            parts[number] = _result(future)[start:stop]
+        return b"".join(part for part in parts.values() if part is not None)
+
+    def _from_disk(self, stored: StoredObject, number: int, start: int, stop: int) -> bytes | None:
+        key = (stored.name, number)
+        with self._lock:
+            path = self._files.get(key)
+            if path is None:
+                return None
+            self._sizes.move_to_end(key)
+        try:
+            with contextlib.closing(self._fs.open(path, write=False)) as file:
+                return file.read_at(start, stop - start)
+        except FileNotFoundError:
+            return None  # it had to go since
+
+    def _load(self, stored: StoredObject, number: int) -> "Future[bytes]":
+        key = (stored.name, number)
+        with self._lock:
+            future = self._loading.get(key)
+            if future is None:
+                future = self._loading[key] = self._loaders.submit(self._fetch, stored, number)
+        return future
+
+    def _fetch(self, stored: StoredObject, number: int) -> bytes:
+        key = (stored.name, number)
+        try:
+            data = stored.read_block(self.store, number)
+            self._read_bytes.add(len(data))
+            self._put(key, data)
+            return data
+        finally:
+            with self._lock:
+                self._loading.pop(key, None)
+
+    def _put(self, key: Key, data: bytes) -> None:
+        with self._lock:
+            self._numbers += 1
+            path = self._directory / str(self._numbers)
+        try:
+            self._fs.replace(path, data, sync=False)
+        except (StorageFull, StorageFailed) as error:
+            log.warning("a block of the tier is not cached: %s", error)
+            return
+        gone = []
+        with self._lock:
+            self._files[key], self._sizes[key] = path, len(data)
+            self._total += len(data)
+            while self._total > self._limit and len(self._sizes) > 1:
+                oldest, size = self._sizes.popitem(last=False)
+                self._total -= size
+                gone.append(self._files.pop(oldest))
+        for other in gone:
+            self._fs.remove(other)
+
+    def _read_ahead(self, stored: StoredObject, numbers: range) -> None:
+        """A read that begins where one ended, or within its last block, is one in order."""
+        following = numbers[-1] + 1
+        with self._lock:
+            before = self._streams.pop((stored.name, numbers[0]), None)
+            within = self._streams.pop((stored.name, numbers[0] + 1), None)
+            if before is None and within is None:
+                ahead = len(numbers) - 1
+            elif before is None and len(numbers) == 1:
+                ahead = within or 0
+            else:
+                ahead = min(2 * (before or within or 1), MAX_BLOCKS_AHEAD)
+            self._streams[stored.name, following] = ahead
+            if len(self._streams) > STREAMS_REMEMBERED:
+                self._streams.popitem(last=False)
+            wanted = [
+                number
+                for number in range(following, min(following + ahead, stored.count))
+                if (stored.name, number) not in self._files
+            ]
+        for number in wanted:
+            self._load(stored, number)
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _result(future: "Future[bytes]") -> bytes:
+    try:
+        return future.result()
+    except NotFound as error:
+        missing = FileNotFoundError(str(error))
+        missing.filename = str(error)
+        raise missing from error
+    except StorageFailed as error:
+        raise Unavailable(f"the tier does not answer: {error}") from error

@@ -1,0 +1,149 @@
+"""The list of a topic's segments in the tier, with the checksum of every block."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+
+from penstock.errors import Damaged
+from penstock.log.fs import Fs
+from penstock.log.layout import BATCHES, DATA, INDEX, TIER
+from penstock.object_store import ObjectStore, pack_document, parse_document
+
+MANIFEST = "manifest.json"
+BLOCK_BYTES = 4 << 20
+FORMAT = 1
+_ENDINGS = {DATA: ".log", INDEX: ".idx", BATCHES: ".crc"}
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    size: int
+    blocks: bytes  # CRC32C of each block, u32 little-endian
+
+    def checksum(self, number: int) -> int:
+        return int.from_bytes(self.blocks[4 * number : 4 * number + 4], "little")
+
+
+class StoredSegment(msgspec.Struct, frozen=True, kw_only=True):
+    stem: str  # of the names of its files
+    base: int
+    end: int
+    rows: int
+    newest: int  # append time of its newest record, microseconds
+    compacted: bool = False
+    # Compaction replaced it on the owner's disk, and what replaces it is not in the tier yet.
+    superseded: bool = False
+    block_bytes: int = BLOCK_BYTES
+    files: dict[str, StoredFile]  # by kind
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """The owner's state of a topic as of its last sealed segment in the tier."""
+
+    tier: str  # id of the tier that it is in
+    name: str
+    incarnation: str
+    broker: str = ""  # who wrote it
+    version: int = 0  # counts its writes
+    policy: str
+    archived: int | None = None
+    segments: list[StoredSegment] = []  # in order of offsets
+    checkpoint: bytes = b""  # the file `checkpoint` of a topic that ends where these end
+    damage: list[dict[str, Any]] = []  # the contents of `damage.json`
+    format: int = FORMAT
+
+    @property
+    def end(self) -> int:
+        return self.segments[-1].end if self.segments else 0
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    def supersede(self, bases: Collection[int]) -> None:
+        self.segments = [
+            msgspec.structs.replace(one, superseded=True) if one.base in bases else one
+            for one in self.segments
+        ]
+
+    def pack(self) -> bytes:
+        return pack_document(self)
+
+    @classmethod
+    def parse(cls, data: bytes, name: str = MANIFEST) -> "Manifest":
+        manifest = parse_document(data, cls, name)
+        if manifest.format != FORMAT:
+            raise Damaged(
+                f"{name} has format {manifest.format}: a newer release wrote it, run that one"
+            )
+        return manifest
+
+
+def prefix_of(incarnation: str) -> str:
+    return f"topics/{incarnation}/"
+
+
+def manifest_name(incarnation: str) -> str:
+    return prefix_of(incarnation) + MANIFEST
+
+
+def object_name(incarnation: str, stem: str, kind: str) -> str:
+    return prefix_of(incarnation) + stem + _ENDINGS[kind]
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """One file of a segment, with what a reader of it needs."""
+
+    name: str
+    file: StoredFile
+    block_bytes: int
+
+    @classmethod
+    def of(cls, incarnation: str, segment: StoredSegment, kind: str) -> "StoredObject":
+        name = object_name(incarnation, segment.stem, kind)
+        return cls(name, segment.files[kind], segment.block_bytes)
+
+    @property
+    def count(self) -> int:
+        return -(-self.file.size // self.block_bytes)
+
+    def read_block(self, store: ObjectStore, number: int) -> bytes:
+        """Checked. Bytes that are wrong are read once more: the way may have spoilt them."""
+        start = number * self.block_bytes
+        length = min(self.block_bytes, self.file.size - start)
+        for _ in range(2):
+            data = store.read_range(self.name, start, length)
+            if len(data) == length and crc32c(data) == self.file.checksum(number):
+                return data
+        raise Damaged(
+            f"{store.address}/{self.name}: bytes {start} to {start + length} do not match their "
+            "checksum"
+        )
+
+    def blocks(self, store: ObjectStore) -> Iterator[bytes]:
+        return (self.read_block(store, number) for number in range(self.count))
+
+
+def block_checksums(parts: Iterator[bytes]) -> StoredFile:
+    """Of a file that comes in parts of BLOCK_BYTES."""
+    size, sums = 0, []
+    for part in parts:
+        size += len(part)
+        sums.append(crc32c(part))
+    return StoredFile(size, np.array(sums, "<u4").tobytes())
+
+
+def supersede(fs: Fs, directory: Path, bases: Collection[int]) -> None:
+    """Note in `tier.json` that compaction replaced these segments. May be repeated."""
+    if not fs.exists(directory / TIER):
+        return
+    manifest = Manifest.parse(fs.read(directory / TIER), TIER)
+    manifest.supersede(bases)
+    fs.replace(directory / TIER, manifest.pack())

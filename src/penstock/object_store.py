@@ -1,0 +1,273 @@
+"""Files in a directory or in an object store, through `obstore`: where backups and the tier lie.
+
+The names are paths with `/`. Every file is written whole or not at all. `put_if` is the one write
+that two writers may race for: it replaces the version that its caller has read, or creates what is
+not there, and otherwise refuses. A directory has no such operation of its own; there a lock file
+makes it one.
+
+    a checked document: JSON, a newline, 8 hexadecimal digits of its CRC32C, a newline
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from crc32c import crc32c
+
+from penstock.errors import (
+    ConfigError,
+    Conflict,
+    Damaged,
+    NotFound,
+    StorageFailed,
+    Unavailable,
+)
+
+PART_BYTES = 8 << 20
+PARTS_IN_FLIGHT = 4  # of one upload: bounds the memory that it takes
+SCHEMES = ("s3://", "gs://", "az://", "file://")
+LOCK = "lock"  # the name of the lock file of a directory
+
+T = TypeVar("T")
+
+
+class Listed(NamedTuple):
+    name: str
+    size: int
+    modified: datetime
+
+
+class Version(NamedTuple):
+    """Of an object, as its store tells versions apart."""
+
+    e_tag: str | None
+    number: str | None
+
+
+class Patience(NamedTuple):
+    """How long an operation goes on before it fails: its attempts, and the time of one."""
+
+    attempts: int
+    seconds: float
+
+
+class ObjectStore:
+    """A directory, or a prefix in an object store. Credentials come from the environment, as the
+    cloud's own tools take them (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...).
+
+    Its methods block, and may be called from several threads.
+    """
+
+    def __init__(
+        self, address: str, *, create: bool = True, patience: Patience | None = None
+    ) -> None:
+        try:
+            import obstore
+            from obstore.store import LocalStore, from_url
+        except ModuleNotFoundError:
+            raise Unavailable(f"{address} needs obstore: pip install 'penstock[server]'") from None
+        self.address = address
+        self._obstore: Any = obstore
+        self.directory: Path | None = None  # None: an object store
+        self._store: Any
+        if "://" not in address or address.startswith("file://"):
+            self.directory = Path(address.removeprefix("file://")).absolute()
+            if not create and not self.directory.is_dir():
+                raise NotFound(f"there is no directory {self.directory}")
+            self._store = LocalStore(self.directory, mkdir=True)
+            return
+        if not address.startswith(SCHEMES):
+            raise ConfigError(f"{address}: give a directory, or one of {', '.join(SCHEMES)}")
+        client: dict[str, Any] = {"allow_http": True} if _plain_endpoint() else {}
+        more: dict[str, Any] = {}
+        if patience is not None:
+            seconds = timedelta(seconds=patience.seconds)
+            client |= {"timeout": seconds, "connect_timeout": seconds}
+            more["retry_config"] = {
+                "max_retries": patience.attempts - 1,
+                "retry_timeout": seconds * patience.attempts,
+            }
+        try:
+            connect: Any = from_url  # it has a signature for each kind of store
+            self._store = connect(address, client_options=client, **more)
+        except Exception as error:
+            raise ConfigError(f"{address}: {error}") from error
+
+    # What is there
+
+    def names(self) -> set[str]:
+        """Everything that is there."""
+        return {item.name for item in self.list()}
+
+    def list(self, prefix: str | None = None) -> Iterator[Listed]:
+        try:
+            for page in self._obstore.list(self._store, prefix):
+                for item in page:
+                    if item["path"] != LOCK:
+                        yield Listed(item["path"], item["size"], item["last_modified"])
+        except Exception as error:
+            raise self._failure("list", prefix or "", error) from error
+
+    # Reading
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The content, in parts."""
+        try:
+            for part in self._obstore.get(self._store, name).stream(min_chunk_size=PART_BYTES):
+                yield bytes(part)
+        except Exception as error:
+            raise self._failure("read", name, error) from error
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        if not length:
+            return b""
+        try:
+            return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
+        except Exception as error:
+            raise self._failure("read", name, error) from error
+
+    def get(self, name: str) -> tuple[bytes, Version]:
+        """A small file, and which version of it that is."""
+        try:
+            answer = self._obstore.get(self._store, name)
+            version = Version(answer.meta.get("e_tag"), answer.meta.get("version"))
+            return bytes(answer.bytes()), version
+        except Exception as error:
+            raise self._failure("read", name, error) from error
+
+    def size_of(self, name: str) -> int | None:
+        """None when it is not there."""
+        try:
+            return int(self._obstore.head(self._store, name)["size"])
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._failure("look at", name, error) from error
+
+    # Writing
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        """Any size. In a directory it is durable after `sync`."""
+        try:
+            self._obstore.put(
+                self._store,
+                name,
+                _content(parts),
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_IN_FLIGHT,
+            )
+        except Exception as error:
+            raise self._failure("write", name, error) from error
+
+    def put_if(self, name: str, data: bytes, version: Version | None) -> Version:
+        """Replace this version of a small file, or create it (None); `Conflict` when another one
+        is there. Durable."""
+        exceptions = self._obstore.exceptions
+        mode: Any = "create"
+        if version is not None:
+            known = {"e_tag": version.e_tag, "version": version.number}
+            mode = {field: value for field, value in known.items() if value is not None}
+        try:
+            if self.directory is not None:
+                return self._put_locked(name, data, version)
+            done = self._obstore.put(self._store, name, data, mode=mode)
+        except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
+            raise Conflict(f"{self.address}/{name} was changed by someone else") from None
+        except FileNotFoundError:
+            raise Conflict(f"{self.address}/{name} was removed by someone else") from None
+        except Conflict:
+            raise
+        except Exception as error:
+            raise self._failure("write", name, error) from error
+        return Version(done["e_tag"], done["version"])
+
+    def _put_locked(self, name: str, data: bytes, version: Version | None) -> Version:
+        with self._locked():
+            try:
+                present = self._obstore.head(self._store, name)["e_tag"]
+            except FileNotFoundError:
+                present = None
+            if present != (version.e_tag if version is not None else None):
+                raise Conflict(f"{self.address}/{name} was changed by someone else")
+            done = self._obstore.put(self._store, name, data)
+            self.sync([name])
+        return Version(done["e_tag"], done["version"])
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        assert self.directory is not None
+        fd = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Fine if they are not there."""
+        for name in names:
+            try:
+                self._obstore.delete(self._store, name)
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                raise self._failure("delete", name, error) from error
+
+    def sync(self, names: Iterable[str] | None = None) -> None:
+        """Make what was written durable, all of it or these files; an object store's answer says
+        that it is."""
+        if self.directory is None:
+            return
+        if names is None:
+            paths = [*self.directory.rglob("*"), self.directory]
+        else:
+            files = [self.directory / name for name in names]
+            paths = [*files, *{up for file in files for up in file.parents if self._has(up)}]
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _has(self, path: Path) -> bool:
+        return self.directory is not None and path.is_relative_to(self.directory)
+
+    def _failure(self, verb: str, name: str, error: Exception) -> Exception:
+        if isinstance(error, FileNotFoundError):
+            return NotFound(f"{self.address} has no {name}")
+        return StorageFailed(f"cannot {verb} {self.address}/{name}: {error}")
+
+
+def _plain_endpoint() -> bool:
+    return os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+
+
+def _content(parts: Iterable[bytes]) -> bytes | Iterator[bytes]:
+    """One part as it is, which takes one request; more as an iterator, for an upload in parts."""
+    following = iter(parts)
+    first = next(following, b"")
+    second = next(following, None)
+    return first if second is None else chain((first, second), following)
+
+
+def pack_document(document: msgspec.Struct) -> bytes:
+    body = msgspec.json.encode(document)
+    return body + b"\n%08x\n" % crc32c(body)
+
+
+def parse_document(data: bytes, kind: type[T], name: str) -> T:
+    """`Damaged` when it is not what was written. A newer release may have added fields."""
+    body, _, check = data.rstrip(b"\n").rpartition(b"\n")
+    if b"%08x" % crc32c(body) != check:
+        raise Damaged(f"{name} does not match its checksum")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{name} is not one of this format: {error}") from None

@@ -1,0 +1,288 @@
+"""Starting again from the tier alone: a data directory made of what its last owner left there.
+
+Each topic is built beside and renamed into place, with the manifest as its `tier.json` and an empty
+active segment; then the topics are opened as after any start. An adoption that was interrupted goes
+on where it was.
+
+The lost machine had records that were not in the tier yet. How many is known as of the last state
+that it wrote: those offsets are reported as lost. It may have given more offsets after that. A
+reader that saw them is ahead of us and would miss what is appended under the same offsets, so after
+a start from a state that is not that of a clean stop `SKIPPED_OFFSETS` are left out as well.
+
+    <data_directory>/.penstock/topic-tier/
+        adopting/       topics that are being built
+        adopted.json    the report; while it is not there, the adoption is not finished
+"""
+
+import json
+import logging
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.errors import Conflict, Damaged, NotFound
+from penstock.log.fs import DISK
+from penstock.log.journal_lines import line
+from penstock.log.layout import (
+    ARCHIVED,
+    CHECKPOINT,
+    CLEAN,
+    DAMAGE,
+    DATA,
+    DELETE,
+    INCARNATION,
+    KINDS,
+    METADATA,
+    POLICY,
+    TIER,
+    Checkpoint,
+    pack_checked,
+    pack_metadata,
+)
+from penstock.log.tier.manifest import MANIFEST, Manifest
+from penstock.object_store import ObjectStore
+from penstock.topics.offsets_journal import JOURNAL as OFFSETS
+from penstock.topics.tier.owner import OWNER, Ownership
+from penstock.topics.tier.state import STATE, State
+from penstock.topics.write_claims import JOURNAL as SINKS
+
+log = logging.getLogger("penstock.topics.tier")
+
+SKIPPED_OFFSETS = 1 << 20
+MAX_ATTEMPTS = 5
+ADOPTED, STAGING = "adopted.json", "adopting"
+
+
+class AdoptedTopic(msgspec.Struct, kw_only=True):
+    topic: str
+    incarnation: str
+    first_offset: int
+    end: int  # the offset after the last record that the tier has
+    next_offset: int  # of the next record
+    # Offsets that the lost machine had given and the tier does not have; equal: none is known.
+    lost_from: int
+    lost_to: int
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What an adoption brought, and what it could not bring."""
+
+    address: str
+    adopted_at: str
+    state_at: str | None  # of the last state of the lost machine
+    clean: bool  # that machine had stopped: nothing can be missing but what is named
+    owner_before: str
+    topics: list[AdoptedTopic] = []
+    groups: int = 0
+    problems: list[str] = []  # what could not be read
+
+    def text(self) -> list[str]:
+        what = f"{len(self.topics)} topics and {self.groups} offsets of groups"
+        lines = [f"{what} from {self.address}, last written by {self.owner_before}"]
+        lines += [
+            f"topic {one.topic}: offsets {one.lost_from} to {one.lost_to - 1} were only on the "
+            "lost machine"
+            for one in self.topics
+            if one.lost_from < one.lost_to
+        ]
+        if self.state_at is None:
+            lines.append(
+                "the tier has no state: groups start over, and nobody knows how much was only on "
+                "the lost machine"
+            )
+        elif not self.clean:
+            lines.append(
+                f"what was appended and committed after {self.state_at} on the lost machine is not "
+                "known"
+            )
+        return lines + self.problems
+
+
+class Adoption:
+    """Blocks. `directory` is the tier's own in the private one."""
+
+    def __init__(
+        self, store: ObjectStore, data: Path, directory: Path, ownership: Ownership
+    ) -> None:
+        self._store = store
+        self._data = data
+        self._directory = directory
+        self._staging = directory / STAGING
+        self._ownership = ownership
+        self._problems: list[str] = []
+
+    def run(self) -> Report | None:
+        """None when there is nothing to adopt, or it was done before."""
+        if DISK.exists(self._directory / ADOPTED):
+            return None
+        if not DISK.exists(self._staging):
+            if DISK.exists(self._directory / OWNER) or self._has_topics():
+                log.warning(
+                    "topics.adopt: %s is not empty, nothing is adopted from %s",
+                    self._data,
+                    self._store.address,
+                )
+                return None
+            if self._store.size_of(OWNER) is None:
+                log.info("topics.adopt: %s is empty", self._store.address)
+                return None
+        DISK.make_dir(self._staging)
+        DISK.sync_dir(self._directory)
+        owner = self._ownership.take_over()
+        state = self._read_state()
+        report = Report(
+            address=self._store.address,
+            adopted_at=_time(datetime.now(UTC).timestamp()),
+            state_at=_time(state.written_at) if state is not None else None,
+            clean=state is not None and state.clean,
+            owner_before=f"broker {owner.broker} on {owner.host}" if owner else "nobody",
+        )
+        for manifest in self._manifests(state):
+            report.topics.append(self._adopt_topic(manifest, state))
+        if state is not None:
+            self._write_groups(state)
+            report.groups = len(state.groups)
+        report.problems = self._problems
+        DISK.replace(self._directory / ADOPTED, msgspec.json.format(msgspec.json.encode(report)))
+        shutil.rmtree(self._staging)
+        for text in report.text():
+            log.warning("adopted: %s", text)
+        return report
+
+    def _has_topics(self) -> bool:
+        return any(
+            DISK.is_dir(self._data / name)
+            for name in DISK.list_dir(self._data)
+            if not name.startswith(".")
+        )
+
+    def _read_state(self) -> State | None:
+        try:
+            return State.parse(self._store.get(STATE)[0])
+        except NotFound:
+            return None
+        except Damaged as error:
+            self._problems.append(str(error))
+            return None
+
+    def _manifests(self, state: State | None) -> list[Manifest]:
+        """One per topic, ours from here on: whoever wrote it before finds it changed. Also for
+        topics of which nothing is in the tier."""
+        known = state.topics if state is not None else {}
+        chosen: dict[str, Manifest] = {}
+        for item in self._store.list("topics/"):
+            if not item.name.endswith("/" + MANIFEST):
+                continue
+            try:
+                manifest = self._claim(item.name)
+            except Damaged as error:
+                self._problems.append(f"a topic is left out: {error}")
+                continue
+            other = chosen.get(manifest.name)
+            # Of two with one name the older was being deleted.
+            if other is None or _rank(manifest, known) > _rank(other, known):
+                chosen[manifest.name] = manifest
+        for incarnation, end in known.items():
+            if end.name not in chosen:
+                chosen[end.name] = Manifest(
+                    tier=self._ownership.tier,
+                    name=end.name,
+                    incarnation=incarnation,
+                    policy=DELETE,
+                )
+        return [chosen[name] for name in sorted(chosen)]
+
+    def _claim(self, name: str) -> Manifest:
+        for _ in range(MAX_ATTEMPTS):
+            data, version = self._store.get(name)
+            manifest = Manifest.parse(data, name)
+            manifest.broker = self._ownership.broker
+            manifest.version += 1
+            try:
+                self._store.put_if(name, manifest.pack(), version)
+            except Conflict:  # the owner before wrote it at this moment
+                continue
+            return manifest
+        raise Conflict(f"{self._store.address}/{name} changes faster than it can be taken over")
+
+    def _adopt_topic(self, manifest: Manifest, state: State | None) -> AdoptedTopic:
+        end = manifest.end
+        known = state.topics.get(manifest.incarnation) if state is not None else None
+        given = max(end, known.next_offset if known is not None else 0)
+        clean = state is not None and state.clean
+        following = given if clean else given + SKIPPED_OFFSETS
+        self._write_topic(manifest, given, following)
+        return AdoptedTopic(
+            topic=manifest.name,
+            incarnation=manifest.incarnation,
+            first_offset=manifest.segments[0].base if manifest.segments else following,
+            end=end,
+            next_offset=following,
+            lost_from=end,
+            lost_to=given,
+        )
+
+    def _write_topic(self, manifest: Manifest, given: int, following: int) -> None:
+        target = self._data / manifest.name
+        if DISK.exists(target / INCARNATION):  # before the adoption was interrupted
+            if manifest.segments:
+                DISK.replace(target / TIER, manifest.pack())
+            return
+        staged = self._staging / manifest.incarnation
+        DISK.remove_tree(staged)
+        DISK.make_dir(staged)
+        incarnation = bytes.fromhex(manifest.incarnation)
+        checkpoint = Checkpoint.parse(manifest.checkpoint) or Checkpoint(incarnation)
+        checkpoint.next_offset = checkpoint.base = following
+        checkpoint.state = CLEAN
+        damage: list[dict[str, Any]] = list(manifest.damage)
+        if manifest.end < given:
+            text = f"offsets {manifest.end} to {given - 1} were only on the lost machine"
+            damage.append(
+                {
+                    "outcome": "lost",
+                    "what": text,
+                    "file": DATA,
+                    "lost_from": manifest.end,
+                    "lost_to": given,
+                }
+            )
+        if given < following:
+            text = f"offsets {given} to {following - 1} were left out: readers may have seen others"
+            damage.append({"outcome": "skipped", "what": text, "skipped": following - given})
+        files = {
+            **dict.fromkeys(KINDS, b""),
+            METADATA: pack_metadata(following),
+            INCARNATION: pack_checked(manifest.incarnation),
+            CHECKPOINT: checkpoint.pack(),
+            POLICY: pack_checked(manifest.policy),
+        }
+        if manifest.segments:
+            files[TIER] = manifest.pack()
+        if manifest.archived is not None:
+            files[ARCHIVED] = pack_checked(str(manifest.archived))
+        if damage:
+            files[DAMAGE] = json.dumps(damage, indent=1).encode() + b"\n"
+        for name, content in files.items():
+            DISK.replace(staged / name, content)
+        DISK.sync_dir(staged)
+        DISK.rename(staged, target)
+        DISK.sync_dir(self._data)
+
+    def _write_groups(self, state: State) -> None:
+        directory = self._directory.parent / "groups"
+        DISK.make_dir(directory)
+        offsets = b"".join(line(["commit", *committed]) for committed in state.groups)
+        DISK.replace(directory / OFFSETS, offsets)
+        DISK.replace(directory / SINKS, state.sinks)
+
+
+def _rank(manifest: Manifest, known: dict[str, Any]) -> tuple[bool, str]:
+    return manifest.incarnation in known, manifest.incarnation
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,124 @@
+"""Which broker may write to a tier: `owner.json` there, and what this broker knows of it here.
+
+    <data_directory>/.penstock/topic-tier/owner.json
+                            this broker's id, and the epoch that it last wanted
+
+The id is made once and is not part of a backup: what is restored elsewhere is another broker. The
+epoch is written here before it is written there. A tier whose owner has our id and a higher epoch
+belongs to a copy of this data directory.
+"""
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import Conflict, NotFound
+from penstock.log.fs import DISK, Fs
+from penstock.object_store import ObjectStore, Version, pack_document, parse_document
+from penstock.protocol.ids import uuid7
+
+OWNER = "owner.json"
+
+
+class Fenced(Conflict):
+    """The tier belongs to another broker: this one does not write to it."""
+
+
+class Owner(msgspec.Struct, kw_only=True):
+    tier: str  # id of the tier, whatever its address
+    broker: str
+    epoch: int
+    host: str = ""
+    since: str = ""
+
+
+class Ownership:
+    """Blocks. `epoch` is 0 until the tier is ours."""
+
+    def __init__(self, store: ObjectStore, directory: Path, fs: Fs = DISK) -> None:
+        self._store = store
+        self._path = directory / OWNER
+        self._fs = fs
+        self.broker = ""
+        self.tier = ""
+        self.epoch = 0
+
+    def acquire(self) -> None:
+        """Become the owner of a tier that has none or that was ours; `Fenced` otherwise."""
+        local = self._read_local()
+        remote, version = self._read_remote()
+        if remote is None:
+            if local.tier:
+                raise Fenced(
+                    f"{self._store.address} has no {OWNER} (any more), and this broker has "
+                    "segments in a tier that had one: is topics.tier the right address?"
+                )
+            if next(self._store.list("topics/"), None) is not None:
+                raise Fenced(
+                    f"{self._store.address} holds topics and no {OWNER}: adopt them with an empty "
+                    "data directory and topics.adopt, or run `penstock topic tier take-over`"
+                )
+            self._write(Owner(tier=uuid7().hex, broker=local.broker, epoch=1), None)
+            return
+        if remote.broker != local.broker:
+            raise Fenced(_owned(self._store, remote))
+        if remote.epoch > local.epoch:
+            raise Fenced(
+                f"{self._store.address} is written by a copy of this data directory, on "
+                f"{remote.host} since {remote.since}: stop one of them, then run `penstock topic "
+                "tier take-over` where the tier belongs"
+            )
+        self._write(Owner(tier=remote.tier, broker=local.broker, epoch=local.epoch + 1), version)
+
+    def check(self) -> None:
+        """`Fenced` when somebody else has become the owner."""
+        remote, _ = self._read_remote()
+        if remote is None or (remote.broker, remote.epoch) != (self.broker, self.epoch):
+            self.epoch = 0
+            raise Fenced(
+                f"{self._store.address} has lost its {OWNER}"
+                if remote is None
+                else _owned(self._store, remote)
+            )
+
+    def take_over(self) -> Owner | None:
+        """Become the owner whoever is it now; that one, if there is one."""
+        local = self._read_local()
+        remote, version = self._read_remote()
+        tier, epoch = (remote.tier, remote.epoch) if remote is not None else (uuid7().hex, 0)
+        self._write(Owner(tier=tier, broker=local.broker, epoch=epoch + 1), version)
+        return remote
+
+    def _write(self, owner: Owner, version: Version | None) -> None:
+        owner.host, owner.since = socket.gethostname(), datetime.now(UTC).isoformat()
+        # A tier that could not be created is not one that was lost: its id is noted afterwards.
+        unconfirmed = msgspec.structs.replace(owner, tier=owner.tier if version else "")
+        self._fs.replace(self._path, pack_document(unconfirmed))
+        self._store.put_if(OWNER, pack_document(owner), version)
+        self._fs.replace(self._path, pack_document(owner))
+        self.tier, self.broker, self.epoch = owner.tier, owner.broker, owner.epoch
+
+    def _read_local(self) -> Owner:
+        self._fs.make_dir(self._path.parent)
+        try:
+            return parse_document(self._fs.read(self._path), Owner, OWNER)
+        except FileNotFoundError:
+            owner = Owner(tier="", broker=uuid7().hex, epoch=0)
+            self._fs.replace(self._path, pack_document(owner))
+            return owner
+
+    def _read_remote(self) -> tuple[Owner | None, Version | None]:
+        try:
+            data, version = self._store.get(OWNER)
+        except NotFound:
+            return None, None
+        return parse_document(data, Owner, OWNER), version
+
+
+def _owned(store: ObjectStore, owner: Owner) -> str:
+    return (
+        f"{store.address} belongs to broker {owner.broker} on {owner.host} since {owner.since}: "
+        "this broker does not write to it until `penstock topic tier take-over` is run here"
+    )

@@ -1,0 +1,544 @@
+"""The tier of one broker: a task that brings it up to date, pass after pass.
+
+A pass confirms the ownership, uploads what is due, lets local files go, finishes deletions, writes
+the state, and collects garbage now and then. Whatever fails is tried again in the next pass. The
+event loop owns all state; `Topic.maintenance` is held while a manifest is written, not while a
+segment is uploaded.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
+from penstock.log.context import Context
+from penstock.log.layout import INCARNATION, KINDS, TIER, parse_checked
+from penstock.log.pool import P, T, in_pool
+from penstock.log.segment import Segment
+from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.manifest import (
+    Manifest,
+    StoredSegment,
+    manifest_name,
+    object_name,
+)
+from penstock.log.tier.segment import TieredSegment, not_local
+from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore, Patience, Version
+from penstock.topics.offsets_journal import CommittedOffset
+from penstock.topics.tier.adopt import Adoption
+from penstock.topics.tier.owner import Fenced, Ownership
+from penstock.topics.tier.state import STATE, State, TopicEnd
+from penstock.topics.tier.upload import checkpoint_after, upload
+from penstock.topics.topic import Topic
+
+log = logging.getLogger("penstock.topics.tier")
+
+PATIENCE = Patience(attempts=3, seconds=30.0)  # of one request
+TOPICS_AT_A_TIME = 4
+MAX_RETRY_SECONDS = 300.0
+COLLECT_SECONDS = 600.0  # between two looks for garbage
+DIRECTORY, CACHE, DELETED = "topic-tier", "topic-tier-cache", "deleted"
+
+
+class Topics(Protocol):
+    """Where they are had from: the store."""
+
+    def names(self) -> list[str]: ...
+
+    def get(self, name: str) -> Topic | None: ...
+
+
+class Tier:
+    def __init__(self, context: Context, private: Path, topics: Topics, metrics: Metrics) -> None:
+        settings = context.settings
+        self._context = context
+        self._topics = topics
+        self._directory = private / DIRECTORY
+        self.store = ObjectStore(settings.tier, patience=PATIENCE)
+        self._pool = ThreadPoolExecutor(2 * TOPICS_AT_A_TIME, "tier")
+        self._ownership = Ownership(self.store, self._directory, context.fs)
+        self.cache = context.cache = BlockCache(
+            self.store, private / CACHE, settings.tier_cache, fs=context.fs, metrics=metrics
+        )
+        # What is copied with the topics: set by whoever has it.
+        self.groups: Callable[[], Iterable[CommittedOffset]] = tuple
+        self.sinks: Path | None = None
+        self._versions: dict[str, Version | None] = {}  # of manifests that are ours, by incarnation
+        self._state_version: Version | None = None
+        self._state_read = False
+        self._state_written = State(broker="", written_at=0.0)
+        self._unnamed: dict[str, float] = {}  # objects no manifest names: since when, monotonic
+        self._collected = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self.problem: str | None = None  # why nothing is copied at the moment
+        self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
+        self.passes = 0  # that went through
+        self._uploaded = metrics.counter(
+            "penstock_topic_tier_uploaded_bytes_total", "Bytes copied to the tier"
+        )
+        self._failures = metrics.counter(
+            "penstock_topic_tier_failures_total", "Failed attempts to bring the tier up to date"
+        )
+        self._collections = metrics.counter(
+            "penstock_topic_tier_collected_objects_total",
+            "Objects deleted that no manifest named any more",
+        )
+        gauge = metrics.gauge
+        gauge("penstock_topic_tier_bytes", "Bytes in the tier", read=self._bytes)
+        gauge(
+            "penstock_topic_tier_pending_bytes",
+            "Bytes of sealed segments not in the tier yet",
+            read=lambda: sum(s.size for t in self._all() for s in _pending(t)),
+        )
+        gauge(
+            "penstock_topic_tier_lag_seconds",
+            "Age of the oldest sealed segment that is due and not in the tier",
+            read=self.lag,
+        )
+        gauge(
+            "penstock_topic_tier_fenced",
+            "Whether the tier belongs to another broker, or a topic in it to another writer",
+            read=lambda: bool(self.fenced or self.topic_problems),
+        )
+        gauge(
+            "penstock_topic_tier_failing",
+            "Whether the last attempt to bring the tier up to date failed",
+            read=lambda: bool(self.problem),
+        )
+        self.fenced = False
+
+    def _all(self) -> list[Topic]:
+        topics = (self._topics.get(name) for name in self._topics.names())
+        return [topic for topic in topics if topic is not None]
+
+    def _bytes(self) -> int:
+        return sum(topic.tier.size for topic in self._all() if topic.tier is not None)
+
+    def lag(self) -> float:
+        """Seconds by which the oldest segment that is due is late; 0 when none is."""
+        due = [s.newest for t in self._all() for s in _pending(t)]
+        late = self._context.now() - min(due, default=self._context.now())
+        return max(0.0, late / 1e6 - self._context.settings.tier_delay)
+
+    def status(self) -> dict[str, Any]:
+        topics = self._all()
+        return {
+            "address": self.store.address,
+            "owner": bool(self._ownership.epoch),
+            "problem": self.problem,
+            "topic_problems": dict(self.topic_problems),
+            "tier_bytes": self._bytes(),
+            "local_bytes": sum(topic.local_bytes for topic in topics),
+            "pending_bytes": sum(s.size for t in topics for s in _pending(t)),
+            "lag_seconds": self.lag(),
+        }
+
+    async def _run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await in_pool(self._pool, function, *args, **kwargs)
+
+    # From start to stop
+
+    async def prepare(self) -> None:
+        """Before the topics are opened: adopt what the tier has, if that is wanted."""
+        await self._run_blocking(self.cache.open)
+        if self._context.settings.adopt:
+            data = self._context.directory
+            await self._run_blocking(
+                lambda: Adoption(self.store, data, self._directory, self._ownership).run()
+            )
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Note that the broker stopped; a store that is away does not hold it up for long."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+            if self._ownership.epoch and self.problem is None:
+                with contextlib.suppress(PenstockError):
+                    await self._write_state(clean=True)
+        self.close()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.cache.close()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            failures = 0 if await self.synchronize() else failures + 1
+            wait = self._context.settings.tier_interval * 2 ** min(failures, 10)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait, max(MAX_RETRY_SECONDS, wait / 2**10))):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    def wake(self) -> None:
+        """Begin a pass at once."""
+        self._wake.set()
+
+    async def synchronize(self) -> bool:
+        """One pass; whether it went through."""
+        try:
+            await self._run_blocking(self._confirm)
+            await self._copy_topics()
+            await self._finish_deletions()
+            await self._write_state(clean=False)
+            if time.monotonic() - self._collected >= COLLECT_SECONDS:
+                await self.collect()
+        except PenstockError as error:
+            if self.problem is None or isinstance(error, Fenced) != self.fenced:
+                log.error("tier: %s", error)
+            self.problem, self.fenced = str(error), isinstance(error, Fenced)
+            self._failures.add(1)
+            return False
+        if self.problem is not None:
+            log.info("tier: %s is brought up to date again", self.store.address)
+        self.problem, self.fenced = None, False
+        self.passes += 1
+        return True
+
+    def _confirm(self) -> None:
+        if self._ownership.epoch:
+            self._ownership.check()
+        else:
+            self._versions.clear()
+            self._state_read = False
+            try:
+                self._ownership.acquire()
+            except Fenced:
+                raise
+            except Conflict as error:  # two were starting at the same moment
+                raise Fenced(str(error)) from None
+
+    # Topics
+
+    async def _copy_topics(self) -> None:
+        """All of them, a few at a time; then fail if any failed for want of the store."""
+        waiting = self._all()
+        failures: list[StorageFailed] = []
+
+        async def work() -> None:
+            while waiting and not failures:
+                topic = waiting.pop(0)
+                try:
+                    await self._copy_topic(topic)
+                except StorageFailed as error:
+                    failures.append(error)
+                    return
+                except (Conflict, Damaged) as error:
+                    if self.topic_problems.get(topic.name) != str(error):
+                        log.error("tier: topic %s is not copied: %s", topic.name, error)
+                    self.topic_problems[topic.name] = str(error)
+                else:
+                    self.topic_problems.pop(topic.name, None)
+
+        await asyncio.gather(*(work() for _ in range(TOPICS_AT_A_TIME)))
+        if failures:
+            raise failures[0]
+
+    async def _copy_topic(self, topic: Topic) -> None:
+        oldest = self._context.now() - self._context.settings.tier_delay * 1e6
+        for segment in _pending(topic):
+            if segment.newest > oldest or topic.ending:
+                break
+            await self._open_manifest(topic)
+            await self._copy_segment(topic, segment)
+        if topic.tier is not None and _has_changed(topic, topic.tier):
+            await self._open_manifest(topic)
+            async with topic.maintenance:
+                await self._commit(topic, topic.tier.segments)
+        await self._release_local(topic)
+
+    async def _copy_segment(self, topic: Topic, segment: Segment) -> None:
+        try:
+            stored = await self._run_blocking(upload, self.store, topic.incarnation, segment)
+            before = topic.tier.checkpoint if topic.tier is not None else b""
+            checkpoint = before
+            if topic.tier is None or segment.end > topic.tier.end:
+                checkpoint = await self._run_blocking(
+                    checkpoint_after,
+                    before,
+                    topic.incarnation,
+                    segment,
+                    self._context.settings.producer_expiry,
+                    self._context.now(),
+                )
+        except FileNotFoundError:
+            return  # retention or compaction took it away
+        self._uploaded.add(stored.size)
+        async with topic.maintenance:
+            segments = topic.segments
+            if topic.ending or not any(one is segment for one in segments):
+                return
+            following = segments[segments.index(segment) + 1].base
+            entries = topic.tier.segments if topic.tier is not None else []
+            others = [one for one in entries if not segment.base <= one.base < following]
+            await self._commit(
+                topic, sorted([*others, stored], key=lambda one: one.base), checkpoint
+            )
+
+    async def _open_manifest(self, topic: Topic) -> None:
+        """Before the first write of a manifest in an epoch: the one that is there must be ours."""
+        incarnation = topic.incarnation
+        if incarnation in self._versions:
+            return
+        name = manifest_name(incarnation)
+        try:
+            data, version = await self._run_blocking(self.store.get, name)
+        except NotFound:
+            if topic.tier is not None and topic.tier.segments:
+                raise Damaged(f"{self.store.address}/{name} is gone") from None
+            self._versions[incarnation] = None
+            return
+        manifest = Manifest.parse(data, name)
+        known = topic.tier.version if topic.tier is not None else None
+        if manifest.broker != self._ownership.broker or (
+            known is not None and manifest.version not in (known, known + 1)
+        ):
+            raise Conflict(
+                f"{self.store.address}/{name} was written by broker {manifest.broker}, and not by "
+                "this one: start from the tier with an empty data directory and topics.adopt, or "
+                "delete the topic here"
+            )
+        if known is None and manifest.segments:
+            await self._write_local(topic, manifest)
+            topic.attach(self._tiered(topic, not_local(manifest, topic.segments)))
+        self._versions[incarnation] = version
+
+    def _tiered(self, topic: Topic, stored: Sequence[StoredSegment]) -> list[Segment]:
+        segments: list[Segment] = [
+            TieredSegment(self._context.fs, topic.directory, topic.incarnation, one, self.cache)
+            for one in stored
+        ]
+        for segment in segments:
+            segment.holes = topic.damage_report.holes_of(segment.base)
+        return segments
+
+    async def _commit(
+        self, topic: Topic, segments: list[StoredSegment], checkpoint: bytes | None = None
+    ) -> None:
+        """Write the manifest there, then here. The caller holds `topic.maintenance`."""
+        before = topic.tier
+        manifest = Manifest(
+            tier=self._ownership.tier,
+            name=topic.name,
+            incarnation=topic.incarnation,
+            broker=self._ownership.broker,
+            version=before.version + 1 if before is not None else 1,
+            policy=topic.policy,
+            archived=topic.archived_offset,
+            segments=segments,
+            checkpoint=checkpoint or (before.checkpoint if before is not None else b""),
+            damage=[dict(place) for place in topic.damage],
+        )
+        await self._run_blocking(self._put_manifest, manifest)
+        await self._write_local(topic, manifest)
+
+    def _put_manifest(self, manifest: Manifest) -> None:
+        name = manifest_name(manifest.incarnation)
+        data = manifest.pack()
+        try:
+            version = self.store.put_if(name, data, self._versions.get(manifest.incarnation))
+        except Conflict:
+            # Perhaps it was ours, and its answer was lost.
+            self._ownership.check()
+            there, version = self.store.get(name)
+            present = Manifest.parse(there, name)
+            if (present.broker, present.version) != (manifest.broker, manifest.version):
+                self._versions.pop(manifest.incarnation, None)
+                raise
+            version = self.store.put_if(name, data, version)
+        self._versions[manifest.incarnation] = version
+
+    async def _write_local(self, topic: Topic, manifest: Manifest) -> None:
+        context = self._context
+        await context.run(context.fs.replace, topic.directory / TIER, manifest.pack())
+        topic.tier = manifest
+
+    # What goes
+
+    async def _release_local(self, topic: Topic) -> None:
+        """Let the local files of segments go that the tier has: the oldest first, by age and
+        size."""
+        limits = self._context.settings.local_retention
+        if topic.tier is None or not (limits.age or limits.bytes) or topic.maintenance.locked():
+            return
+        async with topic.maintenance:
+            if topic.ending or topic.unfinished_swap is not None:
+                return
+            stored = {one.base: one for one in topic.tier.segments if not one.superseded}
+            oldest = self._context.now() - limits.age * 1e6
+            total = topic.local_bytes
+            for segment in topic.segments[:-1]:
+                if not segment.local:
+                    continue
+                aged = bool(limits.age) and segment.newest < oldest
+                too_much = bool(limits.bytes) and total > limits.bytes
+                entry = stored.get(segment.base)
+                if not (aged or too_much) or entry is None or entry.end != segment.end:
+                    break
+                total -= segment.size
+                await topic.replace_local(segment, self._tiered(topic, [entry])[0])
+
+    async def let_go(self, topic: Topic, first: int) -> None:
+        """Retention wants what lies below `first` to go: the manifest lets go of it, and its
+        objects are collected. The caller holds `topic.maintenance`."""
+        if topic.tier is None or not any(one.base < first for one in topic.tier.segments):
+            return
+        if not self._ownership.epoch:
+            raise StorageFailed(self.problem or "the tier is not confirmed yet")
+        await self._open_manifest(topic)
+        await self._commit(topic, [one for one in topic.tier.segments if one.base >= first])
+        self._collect_soon()
+
+    async def note_deletion(self, topic: Topic) -> None:
+        """The topic is being deleted: remember to delete it in the tier, whenever that answers."""
+        if topic.tier is not None:
+            path = self._directory / DELETED / topic.incarnation
+            await self._context.run(self._context.fs.make_dir, path.parent)
+            await self._context.run(self._context.fs.replace, path, topic.name.encode())
+
+    async def _finish_deletions(self) -> None:
+        fs, directory = self._context.fs, self._directory / DELETED
+        live = {topic.incarnation for topic in self._all()}
+        for incarnation in await self._context.run(fs.list_dir, directory):
+            if incarnation in live:  # the broker was killed before it was deleted
+                await self._context.run(fs.remove, directory / incarnation)
+            elif await self._context.run(self._is_gone, directory / incarnation):
+                await self._run_blocking(self.store.delete, [manifest_name(incarnation)])
+                self._versions.pop(incarnation, None)
+                self._collect_soon()
+                await self._context.run(fs.remove, directory / incarnation)
+
+    def _is_gone(self, note: Path) -> bool:
+        fs = self._context.fs
+        path = self._context.directory / fs.read(note).decode() / INCARNATION
+        try:
+            return parse_checked(fs.read(path)) not in (note.name, None)
+        except FileNotFoundError:
+            return True
+
+    def _collect_soon(self) -> None:
+        self._collected = -COLLECT_SECONDS
+
+    async def collect(self) -> int:
+        """Delete objects that no manifest has named for `tier_grace`; how many."""
+        live = {topic.incarnation: topic for topic in self._all()}
+        for topic in live.values():
+            if topic.tier is not None:
+                with contextlib.suppress(Conflict, Damaged):  # reported when it is copied
+                    await self._open_manifest(topic)
+        garbage = await self._run_blocking(self._unnamed_objects, live)
+        now = time.monotonic()
+        self._unnamed = {name: self._unnamed.get(name, now) for name in garbage}
+        grace = self._context.settings.tier_grace
+        expired = [name for name, since in self._unnamed.items() if now - since >= grace]
+        if expired:
+            await self._run_blocking(self._delete_as_owner, expired)
+            self._collections.add(len(expired))
+            log.info("tier: %d objects that no manifest names were deleted", len(expired))
+        self._unnamed = {name: at for name, at in self._unnamed.items() if name not in expired}
+        self._collected = now if not self._unnamed else now - COLLECT_SECONDS + grace
+        return len(expired)
+
+    def _unnamed_objects(self, live: dict[str, Topic]) -> list[str]:
+        objects: dict[str, list[str]] = {}  # by incarnation
+        for item in self.store.list("topics/"):
+            _, incarnation, _ = item.name.split("/", 2)
+            objects.setdefault(incarnation, []).append(item.name)
+        unnamed = []
+        for incarnation, names in objects.items():
+            manifest = manifest_name(incarnation)
+            topic = live.get(incarnation)
+            if topic is not None and topic.tier is not None and incarnation in self._versions:
+                named = {
+                    object_name(incarnation, one.stem, kind)
+                    for one in topic.tier.segments
+                    for kind in KINDS
+                }
+                unnamed += [name for name in names if name != manifest and name not in named]
+            elif topic is None and manifest not in names:
+                unnamed += names
+        return unnamed
+
+    def _delete_as_owner(self, names: list[str]) -> None:
+        self._ownership.check()
+        self.store.delete(names)
+
+    # Everything else
+
+    async def _write_state(self, *, clean: bool) -> None:
+        topics = {
+            topic.incarnation: TopicEnd(topic.name, topic.next_offset) for topic in self._all()
+        }
+        state = State(
+            broker=self._ownership.broker,
+            written_at=self._context.clock(),
+            clean=clean,
+            topics=topics,
+            groups=sorted(self.groups()),
+            sinks=await self._context.run(self._read_sinks),
+        )
+        comparable = copy(state)
+        comparable.written_at = self._state_written.written_at
+        if comparable == self._state_written:
+            return
+        await self._run_blocking(self._put_state, state)
+        self._state_written = state
+
+    def _read_sinks(self) -> bytes:
+        try:
+            return self._context.fs.read(self.sinks) if self.sinks is not None else b""
+        except FileNotFoundError:
+            return b""
+
+    def _put_state(self, state: State) -> None:
+        for attempt in (1, 2):
+            if not self._state_read:
+                self._ownership.check()
+                try:
+                    _, self._state_version = self.store.get(STATE)
+                except NotFound:
+                    self._state_version = None
+                self._state_read = True
+            try:
+                self._state_version = self.store.put_if(STATE, state.pack(), self._state_version)
+                return
+            except Conflict:  # an answer of ours was lost, or there is another owner
+                self._state_read = False
+                if attempt == 2:
+                    raise
+
+
+def _pending(topic: Topic) -> list[Segment]:
+    """Sealed segments on this disk that the tier does not have."""
+    stored = {
+        (one.base, one.end)
+        for one in (topic.tier.segments if topic.tier is not None else ())
+        if not one.superseded
+    }
+    return [
+        segment
+        for segment in topic.segments[:-1]
+        if segment.local and segment.rows and (segment.base, segment.end) not in stored
+    ]
+
+
+def _has_changed(topic: Topic, tier: Manifest) -> bool:
+    """Whether the manifest does not say any more what the topic is."""
+    return (topic.policy, topic.archived_offset, topic.damage) != (
+        tier.policy,
+        tier.archived,
+        tier.damage,
+    )

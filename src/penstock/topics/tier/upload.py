@@ -1,0 +1,123 @@
+"""Uploading one sealed segment: its three files, read back and compared before anyone names them.
+
+The names come from the content, so that an upload that was interrupted is begun again under the
+same names, and what is there already and right is not sent twice.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from crc32c import crc32c
+
+from penstock.errors import Damaged, NotFound
+from penstock.log.fs import File
+from penstock.log.layout import (
+    BATCH_SIZE,
+    BATCHES,
+    CLEAN,
+    DATA,
+    INDEX,
+    INDEX_SIZE,
+    KINDS,
+    Checkpoint,
+    parse_batches,
+)
+from penstock.log.producers import Producers
+from penstock.log.segment import Segment
+from penstock.log.tier.manifest import (
+    BLOCK_BYTES,
+    StoredFile,
+    StoredObject,
+    StoredSegment,
+    block_checksums,
+)
+from penstock.object_store import PART_BYTES, ObjectStore
+
+
+def upload(store: ObjectStore, incarnation: str, segment: Segment) -> StoredSegment:
+    """Blocks, for as long as the store takes. `FileNotFoundError` when the segment is gone."""
+    files = {kind: segment.file(kind) for kind in KINDS}  # they stay open whatever happens to it
+    sizes = {
+        DATA: segment.data_size,
+        INDEX: segment.rows * INDEX_SIZE,
+        BATCHES: segment.batches_size,
+    }
+    stored, crc = _checksums(files, sizes)
+    entry = StoredSegment(
+        stem=f"{segment.base:020d}-{stored[DATA].size:x}-{crc:08x}",
+        base=segment.base,
+        end=segment.end,
+        rows=segment.rows,
+        newest=segment.newest,
+        compacted=segment.compacted,
+        files=stored,
+    )
+    for kind in KINDS:
+        target = StoredObject.of(incarnation, entry, kind)
+        if not _is_stored(store, target):
+            store.write(target.name, _parts(files[kind], stored[kind].size))
+            _check(store, target)
+    return entry
+
+
+def _checksums(
+    files: Mapping[str, File], sizes: Mapping[str, int]
+) -> tuple[dict[str, StoredFile], int]:
+    """Of each file by blocks, and of all the data."""
+    crc = 0
+
+    def summed(parts: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal crc
+        for part in parts:
+            crc = crc32c(part, crc)
+            yield part
+
+    stored = {}
+    for kind, file in files.items():
+        parts = _parts(file, sizes[kind])
+        stored[kind] = block_checksums(summed(parts) if kind == DATA else parts)
+        if stored[kind].size != sizes[kind]:
+            raise Damaged(f"{file.path.name} has {stored[kind].size} of {sizes[kind]} bytes")
+    return stored, crc
+
+
+def _parts(file: File, size: int) -> Iterator[bytes]:
+    return (file.read_at(at, min(BLOCK_BYTES, size - at)) for at in range(0, size, BLOCK_BYTES))
+
+
+def _is_stored(store: ObjectStore, target: StoredObject) -> bool:
+    """Whether an upload that was interrupted came this far; a small file is rather sent again."""
+    if target.file.size <= PART_BYTES or store.size_of(target.name) != target.file.size:
+        return False
+    try:
+        _check(store, target)
+    except (Damaged, NotFound):
+        return False
+    return True
+
+
+def _check(store: ObjectStore, target: StoredObject) -> None:
+    """Read it back; what a directory was given is made durable first."""
+    store.sync([target.name])
+    for _ in target.blocks(store):
+        pass
+
+
+def checkpoint_after(
+    before: bytes, incarnation: str, segment: Segment, expiry: float, now: int
+) -> bytes:
+    """The checkpoint of a topic that ends with this segment, whose producers are those of the
+    checkpoint before and what the segment adds."""
+    earlier = Checkpoint.parse(before) if before else None
+    producers = Producers(earlier.producers if earlier is not None else {}, expiry)
+    data = segment.file(BATCHES).read_at(0, segment.batches_size // BATCH_SIZE * BATCH_SIZE)
+    rows, good = parse_batches(data)
+    producers.replay(rows[good])
+    producers.forget_before(now)
+    return Checkpoint(
+        bytes.fromhex(incarnation),
+        next_offset=segment.end,
+        base=segment.end,
+        last_time=segment.newest,
+        state=CLEAN,
+        producers=producers.entries,
+    ).pack()

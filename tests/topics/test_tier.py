@@ -1,0 +1,455 @@
+"""Topics on object storage: real segments, a real S3 server, and everything that goes wrong."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.schema import LocalRetention
+from penstock.errors import Damaged
+from penstock.log.layout import DATA, sealed_name
+from penstock.log.tier import cache as tier_cache
+from penstock.object_store import ObjectStore
+from penstock.topics.store import TopicStore
+from penstock.topics.tier import tier as tier_module
+from penstock.topics.topic import Topic
+from tests.support.object_stores import (
+    BUCKET,
+    CREDENTIALS,
+    Faults,
+    faulty_proxy,
+    s3_server,
+)
+from tests.support.topics import Clock, bits, everything, run, running
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[tuple[str, Faults]]:
+    with s3_server() as server, faulty_proxy(server) as (url, faults):
+        yield url, faults
+
+
+@pytest.fixture
+def faults(s3: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    url, faults = s3
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        tier_module, "PATIENCE", tier_module.PATIENCE._replace(attempts=1, seconds=20.0)
+    )
+    faults.seen.clear()
+    yield faults
+    faults.never()
+
+
+@pytest.fixture(params=["s3", "file"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    request.getfixturevalue("faults")
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def s3_address(faults: Faults, tmp_path: Path) -> str:
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+def tiered(directory: Path, address: str, **settings: Any) -> Any:
+    settings.setdefault("tier_delay", 0.0)
+    settings.setdefault("segment_bytes", 2300)
+    settings.setdefault("local_retention", LocalRetention(bytes=1))
+    return running(directory, tier=address, **settings)
+
+
+async def fill(topic: Topic, batches: int = 8, records: int = 10, start: int = 0) -> None:
+    for number in range(start, start + batches):
+        await topic.append([b"%06d-%03d " % (number, i) + b"x" * 90 for i in range(records)])
+
+
+async def read_all(topic: Topic) -> list[tuple[int, bytes]]:
+    """Also over what was lost."""
+    records: list[tuple[int, bytes]] = []
+    at = topic.first_offset
+    while at < topic.next_offset:
+        try:
+            batch = await topic.read_through(partial(topic.read, at))
+        except Damaged as error:
+            at = error.resume or topic.next_offset
+            continue
+        if not batch.count:
+            break
+        records += [(offset, bytes(payload)) for offset, payload in batch]
+        at = batch.next_offset
+    return records
+
+
+async def pass_through(store: TopicStore) -> None:
+    assert store.tier is not None
+    assert await store.tier.synchronize(), store.tier.problem
+    assert not store.tier.topic_problems
+
+
+def test_segments_leave_the_disk_and_readers_do_not_notice(tmp_path: Path, address: str) -> None:
+    async def body() -> None:
+        async with tiered(tmp_path / "data", address) as store:
+            topic = await store.create("a b/c".replace("/", "%"))
+            await fill(topic)
+            before = everything(topic)
+            await pass_through(store)
+            assert len(topic.segments) == 4
+            assert [segment.local for segment in topic.segments[:-1]] == [False] * (
+                len(topic.segments) - 1
+            )
+            assert not list(topic.directory.glob("data-*.log"))
+            assert topic.first_offset == 0
+            assert topic.local_offset == topic.segments[-1].base
+            with pytest.raises(tier_cache.NotCached):
+                topic.read(0)  # the event loop does not wait
+            assert await read_all(topic) == before
+            assert everything(topic) == before  # from the cache
+            times = await topic.read_through(lambda: topic.timestamps(_offsets(before)))
+            assert (times > 0).all()
+        async with tiered(tmp_path / "data", address) as store:
+            topic = store.require("a b%c")
+            assert topic.first_offset == 0
+            assert await read_all(topic) == before
+            await pass_through(store)
+            await fill(topic, start=8)
+            await pass_through(store)
+            assert (await read_all(topic))[: len(before)] == before
+
+    run(body())
+
+
+def _offsets(records: list[tuple[int, bytes]]) -> Any:
+    import numpy as np
+
+    return np.array([offset for offset, _ in records], np.int64)
+
+
+def test_a_segment_waits_for_its_delay_and_the_newest_stay_local(tmp_path: Path) -> None:
+    async def body() -> None:
+        clock = Clock()
+        limits = LocalRetention(bytes=6500)
+        async with tiered(
+            tmp_path / "data",
+            f"file://{tmp_path}/store",
+            clock=clock,
+            tier_delay=60.0,
+            local_retention=limits,
+        ) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            await pass_through(store)
+            assert topic.tier is None
+            assert store.tier is not None
+            assert store.tier.lag() == 0.0
+            clock.now += 61
+            assert store.tier.lag() > 0.0
+            await pass_through(store)
+            assert topic.tier is not None
+            assert topic.tier.end == topic.segments[-1].base
+            assert 0 < topic.local_bytes <= 6500
+            local = [segment.local for segment in topic.segments]
+            assert local == sorted(local), "the newest stay"
+            assert True in local[:-1]
+
+    run(body())
+
+
+def test_a_failing_store_delays_and_loses_nothing(
+    tmp_path: Path, s3_address: str, faults: Faults
+) -> None:
+    """From one request on all fail, each time later and in another way; appends and reads go on."""
+
+    async def body() -> None:
+        async with tiered(tmp_path / "data", s3_address) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            before = everything(topic)
+            failed = 0
+            kinds = ["throttle", "error", "cut", "lost"]
+            for skip in range(10):
+                faults.choose = _from(skip, kinds[skip % 4])
+                assert store.tier is not None
+                if not await store.tier.synchronize():
+                    failed += 1
+                    assert store.tier.problem
+                await fill(topic, batches=2, start=100 + skip)
+                faults.never()
+                assert (await read_all(topic))[: len(before)] == before
+            assert failed > 5
+            await pass_through(store)
+            everything_there = await read_all(topic)
+        assert everything_there[: len(before)] == before
+        async with tiered(tmp_path / "data", s3_address) as store:
+            await pass_through(store)
+            assert await read_all(store.require("t")) == everything_there
+
+    run(body())
+
+
+def _from(skip: int, fault: str) -> Any:
+    remaining = skip
+
+    def choose(method: str, path: str) -> str | None:
+        nonlocal remaining
+        remaining -= 1
+        return fault if remaining < 0 else None
+
+    return choose
+
+
+def test_wrong_bytes_are_noticed_on_the_way_up_and_down(
+    tmp_path: Path, s3_address: str, faults: Faults
+) -> None:
+    async def body() -> None:
+        async with tiered(tmp_path / "data", s3_address) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            before = everything(topic)
+            faults.choose = lambda method, path: (
+                "wrong" if method == "GET" and path.endswith(".log") else None
+            )
+            assert store.tier is not None
+            await store.tier.synchronize()
+            assert "checksum" in store.tier.topic_problems["t"]
+            assert topic.tier is None, "nothing is named that was not read back"
+            assert all(segment.local for segment in topic.segments)
+            faults.never()
+            await pass_through(store)
+            assert not topic.segments[0].local
+            faults.times(1, "wrong", "GET", ".log")
+            assert await read_all(topic) == before, "the way spoilt it once"
+            faults.times(1, "slow", "GET")
+            assert await read_all(topic) == before
+
+    run(body())
+
+
+def test_two_brokers_never_write_one_tier(tmp_path: Path, address: str) -> None:
+    async def body() -> None:
+        async with tiered(tmp_path / "one", address) as one:
+            await fill(await one.create("t"))
+            await pass_through(one)
+            async with tiered(tmp_path / "two", address) as two:
+                other = await two.create("t")
+                await fill(other)
+                assert two.tier is not None
+                assert not await two.tier.synchronize()
+                assert two.tier.fenced
+                assert "take-over" in str(two.tier.problem)
+                await fill(other, start=50)  # appends go on
+                assert all(segment.local for segment in other.segments)
+                ownership = tier_module.Ownership(
+                    two.tier.store, tmp_path / "two" / ".penstock" / tier_module.DIRECTORY
+                )
+                assert ownership.take_over() is not None
+                await pass_through(two)
+                topic = one.require("t")
+                await fill(topic, start=8)
+                version = topic.tier.version if topic.tier else 0
+                assert one.tier is not None
+                assert not await one.tier.synchronize()
+                assert one.tier.fenced
+                assert topic.tier is not None
+                assert topic.tier.version == version
+
+    run(body())
+
+
+def test_a_start_from_the_tier_has_everything_that_was_there(tmp_path: Path, address: str) -> None:
+    from penstock.log.producers import Producer
+
+    async def body() -> None:
+        producer = Producer(bytes(range(16)), 7)
+        async with tiered(tmp_path / "one", address) as one:
+            topic = await one.create("t")
+            await fill(topic)
+            await topic.append([b"once"], producer)
+            await topic.set_policy("compact")
+            await topic.seal()
+            records = everything(topic)
+            await one.create("empty")
+            assert one.tier is not None
+            one.tier.groups = lambda: [_committed("g", topic, 33)]
+            await pass_through(one)
+            tail = await topic.append([b"only", b"here"])
+            await one.tier.synchronize()  # the state says that these were given
+            incarnation = topic.incarnation
+        async with tiered(tmp_path / "two", address, adopt=True) as two:
+            topic = two.require("t")
+            assert topic.incarnation == incarnation
+            assert topic.policy == "compact"
+            assert await read_all(topic) == records
+            assert topic.next_offset >= tail.first_offset + 2, "offsets are not given again"
+            (lost,) = (place for place in topic.damage if place["outcome"] == "lost")
+            assert (lost["lost_from"], lost["lost_to"]) == (len(records), len(records) + 2)
+            again = await topic.append([b"once"], producer)
+            assert again.first_offset == len(records) - 1, "the producer is known"
+            following = await topic.append([b"new"])
+            assert two.get("empty") is not None
+            offsets = tmp_path / "two/.penstock/groups/offsets.log"
+            assert b'["commit","g","t","%b",33]' % incarnation.encode() in offsets.read_bytes()
+            await topic.seal()
+            await pass_through(two)
+            assert (await read_all(topic))[-1] == (following.first_offset, b"new")
+        async with tiered(tmp_path / "two", address, adopt=True) as two:
+            assert (await read_all(two.require("t")))[:-1] == records
+
+    run(body())
+
+
+def _committed(group: str, topic: Topic, offset: int) -> Any:
+    from penstock.topics.offsets_journal import CommittedOffset
+
+    return CommittedOffset(group, topic.name, topic.incarnation, offset)
+
+
+def test_retention_and_delete_reach_the_tier(tmp_path: Path, address: str) -> None:
+    async def body() -> None:
+        async with tiered(
+            tmp_path / "data", address, tier_grace=0.0, retention_bytes=8_000
+        ) as store:
+            topic = await store.create("t")
+            await fill(topic, batches=14)
+            await pass_through(store)
+            objects = ObjectStore(address)
+            before = objects.names()
+            await store.maintain()
+            assert topic.first_offset > 0
+            assert topic.tier is not None
+            assert topic.tier.segments[0].base == topic.first_offset
+            assert objects.names() == before, "objects go later"
+            remaining = await read_all(topic)
+            assert store.tier is not None
+            assert await store.tier.collect() > 0
+            assert objects.names() < before
+            assert await read_all(topic) == remaining
+            await store.delete("t")
+            await pass_through(store)
+            await store.tier.collect()
+            assert objects.names() == {"owner.json", "state.json"}
+
+    run(body())
+
+
+def test_a_store_that_is_away_holds_up_retention_and_nothing_else(
+    tmp_path: Path, s3_address: str, faults: Faults
+) -> None:
+    async def body() -> None:
+        async with tiered(tmp_path / "data", s3_address, retention_bytes=8_000) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            await pass_through(store)
+            faults.always("error")
+            await fill(topic, batches=14, start=8)
+            await store.maintain()
+            assert topic.first_offset == 0, "nothing is deleted that a manifest names"
+            assert store.tier is not None
+            assert not await store.tier.synchronize()
+            assert any(segment.local for segment in topic.segments[:-1])
+            with pytest.raises(Exception, match="does not answer"):
+                await topic.read_through(lambda: topic.read(0))
+            await store.delete("t")
+            faults.never()
+            await pass_through(store)
+            assert not any(
+                name.endswith("manifest.json") for name in ObjectStore(s3_address).names()
+            )
+
+    run(body())
+
+
+def test_compaction_swaps_in_the_tier_with_one_write(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/store"
+
+    async def body() -> None:
+        async with tiered(tmp_path / "data", address, tier_grace=0.0) as store:
+            topic = await store.create("t")
+            await topic.set_policy("compact")
+            await fill(topic, batches=14)
+            await pass_through(store)
+            bases = [segment.base for segment in topic.segments[:3]]
+            end = topic.segments[2].end
+            keep = [3, 5]
+            await store.compact("t", bases, bits(keep, end))
+            assert topic.tier is not None
+            assert [one.superseded for one in topic.tier.segments][:4] == [True] * 3 + [False]
+            after = await read_all(topic)
+            assert [offset for offset, _ in after if offset < end] == keep
+        # A start in between counts what is local, an adoption what the manifest names.
+        async with tiered(tmp_path / "data", address, tier_grace=0.0) as store:
+            topic = store.require("t")
+            assert await read_all(topic) == after
+            await pass_through(store)
+            assert topic.tier is not None
+            assert not any(one.superseded for one in topic.tier.segments)
+            assert topic.tier.segments[0].compacted
+            assert not topic.segments[0].local
+            assert store.tier is not None
+            assert await store.tier.collect() > 0
+            assert await read_all(topic) == after
+        async with tiered(tmp_path / "two", address, adopt=True) as two:
+            adopted = await read_all(two.require("t"))
+            assert adopted == after[: len(adopted)]
+            assert len(adopted) > len(keep)
+
+    run(body())
+
+
+def test_an_interrupted_removal_of_local_files_is_finished(tmp_path: Path) -> None:
+    async def body() -> None:
+        address = f"file://{tmp_path}/store"
+        async with tiered(tmp_path / "data", address, local_retention=LocalRetention()) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            await pass_through(store)
+            before = everything(topic)
+            base = topic.segments[0].base
+        (tmp_path / "data/t" / sealed_name("index.idx", base)).unlink()
+        async with tiered(tmp_path / "data", address) as store:
+            topic = store.require("t")
+            assert not topic.damage
+            assert not (topic.directory / sealed_name(DATA, base)).exists()
+            assert not topic.segments[0].local
+            assert await read_all(topic) == before
+
+    run(body())
+
+
+def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
+    async def body() -> None:
+        address = f"file://{tmp_path}/store"
+        async with tiered(tmp_path / "data", address, tier_cache=16_000) as store:
+            topic = await store.create("t")
+            await fill(topic, batches=30)
+            before = everything(topic)
+            await pass_through(store)
+            assert await read_all(topic) == before
+            directory = tmp_path / "data/.penstock" / tier_module.CACHE
+            assert sum(path.stat().st_size for path in directory.iterdir()) <= 16_000
+
+    run(body())
+
+
+def test_a_lost_copy_of_the_manifest_is_read_from_the_tier(tmp_path: Path) -> None:
+    async def body() -> None:
+        address = f"file://{tmp_path}/store"
+        async with tiered(tmp_path / "data", address) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            await pass_through(store)
+            before = await read_all(topic)
+        (tmp_path / "data/t/tier.json").write_bytes(b"{}")
+        async with tiered(tmp_path / "data", address) as store:
+            topic = store.require("t")
+            assert topic.first_offset > 0
+            await fill(topic, start=8)
+            await pass_through(store)
+            assert (await read_all(topic))[: len(before)] == before
+
+    run(body())
