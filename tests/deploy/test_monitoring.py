@@ -62,6 +62,7 @@ def exposed(postgres, tmp_path_factory) -> dict[str, set[str]]:
             database_url=fresh_database(postgres),
             http_server__ssl_cert_path=cert,
             http_server__ssl_key_path=key,
+            topics__tier=f"file://{directory}/tier",
         ) as broker,
         httpx.Client(base_url=broker.url, timeout=30, verify=False) as client,
     ):
@@ -206,6 +207,9 @@ FIRES = {
     "TopicGroupBehind": {f"penstock_topic_group_lag_seconds{TOPIC}": "1000x120"},
     "TopicDamaged": {"penstock_topic_segments_broken_total": "0x110 1x10"},
     "TopicAppendsFail": {'penstock_topic_append_failures_total{error="EIO"}': "0+1x120"},
+    "TopicTierFenced": {"penstock_topic_tier_fenced": "1x120"},
+    "TopicTierFailing": {"penstock_topic_tier_failing": "1x120"},
+    "TopicTierBehind": {"penstock_topic_tier_lag_seconds": "4000x120"},
     "TopicScrubOverdue": {"penstock_topic_scrub_finished_seconds": "-3000000x120"},
     "BufferFillsUp": {
         'penstock_buffer_pending{kind="failover"}': "9x120",

@@ -34,7 +34,10 @@ Samples = dict[str, float]
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
     url = fresh_database(postgres)
     with BrokerProcess(
-        tmp_path_factory.mktemp("metrics"), database_url=url, metrics__max_series=MAX_SERIES
+        tmp_path_factory.mktemp("metrics"),
+        database_url=url,
+        metrics__max_series=MAX_SERIES,
+        topics__tier=f"file://{tmp_path_factory.mktemp('tier')}",
     ) as process:
         process.database_url = url
         yield process

@@ -520,4 +520,5 @@ def _progress(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[i
 
 
 import penstock.cli.topic_check  # noqa: E402
-import penstock.cli.topic_groups  # noqa: E402, F401  # their commands join those above
+import penstock.cli.topic_groups  # noqa: E402
+import penstock.cli.topic_tier  # noqa: E402, F401  # their commands join those above

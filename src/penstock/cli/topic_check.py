@@ -4,13 +4,18 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import LOCAL_URL, Json, Token, Url, Watch, ask
+from penstock.cli import LOCAL_URL, ConfigFile, Json, Settings, Token, Url, Watch, ask
+from penstock.cli.database import loaded
 from penstock.cli.tables import Facts, View, fact, print_json, show
 from penstock.cli.topic import DEFAULT_BROKER, Broker, _progress, _session, commands
+from penstock.cli.topic_tier import configured
+
+if TYPE_CHECKING:
+    from penstock.topics.tier.verify import TierReport
 
 
 @commands.command()
@@ -31,16 +36,37 @@ def verify(
     token: Token = "",
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    tier: Annotated[
+        bool, typer.Option("--tier", help="Check what lies in the object store instead.")
+    ] = False,
+    config: ConfigFile = None,
+    settings: Settings = None,
 ) -> None:
     """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when
     something is damaged.
+
+    With --tier the objects that the tier's manifests name are read instead. The address is that of
+    the broker's configuration.
 
     Examples:
 
     `penstock topic verify --data-dir /var/lib/penstock`
 
     `penstock topic verify orders --live --json | jq .findings`
+
+    `penstock topic verify --tier --config penstock.yml`
     """
+    if tier:
+        from penstock.object_store import ObjectStore
+        from penstock.topics.tier.verify import verify_tier
+
+        address = configured(loaded(config, data_dir, settings).config)
+        with _progress(quiet, None, "checking") as advance:
+            reports = verify_tier(
+                ObjectStore(address), set(topics or ()), lambda size: advance(size, 0)
+            )
+        _show_tier(reports, set(topics or ()), json)
+        return
     from penstock.log.verify import verify as check_topic
 
     try:
@@ -81,6 +107,27 @@ def verify(
             for finding in report.findings:
                 sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
     if not sound:
+        raise typer.Exit(1)
+
+
+def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> None:
+    missing = sorted(topics - {report.topic for report in reports})
+    if missing:
+        typer.echo(f"penstock: the tier has no topic {', '.join(missing)}", err=True)
+    for report in reports:
+        if json:
+            print_json(report)
+            continue
+        verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
+        unnamed = f", {report.unnamed} objects that are not needed" if report.unnamed else ""
+        sys.stdout.write(
+            f"{report.topic}: {verdict}: offsets {report.first_offset:,} to "
+            f"{report.next_offset - 1:,}, {report.records:,} records, {report.bytes:,} bytes"
+            f"{unnamed}\n"
+        )
+        for finding in report.findings:
+            sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
+    if missing or not all(report.sound for report in reports):
         raise typer.Exit(1)
 
 

@@ -280,6 +280,15 @@ class Adoption:
         DISK.replace(directory / SINKS, state.sinks)
 
 
+def read_report(directory: Path) -> dict[str, Any] | None:
+    """What an adoption reported; None when there was none."""
+    try:
+        report: dict[str, Any] = msgspec.json.decode(DISK.read(directory / ADOPTED))
+    except FileNotFoundError:
+        return None
+    return report
+
+
 def _rank(manifest: Manifest, known: dict[str, Any]) -> tuple[bool, str]:
     return manifest.incarnation in known, manifest.incarnation
 

@@ -32,7 +32,7 @@ from penstock.log.tier.segment import TieredSegment, not_local
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore, Patience, Version
 from penstock.topics.offsets_journal import CommittedOffset
-from penstock.topics.tier.adopt import Adoption
+from penstock.topics.tier.adopt import Adoption, read_report
 from penstock.topics.tier.owner import Fenced, Ownership
 from penstock.topics.tier.state import STATE, State, TopicEnd
 from penstock.topics.tier.upload import checkpoint_after, upload
@@ -81,6 +81,9 @@ class Tier:
         self.problem: str | None = None  # why nothing is copied at the moment
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
         self.passes = 0  # that went through
+        self._passing = asyncio.Lock()
+        self._due = 0  # microseconds: what was sealed until then is copied without delay
+        self.adopted: dict[str, Any] | None = None  # the report, if this broker began so
         self._uploaded = metrics.counter(
             "penstock_topic_tier_uploaded_bytes_total", "Bytes copied to the tier"
         )
@@ -100,7 +103,7 @@ class Tier:
         )
         gauge(
             "penstock_topic_tier_lag_seconds",
-            "Age of the oldest sealed segment that is due and not in the tier",
+            "How late the oldest sealed segment is that is due and not in the tier",
             read=self.lag,
         )
         gauge(
@@ -139,6 +142,8 @@ class Tier:
             "local_bytes": sum(topic.local_bytes for topic in topics),
             "pending_bytes": sum(s.size for t in topics for s in _pending(t)),
             "lag_seconds": self.lag(),
+            "passes": self.passes,
+            "adopted": self.adopted,
         }
 
     async def _run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -151,9 +156,9 @@ class Tier:
         await self._run_blocking(self.cache.open)
         if self._context.settings.adopt:
             data = self._context.directory
-            await self._run_blocking(
-                lambda: Adoption(self.store, data, self._directory, self._ownership).run()
-            )
+            adoption = Adoption(self.store, data, self._directory, self._ownership)
+            await self._run_blocking(adoption.run)
+        self.adopted = await self._run_blocking(read_report, self._directory)
 
     async def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -183,12 +188,19 @@ class Tier:
                     await self._wake.wait()
             self._wake.clear()
 
-    def wake(self) -> None:
-        """Begin a pass at once."""
+    async def flush(self) -> None:
+        """Seal every topic and begin to copy all of it."""
+        for topic in self._all():
+            await topic.seal()
+        self._due = self._context.now()
         self._wake.set()
 
     async def synchronize(self) -> bool:
         """One pass; whether it went through."""
+        async with self._passing:
+            return await self._synchronize()
+
+    async def _synchronize(self) -> bool:
         try:
             await self._run_blocking(self._confirm)
             await self._copy_topics()
@@ -248,7 +260,7 @@ class Tier:
             raise failures[0]
 
     async def _copy_topic(self, topic: Topic) -> None:
-        oldest = self._context.now() - self._context.settings.tier_delay * 1e6
+        oldest = max(self._due, self._context.now() - self._context.settings.tier_delay * 1e6)
         for segment in _pending(topic):
             if segment.newest > oldest or topic.ending:
                 break

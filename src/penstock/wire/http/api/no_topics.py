@@ -21,6 +21,8 @@ class NoTopicsApi:
     @_refused("/api/v1/pipelines")
     @_refused("/api/v1/pipelines/{rest...}")
     @_refused("/api/v1/scrub")
+    @_refused("/api/v1/tier")
+    @_refused("/api/v1/tier/flush")
     @_refused("/api/v1/analytics/topic-groups")
     def refuse(self, _: Request) -> Response:
         return error_response(501, NO_TOPICS)

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.errors import InvalidRequest, TooLarge
+from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.names import check_name
 from penstock.protocol.records import Message, messages, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from penstock.topics.tier.tier import Tier
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
@@ -195,6 +196,34 @@ class TopicsApi:
     def scrub_now(self, _: Request) -> Response:
         self._topics.scrub.ask()
         return json_response(self._topics.scrub.status(), 202)
+
+    @route(
+        "GET",
+        "/api/v1/tier",
+        answer=dict[str, Any],
+        summary="What of the topics lies in the object store, and how far behind it is",
+    )
+    def tier(self, _: Request) -> Response:
+        return json_response(self._tier().status())
+
+    @route(
+        "POST",
+        "/api/v1/tier/flush",
+        answer=dict[str, Any],
+        status=202,
+        summary="Seal all topics and copy them to the object store now",
+        role=Role.ADMIN,
+        audit=Audited("topic.tier-flush"),
+    )
+    async def tier_flush(self, _: Request) -> Response:
+        tier = self._tier()
+        await tier.flush()
+        return json_response(tier.status(), 202)
+
+    def _tier(self) -> Tier:
+        if self._topics.tier is None:
+            raise NotFound("this broker has no tier: set topics.tier to an address")
+        return self._topics.tier
 
     @route("GET", "/topics/{topic}", answer=dict[str, Any], summary="Describe a topic")
     def details(self, request: Request) -> Response:

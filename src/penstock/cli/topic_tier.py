@@ -1,0 +1,119 @@
+"""`penstock topic tier`: what of the topics lies in an object store, and who may write there."""
+
+import json as text
+import time
+from typing import Any
+
+import typer
+
+from penstock.cli import (
+    LOCAL_URL,
+    Commands,
+    ConfigFile,
+    DataDir,
+    Json,
+    Settings,
+    Token,
+    Url,
+    Watch,
+    Yes,
+    ask,
+    confirm,
+    usage,
+)
+from penstock.cli.database import loaded
+from penstock.cli.tables import Facts, View, fact, show
+from penstock.cli.topic import commands as topic_commands
+from penstock.config import Config
+
+POLL_SECONDS = 0.2
+
+commands = Commands("Topics on object storage.", topic_commands, name="tier")
+
+
+def configured(config: Config) -> str:
+    """The address of the tier; wrong usage when there is none."""
+    if not config.topics.tier:
+        raise usage("no tier is configured: give --config, or --set topics.tier=s3://bucket/prefix")
+    return config.topics.tier
+
+
+@commands.command()
+def status(
+    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
+) -> None:
+    """How much is in the tier, how far behind it is, and what keeps it from getting on. Exit code
+    1 while something does.
+
+    Example: `penstock topic tier status --watch`
+    """
+    shown = show(lambda: _status(ask(url, token, "GET", "/api/v1/tier")), json, watch)
+    if shown and (shown.data["problem"] or shown.data["topic_problems"]):
+        raise typer.Exit(1)
+
+
+@commands.command()
+def flush(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
+    """Seal the active segment of each topic and copy everything to the tier, before a machine is
+    given up. Exit code 1 when that fails.
+
+    It ends when all that was appended before is in the tier.
+
+    Example: `penstock topic tier flush`
+    """
+    passes = ask(url, token, "POST", "/api/v1/tier/flush")["passes"]
+    while True:
+        report = ask(url, token, "GET", "/api/v1/tier")
+        failed = bool(report["problem"] or report["topic_problems"])
+        # The pass that was under way may have begun before.
+        if failed or report["passes"] >= passes + 2 or _complete(report, passes):
+            break
+        time.sleep(POLL_SECONDS)
+    show(lambda: _status(report), json, None)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _complete(report: dict[str, Any], passes: int) -> bool:
+    return bool(report["passes"] > passes and not report["pending_bytes"])
+
+
+@commands.command("take-over")
+def take_over(
+    config: ConfigFile = None, data_dir: DataDir = None, settings: Settings = None, yes: Yes = False
+) -> None:
+    """Make the broker of this data directory the one that writes to the tier.
+
+    Whoever wrote to it before stops doing so. To start from what the tier has, use an empty data
+    directory and `topics.adopt` instead.
+
+    Example: `penstock topic tier take-over --config penstock.yml`
+    """
+    from penstock.object_store import ObjectStore
+    from penstock.topics.tier.owner import Ownership
+    from penstock.topics.tier.tier import DIRECTORY
+
+    given = loaded(config, data_dir, settings).config
+    address = configured(given)
+    confirm(f"Take {address} over from its owner?", yes)
+    ownership = Ownership(ObjectStore(address), given.private_directory / DIRECTORY)
+    before = ownership.take_over()
+    of = f"broker {before.broker} on {before.host}" if before is not None else "nobody"
+    typer.echo(f"{address} belonged to {of} and is written from here now.")
+
+
+def _status(report: dict[str, Any]) -> View:
+    late = f"late by {report['lag_seconds']:.0f} s"
+    facts = [
+        ("address", report["address"]),
+        ("owner", "this broker" if report["owner"] else "another broker, or not known yet"),
+        ("in the tier", f"{report['tier_bytes']:,} bytes"),
+        ("on this disk", f"{report['local_bytes']:,} bytes"),
+        ("still to copy", f"{report['pending_bytes']:,} bytes, {late}"),
+    ]
+    if report["problem"]:
+        facts.append(("problem", report["problem"]))
+    facts += [(f"topic {name}", problem) for name, problem in report["topic_problems"].items()]
+    if report["adopted"]:
+        facts.append(("adopted", text.dumps(report["adopted"])))
+    return View(report, [Facts([fact(*one) for one in facts])])
