@@ -374,3 +374,82 @@ def test_sigterm_lets_a_program_finish_what_it_handles(broker, queue, tmp_path: 
         assert process.wait(60) == 0
         assert output.read_text().split() == ["begun", "done", "ended"]
         assert [message.data for message in client.pop(queue, wait=10)] == [2]
+
+
+def test_a_consumer_fetches_ahead_and_gives_back_what_it_did_not_begin(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client, Client(broker.url) as other:
+            for partition in ("a", "b", "c"):
+                await client.push_many(queue, [partition], partition=partition)
+            begun: list[Any] = []
+            go_on = asyncio.Event()
+
+            @client.consumer(f"{queue}@g", prefetch=True)
+            async def handle(payload: str) -> None:
+                begun.append(payload)
+                await go_on.wait()
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: begun)
+            # the one it handles and the one it has ready
+            await eventually(lambda: len(client._leases._kept) == 2)
+            client.stop()
+            go_on.set()
+            await running
+            assert len(begun) == 1
+            rest = await other.pop(f"{queue}@g", batch=10, partitions=10)
+            assert sorted(one.data for one in rest) == sorted({"a", "b", "c"} - set(begun))
+            assert await dead(client, queue) == {}
+            assert handle.handled == 1
+
+    run(body)
+
+
+def test_in_a_queue_of_one_partition_an_answer_does_not_wait_for_the_fetch_ahead(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            await client.push_many(queue, list(range(5)))
+            seen: list[int] = []
+
+            @client.consumer(f"{queue}@g", prefetch=True)
+            async def handle(number: int) -> None:
+                seen.append(number)
+                if number == 2 and seen.count(2) == 1:
+                    raise Retry
+
+            running = asyncio.create_task(client.run())
+            await eventually(lambda: len(seen) == 6)
+            client.stop()
+            await running
+            assert seen == [0, 1, 2, 2, 3, 4]
+            assert await client.pop(f"{queue}@g") == []
+
+    run(body)
+
+
+def test_a_loop_that_fetches_ahead_gives_back_what_it_did_not_begin(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client, Client(broker.url) as other:
+            for partition in ("a", "b", "c"):
+                await client.push_many(queue, [partition], partition=partition)
+            seen = []
+            async for message in client.take(f"{queue}@g", prefetch=True):
+                seen.append(message.data)
+                await message.ack()
+                if len(seen) == 1:
+                    continue
+                break
+            rest = await other.pop(f"{queue}@g", batch=10, wait=10.0)
+            assert sorted([*seen, *(one.data for one in rest)]) == ["a", "b", "c"]
+            with pytest.raises(InvalidRequest, match="no prefetch"):
+                client.consumer(queue, auto_ack=True, prefetch=True)(print)
+        with SyncClient(broker.url) as plain:
+            plain.push_many(f"{queue}-2", list(range(7)))
+            taken = plain.take(f"{queue}-2", batch=2, limit=7, prefetch=True)
+            numbers = []
+            for message in taken:
+                numbers.append(message.data)
+                message.ack()
+            assert numbers == list(range(7))
+
+    run(body)

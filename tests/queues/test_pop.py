@@ -12,8 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues
-from penstock.queues import pop as popping
+from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues, exchange
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -51,7 +50,7 @@ def test_acknowledging_and_taking_the_next_is_one_call(database_url: str) -> Non
             assert [one.success for one in popped.acked] == [True]
             seen += values(popped)
         assert sorted(seen) == sorted([*range(4)] * 3)
-        assert calls == [popping.EXCHANGE] * 11  # the rest of its work is in the same commit
+        assert calls == [exchange.SQL] * 11  # the rest of its work is in the same commit
 
         last, late = popped, acks_of(popped)
         waiting = asyncio.create_task(
@@ -371,7 +370,7 @@ def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vacuum may remove nothing meanwhile: each batch leaves a dead entry in the ready list."""
-    monkeypatch.setattr(popping, "SLACK", timedelta(0))
+    monkeypatch.setattr(exchange, "SLACK", timedelta(0))
 
     async def body(queues: Queues) -> None:
         holder = await asyncpg.connect(database_url)
@@ -385,10 +384,12 @@ def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
 
         async def blocks(back: timedelta) -> int:
             """Pages an empty pop looks at that goes so far back."""
-            ((group, floor),) = queues._popper._floors.items()
+            ((group, floor),) = queues._exchanger.floors.items()
             ((plan,),) = await queues.database.fetch(
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {popping.SQL}",
-                *([group], [None], [1], [1], [uuid4()], [floor], [floor - back], 1000),
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {exchange.SQL}",
+                *(*exchange.NO_LEASES, *exchange.NO_ACKS),
+                *([group], [0], 1, [group], None, [1], None, [uuid4()], [floor]),
+                *([floor - back], 1000),
             )
             return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
 

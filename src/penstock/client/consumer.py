@@ -20,6 +20,12 @@ Brokers may come and go: a worker waits and goes on. `stop` lets what is being h
 messages that were fetched and not begun, or wait for their next attempt, go back.
 
 The answer to the last message of a batch travels with the next pop (`QueueClient.ack_and_pop`).
+
+A worker may fetch its next batch while the handler works on the one before (`prefetch`): one batch
+per worker, under a lease, given back on `stop` without counting an attempt. Where a queue has one
+partition that next batch comes only once the one before is answered, so an answer never waits for a
+fetch under way: it is then sent by itself. Unless told otherwise a worker does so while it pays:
+the handler takes longer than a fetch, and not so long that others should have the messages.
 """
 
 import asyncio
@@ -43,13 +49,14 @@ from penstock.client.messages import (
     Received,
     Retry,
 )
-from penstock.client.queues import LONG_POLL, QueueClient
+from penstock.client.queues import LONG_POLL, QueueClient, received_late
 from penstock.client.tracing import processing
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 
+LONGEST_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
 MOST_WAITING = 1000  # messages between two attempts; more fail, and the broker tries them again
 
 
@@ -92,6 +99,7 @@ class ConsumerOptions(TypedDict, total=False):
     subscription_mode: str | None
     subscription_from: datetime | str | None
     name: str | None
+    prefetch: bool | None
 
 
 class Outcome:
@@ -123,11 +131,17 @@ class Consumer:
         subscription_mode: str | None = None,
         subscription_from: datetime | str | None = None,
         name: str | None = None,
+        prefetch: bool | None = None,
     ) -> None:
+        """`prefetch` fetches the next batch while the handler works: always, never, or (None) while
+        the handler takes longer than a fetch and less than a second.
+        """
         if concurrency < 1 or batch < 1:
             raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")
         if retry is not None and auto_ack:
             raise InvalidRequest("under auto_ack a message is gone when it is handed out: no retry")
+        if prefetch and auto_ack:
+            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
         self.address = Address.parse(address)
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.concurrency = concurrency
@@ -140,6 +154,7 @@ class Consumer:
         self._client = client
         self._handler = BoundHandler(handler, each=each)
         self._each, self._auto_ack, self._retry = each, auto_ack, retry
+        self._prefetch = False if auto_ack else prefetch
         self._options: dict[str, Any] = {
             "batch": batch,
             "auto_ack": auto_ack,
@@ -151,7 +166,7 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._slots = asyncio.Semaphore(concurrency)  # of the handler, for workers and retries
         self._workers: list[asyncio.Task[None]] = []
-        self._polls: set[asyncio.Task[list[Message]]] = set()
+        self._polls: set[asyncio.Future[list[Message]]] = set()
         # messages between two attempts, with the task that makes the next one
         self._waiting: dict[asyncio.Task[None], Sequence[Message]] = {}
 
@@ -196,49 +211,87 @@ class Consumer:
 
     async def _work(self) -> None:
         pauses = Backoff(0.1, 5.0)
+        clock = asyncio.get_running_loop().time
         last: tuple[Message, Outcome] | None = None  # done, and its answer not sent yet
-        while not self._stopping.is_set():
-            try:
-                messages = await self._fetch(last)
-                pauses.reset()
-            except (Unavailable, Full, NotFound) as error:
-                if last is not None:
+        poll: asyncio.Future[list[Message]] | None = None  # a fetch under way
+        carried: tuple[Message, Outcome] | None = None  # the answer that travels with it
+        pays = self._prefetch is True
+        try:
+            while not self._stopping.is_set():
+                asked = clock()
+                ahead = poll is not None
+                if poll is None:
+                    poll, carried, last = self._poll(last), last, None
+                try:
+                    messages = await self._fetch(poll, carried)
+                    pauses.reset()
+                except (Unavailable, Full, NotFound) as error:
+                    for done in (carried, last):
+                        if done is not None:
+                            await self._answer([done[0]], done[1])
+                    poll = carried = last = None
+                    pause = pauses.delay()
+                    log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
+                    await self._pause(pause)
+                    continue
+                poll = carried = None
+                began = clock()
+                if pays and messages and not self._stopping.is_set():
+                    poll, carried, last = self._poll(last), last, None
+                elif last is not None and messages:
                     await self._answer([last[0]], last[1])
                     last = None
-                pause = pauses.delay()
-                log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
-                await self._pause(pause)
-                continue
-            last = None
-            begun = 0
-            try:
-                if self._each:
-                    for message in messages:
-                        if self._stopping.is_set():
-                            break
-                        begun += 1
-                        final = begun == len(messages)
-                        last = await self._handle([message], hold_answer=final)
-                elif messages:
-                    begun = len(messages)
-                    last = await self._handle(messages, hold_answer=len(messages) == 1)
-            finally:
-                if begun < len(messages) and not self._auto_ack:
-                    await asyncio.shield(self._client.give_back(messages[begun:]))
-        if last is not None:
-            await self._answer([last[0]], last[1])
+                if messages:
+                    last = await self._handle_all(messages)
+                    took = clock() - began
+                    if self._prefetch is None:
+                        quick = (
+                            poll.done() if poll is not None else not ahead and began - asked < took
+                        )
+                        pays = quick and took < LONGEST_AHEAD_SECONDS
+                if poll is not None and last is not None and not poll.done():
+                    await self._answer([last[0]], last[1])  # it may wait for this very answer
+                    last = None
+            if last is not None:
+                await self._answer([last[0]], last[1])
+        finally:
+            if poll is not None:
+                await asyncio.shield(self._give_up(poll, carried))
 
-    async def _fetch(self, last: tuple[Message, Outcome] | None) -> list[Message]:
-        """The next messages, with the answer to the one before them. When it does not come through
-        the caller answers again, which changes nothing if it was done.
-        """
+    async def _handle_all(self, messages: list[Message]) -> tuple[Message, Outcome] | None:
+        """Hand out a batch; what is not begun when the consumer stops goes back."""
+        begun = 0
+        last = None
+        try:
+            if not self._each:
+                begun = len(messages)
+                return await self._handle(messages, hold_answer=len(messages) == 1)
+            for message in messages:
+                if self._stopping.is_set():
+                    break
+                begun += 1
+                last = await self._handle([message], hold_answer=begun == len(messages))
+            return last
+        finally:
+            if begun < len(messages) and not self._auto_ack:
+                await asyncio.shield(self._client.give_back(messages[begun:]))
+
+    def _poll(self, last: tuple[Message, Outcome] | None) -> "asyncio.Future[list[Message]]":
+        """Ask for the next messages, with the answer to the one before them."""
         if last is None:
             asked = self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options)
         else:
             asked = self._client.ack_and_pop(
                 self.address, _answers(last), self._note_acked, wait=LONG_POLL, **self._options
             )
-        poll = asyncio.ensure_future(asked)
+        return asyncio.ensure_future(asked)
+
+    async def _fetch(
+        self, poll: "asyncio.Future[list[Message]]", last: tuple[Message, Outcome] | None
+    ) -> list[Message]:
+        """What a poll brings. When its answer, `last`, does not come through the caller answers
+        again, which changes nothing if it was done.
+        """
         self._polls.add(poll)
         try:
             return await poll
@@ -251,6 +304,16 @@ class Consumer:
             raise
         finally:
             self._polls.discard(poll)
+
+    async def _give_up(
+        self, poll: "asyncio.Future[list[Message]]", last: tuple[Message, Outcome] | None
+    ) -> None:
+        """End a fetch that nobody waits for; what it brought goes back."""
+        messages = await received_late(poll)
+        if messages:
+            await self._client.give_back(messages)
+        elif last is not None:
+            await self._answer([last[0]], last[1])
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; True when it was cut short by `stop`."""

@@ -8,7 +8,15 @@ answers.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -44,6 +52,7 @@ log = logging.getLogger("penstock.client")
 
 MOST_REPORTED = 1000
 MOST_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
+STOP_SECONDS = 0.2  # what a fetch under way gets to arrive, so that its messages can be given back
 LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
 GRACE = 10.0  # seconds an answer may come later than that
 
@@ -344,8 +353,12 @@ class QueueClient:
         partitions: int = 1,
         subscription_mode: str | None = None,
         subscription_from: datetime | str | None = None,
+        prefetch: bool = False,
     ) -> AsyncGenerator[Message, None]:
         """Messages one by one, for ever; `async for message in client.take("orders@billing")`.
+
+        With `prefetch` the next `batch` is fetched, under its lease, while the loop works on the
+        one before, so that a loop that takes longer than a round trip does not wait for it.
 
         It ends when nothing came for `idle` seconds (0: as soon as nothing is there), or after
         `limit` messages. Acknowledge each message, unless `auto_ack` has the broker count it as
@@ -356,22 +369,38 @@ class QueueClient:
         Brokers may be restarted meanwhile; `Unavailable` is raised when none answered for the
         client's `patience`.
         """
+        if prefetch and auto_ack:
+            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
         given = 0
         remaining: list[Message] = []
+        ahead: asyncio.Task[list[Message]] | None = None
         clock = asyncio.get_running_loop().time
+
+        def fetch(left: int | None) -> Coroutine[Any, Any, list[Message]]:
+            return self._next_batch(
+                address,
+                None if idle is None else clock() + idle,
+                batch=batch if left is None else min(batch, left),
+                auto_ack=auto_ack,
+                partitions=partitions,
+                subscription_mode=subscription_mode,
+                subscription_from=subscription_from,
+            )
+
         try:
             while limit is None or given < limit:
-                remaining = await self._next_batch(
-                    address,
-                    None if idle is None else clock() + idle,
-                    batch=min(batch, limit - given) if limit is not None else batch,
-                    auto_ack=auto_ack,
-                    partitions=partitions,
-                    subscription_mode=subscription_mode,
-                    subscription_from=subscription_from,
-                )
+                left = None if limit is None else limit - given
+                if ahead is not None:
+                    fetched, ahead = ahead, None
+                    remaining = await fetched
+                if not remaining:  # also when what was fetched ahead waited for the loop's own acks
+                    remaining = await fetch(left)
                 if not remaining:
                     return
+                if prefetch and (left is None or left > len(remaining)):
+                    ahead = asyncio.create_task(
+                        self._held(fetch(None if left is None else left - len(remaining)))
+                    )
                 remaining.reverse()
                 if not auto_ack:
                     self._fetched[id(remaining)] = remaining
@@ -381,8 +410,18 @@ class QueueClient:
                 self._fetched.pop(id(remaining), None)
         finally:
             self._fetched.pop(id(remaining), None)
+            if ahead is not None:
+                messages = await asyncio.shield(received_late(ahead))
+                self._fetched.pop(id(messages), None)
+                remaining = remaining + messages
             if remaining and not auto_ack:
                 await asyncio.shield(self.give_back(remaining))
+
+    async def _held(self, fetching: Awaitable[list[Message]]) -> list[Message]:
+        """Messages fetched ahead, which `close` gives back."""
+        messages = await fetching
+        self._fetched[id(messages)] = messages
+        return messages
 
     async def _next_batch(
         self, address: str | Address, stop_at: float | None, **options: Any
@@ -522,6 +561,15 @@ class QueueClient:
         return str(
             (await self._brokers.json("POST", "/api/v1/traces", body, again=False))["traceId"]
         )
+
+
+async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]:
+    """End a fetch that nobody waits for; what it brings nevertheless."""
+    await asyncio.wait([fetch], timeout=STOP_SECONDS)
+    if not fetch.done():
+        fetch.cancel()
+        await asyncio.wait([fetch])
+    return fetch.result() if not fetch.cancelled() and fetch.exception() is None else []
 
 
 def _pop_target(where: Address | None, *, wait: float, **query: str | int | None) -> str:

@@ -1,5 +1,5 @@
-"""Acknowledge and extend. Each message is settled on its own; repeating an acknowledgement changes
-nothing.
+"""Acknowledge and extend. Each message is answered on its own; repeating an acknowledgement changes
+nothing. How they get to the database together with pops is in `exchange`.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
-from penstock.queues.merge import Merger, Pending
+from penstock.queues.merge import Merger
 from penstock.queues.push import SLICE, Fetch
 from penstock.queues.signals import Signals
 from penstock.queues.types import Ack, Acked, Extended
@@ -126,7 +126,7 @@ class Prepared:
 
 class Acknowledger:
     def __init__(
-        self, database: Database, catalog: Catalog, signals: Signals, acked: Counter, merge_max: int
+        self, database: Database, catalog: Catalog, signals: Signals, acked: Counter
     ) -> None:
         self._database, self._catalog, self._signals, self.acked = (
             database,
@@ -134,17 +134,9 @@ class Acknowledger:
             signals,
             acked,
         )
-        self.merger: Merger[list[Ack], list[Acked]] = Merger(
-            self._run, size=len, limit=merge_max, slots=2, enough=200
-        )
         self._extender: Merger[tuple[UUID, int], Extended] = Merger(
             self._extend, size=_one, limit=1000, slots=1
         )
-
-    def ack(self, acks: list[Ack]) -> Pending[list[Ack], list[Acked]]:
-        for ack in acks:
-            check(ack)
-        return self.merger.submit(acks)
 
     async def extend(self, lease_id: str, seconds: int) -> Extended:
         lease = uuid_of(lease_id)
@@ -153,21 +145,6 @@ class Acknowledger:
         if not 0 < seconds <= 31_536_000:
             raise InvalidRequest("seconds must be between 1 and 31536000")
         return await self._extender.submit((lease, seconds))
-
-    async def _run(
-        self, requests: list[list[Ack]], again: bool
-    ) -> list[list[Acked] | PenstockError]:
-        del again
-        await self._catalog.load_installation()
-        acks = [ack for request in requests for ack in request]
-        answers = await self.acknowledge(self._database.fetch, acks)
-        self.announce(acks, answers)
-        results: list[list[Acked] | PenstockError] = []
-        begin = 0
-        for request in requests:
-            results.append(answers[begin : begin + len(request)])
-            begin += len(request)
-        return results
 
     async def acknowledge(self, fetch: Fetch, acks: list[Ack]) -> list[Acked]:
         """Answer messages through `fetch` (of the pool or of a transaction)."""

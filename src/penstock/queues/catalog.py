@@ -54,6 +54,11 @@ class Catalog:
         info = self._queues.get(queue)
         return info is not None and info.options.ordering == "none"
 
+    def lease_time(self, queue: str) -> int | None:
+        """How long leases of a queue live, in seconds; None when we do not remember it."""
+        info = self._queues.get(queue)
+        return None if info is None else info.options.lease_time
+
     def encrypted(self, queue: str) -> bool | None:
         """Whether a queue asks for encryption; None when we do not remember it."""
         info = self._queues.get(queue)

@@ -24,12 +24,13 @@ from penstock.queues.catalog import Catalog
 from penstock.queues.consumers import Consumers
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
+from penstock.queues.exchange import Exchanger
 from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
 from penstock.queues.later import Later
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
-from penstock.queues.pop import Popper
+from penstock.queues.pop import Patience, Popper
 from penstock.queues.push import Pusher
 from penstock.queues.scheduled import Scheduled
 from penstock.queues.schedules import Schedules
@@ -80,11 +81,12 @@ class Queues:
             pushed,
             settings.merge_max,
         )
-        self._acknowledger = Acknowledger(
-            database, self.catalog, self.signals, acked, settings.merge_max
+        self._acknowledger = Acknowledger(database, self.catalog, self.signals, acked)
+        self._exchanger = Exchanger(
+            database, self.catalog, self.signals, self._acknowledger, settings
         )
         self._popper = Popper(
-            database, self.catalog, self.keys, self.signals, self._acknowledger, settings, popped
+            database, self.catalog, self.keys, self.signals, self._exchanger, settings, popped
         )
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
         self.scheduled = Scheduled(database, self.catalog, self.keys)
@@ -121,9 +123,9 @@ class Queues:
 
     async def stop(self) -> None:
         await self.schedules.stop()
-        await self._popper.stop()
+        self._popper.answer_waiting()
+        await self._exchanger.stop()
         await self._pusher.merger.drain()
-        await self._acknowledger.merger.drain()
         await self.later.stop()
         await self.upkeep.stop()
         await self.signals.stop()
@@ -182,21 +184,33 @@ class Queues:
         self._seen(request, popped.queue)
         return popped
 
+    def begin_pop(
+        self, request: PopRequest, acks: Sequence[Ack], patience: Patience
+    ) -> Pending[Any, Popped] | None:
+        """`pop` for the usual request, which is answered without a task; None: use `pop`.
+        `patience` awaits what may wait for long.
+        """
+        if self.catalog.installation < 0:
+            return None
+        self._seen(request, request.queue)
+        return self._popper.begin(request, acks, patience)
+
     def _seen(self, request: PopRequest, queue: str | None) -> None:
         if request.consumer is not None and queue is not None:
             self.consumers.seen(queue, request.group, request.consumer)
 
-    def ack(self, acks: list[Ack]) -> Pending[list[Ack], list[Acked]]:
+    def ack(self, acks: list[Ack]) -> Pending[Any, list[Acked]]:
         """Answer messages, each on its own. Repeating an acknowledgement changes nothing."""
-        return self._acknowledger.ack(acks) if acks else completed(acks, [])
+        return self._exchanger.ack(acks) if acks else completed(acks, [])
 
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases that pops took as `holder` (`PopRequest.holder`), no attempt counted; how
         many there were.
         """
-        return await self._popper.release(queue, group, holder)
+        return await self._exchanger.release(queue, group, holder)
 
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:
+        self._exchanger.held.forget(lease_id)  # its cursor changes
         return await self._acknowledger.extend(lease_id, seconds)
 
     async def transaction(
@@ -216,8 +230,10 @@ class Queues:
             self.signals.changed(announce=False)
 
     def _merging(self) -> dict[tuple[str, ...], Any]:
+        requests = self._exchanger.merger.requests
+        pops = sum(request.take is not None for request in requests)
         return {
             ("push",): self._pusher.merger.waiting,
-            ("pop",): self._popper.merger.waiting,
-            ("ack",): self._acknowledger.merger.waiting,
+            ("pop",): pops,
+            ("ack",): len(requests) - pops,
         }

@@ -5,6 +5,10 @@ slot is sent at the end of the event loop's turn; those that arrive while all sl
 together and go out as one call as soon as a slot is free. Under light load nothing waits, under
 heavy load calls grow by themselves.
 
+A further call beside one under way has a price of its own, so it waits until about half of those
+who take part are there, or `GATHER_SECONDS` have passed: two halves that alternate instead of a
+large call and many of one request. With three who take part that is one, so nobody waits.
+
 One bad request fails alone, and a lost connection is tried again while the database as a whole is
 up (retry.py); the kinds merged here are safe to repeat (each says why).
 """
@@ -26,6 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
 
+GATHER_SECONDS = 0.005  # the longest that a request waits for others while a slot is free
 REFUSED = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -55,12 +60,13 @@ class Pending(asyncio.Future[R], Generic[T, R]):
         """
         self._intercept = first
 
-    def then(self, convert: Callable[[R], A]) -> "asyncio.Future[A]":
+    def then(self, convert: Callable[[R], A]) -> "Pending[T, A]":
         """This very future, which gets what `convert` makes of the result."""
         if self.done():
             return completed(self.request, convert(self.result()))
-        self._convert = convert
-        return cast("asyncio.Future[A]", self)
+        first = self._convert
+        self._convert = convert if first is None else lambda result: convert(first(result))
+        return cast("Pending[T, A]", self)
 
     def complete(self, outcome: R | BaseException) -> None:
         intercept, self._intercept = self._intercept, None
@@ -118,28 +124,58 @@ class Merger(Generic[T, R]):
         self._size = size
         self._limit = limit  # the size of one call, unless one request is larger
         self._slots = slots  # calls at a time
-        self._enough = enough  # a further call beside the one under way is worth it from this size
+        self._enough = enough  # a further call is worth it from this size; 0: as said above
         self._orphan = orphan  # takes a result that nobody waits for any more
         self._waiting: deque[Pending[T, R]] = deque()
         self._waiting_size = 0
         self._busy = 0
+        self._under_way = 0  # requests in calls
+        self._level = 0  # requests waiting or under way, the most of late
+        self._gathering: asyncio.TimerHandle | None = None  # while a slot is free and some wait
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def requests(self) -> list[T]:
+        """Those that wait."""
+        return [pending.request for pending in self._waiting]
+
     def submit(self, request: T) -> Pending[T, R]:
         """Cancelling it does not stop a call under way; its result then goes to `orphan`."""
         pending: Pending[T, R] = Pending(request, self._size(request))
         self._waiting.append(pending)
         self._waiting_size += pending.size
-        if self._busy < self._slots and (not self._busy or self._waiting_size >= self._enough):
-            self._busy += 1
-            task = asyncio.create_task(self._serve())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._busy < self._slots:
+            if not self._busy or self._is_worth_a_call():
+                self._start()
+            else:
+                self._gather()
         return pending
+
+    def _is_worth_a_call(self) -> bool:
+        """Whether those who wait should go beside a call that is under way."""
+        if self._enough:
+            return self._waiting_size >= self._enough
+        return len(self._waiting) >= self._level // 2
+
+    def _gather(self) -> None:
+        if self._gathering is None and not self._enough:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_SECONDS, self._gathered)
+
+    def _start(self) -> None:
+        self._busy += 1
+        task = asyncio.create_task(self._serve())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        if self._waiting and self._busy < self._slots:
+            self._start()
 
     async def drain(self) -> None:
         """Wait for the calls under way."""
@@ -147,8 +183,18 @@ class Merger(Generic[T, R]):
             await asyncio.wait(self._tasks)
 
     async def _serve(self) -> None:
+        first = True
         try:
             while self._waiting:
+                if not (first or self._enough or self._busy == 1 or self._is_worth_a_call()):
+                    self._gather()
+                    break
+                first = False
+                if self._gathering is not None:
+                    self._gathering.cancel()
+                    self._gathering = None
+                taking_part = self._under_way + len(self._waiting)
+                self._level = max(taking_part, self._level * 7 // 8)
                 batch: list[Pending[T, R]] = []
                 total = 0
                 while self._waiting:
@@ -163,7 +209,11 @@ class Merger(Generic[T, R]):
                     batch.append(pending)
                     total += size
                 if batch:
-                    await self._send(batch)
+                    self._under_way += len(batch)
+                    try:
+                        await self._send(batch)
+                    finally:
+                        self._under_way -= len(batch)
         finally:
             self._busy -= 1
 

@@ -38,7 +38,7 @@ BEGIN
       RETURN NEXT;
       CONTINUE;
     END IF;
-    IF p_partitions[i] IS NULL AND p_spans[i] = 1 AND tried IS DISTINCT FROM g.id AND q.window_buffer = 0
+    IF p_partitions[i] IS NULL AND p_spans[i] = 1 AND tried IS DISTINCT FROM g.id AND q.competing AND q.window_buffer = 0
        AND q.delayed_processing = 0 AND q.ttl = 0 THEN  -- the usual requests of this group, together
       tried := g.id;
       places := ARRAY(
@@ -48,7 +48,7 @@ BEGIN
       LOOP
         unserved := cardinality(places);
         FOR request, partition_id, partition, seqs, transactions, traces, times, producers, keys, payloads, headers, size, due IN
-          SELECT * FROM queue_pop_plain(g, q, places, p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
+          SELECT * FROM queue_pop_shared(g, q, places, p_batches, p_leases, p_since[i], clock_timestamp(), p_bytes)
         LOOP
           served[request] := true;
           places := array_remove(places, request);
@@ -56,7 +56,7 @@ BEGIN
           RETURN NEXT;
         END LOOP;
         -- a shared partition that had less than they want: on with the next
-        EXIT WHEN NOT q.competing OR cardinality(places) IN (0, unserved) OR p_bytes <= 0;
+        EXIT WHEN cardinality(places) IN (0, unserved) OR p_bytes <= 0;
       END LOOP;
       seqs := NULL; partition_id := NULL; partition := NULL; transactions := NULL; traces := NULL; times := NULL;
       producers := NULL; keys := NULL; payloads := NULL; headers := NULL;

@@ -7,6 +7,7 @@ answer, nobody looks inside. Pushes go through the buffer, which stands in front
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -292,7 +293,10 @@ class MessagesApi:
         summary="Take messages from one partition",
         **_POP,
     )
-    async def pop(self, request: Request) -> Response:
+    def pop(self, request: Request) -> Awaitable[Response]:
+        return self._begin(request, [], self._pop_answer) or self._pop(request)
+
+    async def _pop(self, request: Request) -> Response:
         popped = await self._popped(request, [])
         if popped is None:
             return EMPTY
@@ -315,25 +319,59 @@ class MessagesApi:
         summary="Answer messages, then take the next of one partition",
         **_EXCHANGE,
     )
-    async def exchange(self, request: Request) -> Response:
+    def exchange(self, request: Request) -> Awaitable[Response]:
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
+        if len(body.acknowledgments) <= SLICE:
+            acks = [_ack(item, group) for item in body.acknowledgments]
+            answer = self._begin(request, acks, self._exchange_answer)
+            if answer is not None:
+                return answer
+        return self._exchange(request, body.acknowledgments, group)
+
+    async def _exchange(self, request: Request, items: list[AckItem], group: str) -> Response:
         acks: list[Ack] = []
-        async for part in slices(body.acknowledgments):
+        async for part in slices(items):
             acks += [_ack(item, group) for item in part]
         popped = await self._popped(request, acks)
         if popped is None:  # pops are closed, and nothing was done yet
             popped = Popped(request.args.consumer_group or QUEUE_MODE)
             popped.acked = await self._queues.ack(acks)
-        answer = ExchangeAnswer(
-            **_pop_fields(popped, await delivered(popped.messages)),
-            acknowledged=ack_answers(popped.acked),
-        )
+        answer = exchange_answer(popped, await delivered(popped.messages))
         headers = _lease_headers(await self._lease_time(popped))
         if popped.reason == "unknown":
             headers = (await self._unknown(popped.queue)).headers
         return Response(200, _encode(answer), headers=headers)
+
+    def _begin(
+        self, request: Request, acks: list[Ack], answer: Callable[[Popped], Response]
+    ) -> Awaitable[Response] | None:
+        """Answer the usual pop of a queue that we know, without a task; None: it is not usual."""
+        queue = request.params.get("queue")
+        if self._pops.closed or queue is None or self._queues.catalog.lease_time(queue) is None:
+            return None
+        pending = self._queues.begin_pop(self._wanted(request), acks, self._pops.through)
+        if pending is None:
+            return None
+        if request.args.wait:
+            request.on_disconnect(partial(_cancel, pending))
+        return pending.then(answer)
+
+    def _pop_answer(self, popped: Popped) -> Response:
+        if not popped.messages:
+            return NO_QUEUE if popped.reason == "unknown" else EMPTY
+        answer = PopAnswer(**_pop_fields(popped, delivered_now(popped.messages)))
+        return Response(200, _encode(answer), headers=self._headers(popped))
+
+    def _exchange_answer(self, popped: Popped) -> Response:
+        answer = exchange_answer(popped, delivered_now(popped.messages))
+        headers = NO_QUEUE.headers if popped.reason == "unknown" else self._headers(popped)
+        return Response(200, _encode(answer), headers=headers)
+
+    def _headers(self, popped: Popped) -> Sequence[tuple[str, str]]:
+        leased = popped.lease_id and popped.queue
+        return _lease_headers(self._queues.catalog.lease_time(leased) if leased else None)
 
     async def _popped(self, request: Request, acks: list[Ack]) -> Popped | None:
         """None: pops are closed for maintenance."""
@@ -344,7 +382,16 @@ class MessagesApi:
         timeout = settings.default_timeout_ms if args.timeout is None else args.timeout
         if self._pops.closed and not (args.wait and await self._pops.opened(_seconds(timeout))):
             return None
-        wanted = PopRequest(
+        wanted = self._wanted(request)
+        if not args.wait:
+            return await self._queues.pop(wanted, acks)
+        request.on_disconnect(_canceller())
+        return await self._pops.through(self._queues.pop(wanted, acks))
+
+    def _wanted(self, request: Request) -> PopRequest:
+        args: PopQuery = request.args
+        timeout = args.timeout
+        return PopRequest(
             queue=request.params.get("queue"),
             partition=request.params.get("partition"),
             namespace=args.namespace or None,
@@ -354,16 +401,12 @@ class MessagesApi:
             partitions=None if args.partitions is None else max(1, args.partitions),
             autopilot=args.autopilot,
             wait=args.wait,
-            timeout=_seconds(timeout),
+            timeout=None if timeout is None else _seconds(timeout),
             auto_ack=args.auto_ack,
             subscription_mode=args.subscription_mode or None,
             subscription_from=args.subscription_from or None,
             consumer=request.peer,
         )
-        if not args.wait:
-            return await self._queues.pop(wanted, acks)
-        request.on_disconnect(_canceller())
-        return await self._pops.through(self._queues.pop(wanted, acks))
 
     async def _unknown(self, queue: str | None) -> Response:
         exists = queue is not None and await self._queues.catalog.queue(queue)
@@ -418,6 +461,10 @@ class MessagesApi:
         seconds = DEFAULT_EXTENSION if body.seconds is None else body.seconds
         extended = await self._queues.extend(request.params["lease"], seconds)
         return extend_answer(extended, alone=not request.body)
+
+
+def _cancel(future: "asyncio.Future[Any]") -> None:
+    future.cancel()
 
 
 def _canceller() -> Callable[[], Any]:
@@ -590,14 +637,22 @@ def _pop_fields(popped: Popped, messages: list[Delivered]) -> dict[str, Any]:
 
 async def delivered(messages: list[Message]) -> list[Delivered]:
     """Messages as the dialect has them."""
-    times: dict[datetime, str] = {}  # what was pushed together has one time
+    if len(messages) <= SLICE:
+        return delivered_now(messages)
     answers: list[Delivered] = []
-    for nth, message in enumerate(messages, 1):
-        if not nth % SLICE:
-            await asyncio.sleep(0)
-        at = times.get(message.created_at)
-        if at is None:
-            at = times[message.created_at] = microseconds(message.created_at)
+    async for part in slices(messages):
+        answers += delivered_now(part)
+    return answers
+
+
+def delivered_now(messages: Sequence[Message]) -> list[Delivered]:
+    """Those of a few messages."""
+    last, at = None, ""  # what was pushed together has one time
+    answers: list[Delivered] = []
+    for message in messages:
+        if message.created_at != last:
+            last = message.created_at
+            at = microseconds(last)
         answers.append(
             Delivered(
                 message.id,
@@ -614,6 +669,10 @@ async def delivered(messages: list[Message]) -> list[Delivered]:
             )
         )
     return answers
+
+
+def exchange_answer(popped: Popped, messages: list[Delivered]) -> ExchangeAnswer:
+    return ExchangeAnswer(**_pop_fields(popped, messages), acknowledged=ack_answers(popped.acked))
 
 
 def _ack(item: AckItem, group: str) -> Ack:

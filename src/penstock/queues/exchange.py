@@ -1,0 +1,509 @@
+"""Pops and acknowledgements on their way to the database: what arrives together, of whichever kind
+and consumer, shares one call and one commit (`queue_exchange`), and each gets its own answer.
+
+What a pop delivered is remembered until it is acknowledged, as long as there is room: which
+messages, and the version that their cursor had then. An acknowledgement of exactly these messages
+then completes the lease by that version, without reading or sending a transaction id. The memory is
+a shortcut and never an authority. A cursor that changed meanwhile for any reason (the lease expired
+or was extended, a message was removed, the group was moved) has another version and is not touched;
+such acknowledgements, and those of what another broker delivered, are looked up in the database.
+
+A call whose outcome is unknown may have leased messages that nobody has seen. Before it is repeated
+those leases are ended, and the same is done for whoever went away while a call was under way.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from penstock.config.schema import Queues as Settings
+from penstock.database import Database
+from penstock.errors import Busy, PenstockError, Unavailable
+from penstock.metrics import Counter
+from penstock.protocol.ids import uuid7
+from penstock.protocol.message_ids import lease_of, leases_of
+from penstock.queues.ack import STATUSES, Acknowledger, Prepared, check
+from penstock.queues.catalog import Catalog
+from penstock.queues.merge import Merger, Pending
+from penstock.queues.push import SLICE
+from penstock.queues.signals import Signals
+from penstock.queues.types import Ack, Acked
+
+SQL = "SELECT * FROM queue_exchange(" + ", ".join(f"${n}" for n in range(1, 26)) + ")"
+NO_LEASES, NO_ACKS, NO_TAKES = (None,) * 7, (None,) * 7, (None,) * 11
+# Columns of the answer.
+DONE, MORE, ITEMS = 15, 16, 17
+ACKED = 17, 18, 19, 2, 20, 21, 22  # as `Prepared.fill` takes them
+REQUEST, PARTITION, NAME, SEQS, TRANSACTIONS, TIMES, NOTE, WAIT, DUE, VERSION = (
+    0, 1, 2, 3, 4, 6, 11, 12, 13, 14,
+)  # fmt: skip
+MAX_HELD = 50_000  # messages of leases that are remembered
+TAKE_WEIGHT = 4  # of an acknowledgement's
+MAX_TAKES = 256  # in a call
+SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
+LOOK_BACK = timedelta(seconds=2)  # and how much further before a pop says "empty"
+RETRY_SECONDS = 1.0  # between tries to return leases
+LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
+FULL_LOOK_SECONDS = 1.0  # between looks without that shortcut, at least
+# and 20 times what the last one took, but at most 10 s
+FULL_LOOK_SHARE, MAX_FULL_LOOK_SECONDS = 20, 10.0
+
+
+@dataclass(slots=True)
+class Target:
+    """A group of one queue, and the one partition wanted, if any."""
+
+    queue: str
+    group: str
+    group_id: int
+    partition: int | None
+
+
+@dataclass(slots=True)
+class Take:
+    """Messages that are wanted under one lease."""
+
+    target: Target
+    batch: int
+    partitions: int
+    lease: UUID
+    holder: int | None = None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What one request wants of a call: acknowledge, then take, or one of the two."""
+
+    acks: Sequence[Ack]
+    take: Take | None = None
+
+
+@dataclass(slots=True)
+class Exchanged:
+    """Its share of the answer. Without rows `note` says why, and `wait` when to look again."""
+
+    take: Take | None
+    acked: Sequence[Acked] = ()
+    rows: Sequence[Any] = ()
+    note: str = ""
+    wait: float | None = None
+
+
+class Held(msgspec.Struct, gc=False):
+    """What was delivered under a lease that is the only one of its cursor."""
+
+    queue: str
+    group: str
+    group_id: int
+    partition: int
+    partition_name: str
+    partition_id: str
+    version: int  # of the cursor
+    lease: UUID
+    upto: int  # the last message's number
+    transactions: list[str]
+    times: list[datetime]
+
+
+class HeldLeases:
+    """The leases that are remembered, the oldest first; of limited size."""
+
+    def __init__(self, most: int = MAX_HELD) -> None:
+        self._most = most
+        self._held: dict[str, Held] = {}
+        self._messages = 0
+
+    def add(self, held: Held) -> None:
+        self._messages += len(held.transactions)
+        self._held[str(held.lease)] = held
+        while self._messages > self._most:
+            self.forget(next(iter(self._held)))
+
+    def forget(self, lease: str) -> Held | None:
+        held = self._held.pop(lease, None)
+        if held is not None:
+            self._messages -= len(held.transactions)
+        return held
+
+    def completed(self, acks: Sequence[Ack], place: int) -> Held | None:
+        """The lease whose messages are exactly those that `acks` complete from `place` on."""
+        first = acks[place]
+        held = self.forget(first.lease_id) if first.lease_id else None
+        if held is None:
+            return None
+        for nth, transaction in enumerate(held.transactions, place):
+            if nth >= len(acks):
+                return None
+            ack = acks[nth]
+            if (
+                ack.transaction_id != transaction
+                or ack.lease_id != first.lease_id
+                or ack.partition_id != held.partition_id
+                or ack.group != held.group
+                or STATUSES.get(ack.status) != "completed"
+            ):
+                return None
+        return held
+
+
+class Completions:
+    """The acknowledgements of a call: whole leases that are remembered, and the others."""
+
+    __slots__ = ("_held", "_others", "acks", "answers")
+
+    def __init__(self, acks: list[Ack]) -> None:
+        self.acks = acks
+        self.answers: list[Any] = [None] * len(acks)
+        self._held: list[tuple[int, int, int, Held]] = []  # partition, group, place
+        self._others: list[int] = []
+
+    async def split(self, leases: HeldLeases) -> None:
+        acks, place, rested = self.acks, 0, 0
+        while place < len(acks):
+            if place - rested >= SLICE:
+                rested = place
+                await asyncio.sleep(0)
+            held = leases.completed(acks, place)
+            if held is None:
+                self._others.append(place)
+                place += 1
+            else:
+                self._held.append((held.partition, held.group_id, place, held))
+                place += len(held.transactions)
+        self._held.sort(key=_cursor)
+
+    def leases(self) -> tuple[Any, ...]:
+        """The first arguments of the call."""
+        if not self._held:
+            return NO_LEASES
+        all_held = [one[3] for one in self._held]
+        starts: list[int] = []
+        times: list[datetime] = []
+        for held in all_held:
+            starts.append(len(times))
+            times += held.times
+        return (
+            [held.partition for held in all_held],
+            [held.group_id for held in all_held],
+            [held.version for held in all_held],
+            [held.lease for held in all_held],
+            [held.upto for held in all_held],
+            starts,
+            times,
+        )
+
+    def others(self) -> list[Ack]:
+        """Those that are to be looked up."""
+        return [self.acks[place] for place in self._others]
+
+    def fill(self, done: Sequence[int] | None, more: Sequence[bool] | None) -> None:
+        """Take over which leases were completed; the rest has to be looked up."""
+        for number, left_over in zip(done or (), more or (), strict=True):
+            _, _, first, held = self._held[number - 1]
+            for place, transaction in enumerate(held.transactions, first):
+                self.answers[place] = Acked(
+                    transaction,
+                    True,
+                    None,
+                    held.queue,
+                    held.partition_name,
+                    True,
+                    more=left_over,
+                )
+
+    def fill_others(self, answers: Sequence[Acked]) -> None:
+        for place, answer in zip(self._others, answers, strict=True):
+            self.answers[place] = answer
+
+    def missing(self) -> list[int]:
+        """Places of those of leases that were not completed."""
+        return [place for place, answer in enumerate(self.answers) if answer is None]
+
+
+class Exchanger:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        signals: Signals,
+        acknowledger: Acknowledger,
+        settings: Settings,
+    ) -> None:
+        self._database, self._catalog, self._signals = database, catalog, signals
+        self._acknowledger = acknowledger
+        self._settings = settings
+        self.held = HeldLeases()
+        self.merger: Merger[Exchange, Any] = Merger(
+            self._run,
+            size=_weight,
+            limit=max(settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
+            slots=2,
+            orphan=self.orphaned,
+        )
+        self._auto_acks: Merger[UUID, None] = Merger(self._complete, size=_one, limit=1000, slots=2)
+        self.floors: dict[int, datetime] = {}  # group -> cursors due before were looked at already
+        self._full_look: dict[int, float] = {}  # group -> when all of them are looked at next
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def acked(self) -> Counter:
+        return self._acknowledger.acked
+
+    async def stop(self) -> None:
+        await self.merger.drain()
+        await self._auto_acks.drain()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=0.5)
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def ack(self, acks: list[Ack]) -> Pending[Exchange, list[Acked]]:
+        """Answer messages, each on its own."""
+        for ack in acks:
+            check(ack)
+        return self.merger.submit(Exchange(acks)).then(_acked)
+
+    def submit(self, exchange: Exchange) -> Pending[Exchange, Any]:
+        return self.merger.submit(exchange)
+
+    async def take(self, exchange: Exchange) -> Exchanged:
+        pending = self.merger.submit(exchange)
+        try:
+            exchanged: Exchanged = await pending
+        except asyncio.CancelledError:
+            if pending.done() and not pending.cancelled() and pending.exception() is None:
+                self.orphaned(pending.result())  # in the very turn the caller was cancelled
+            raise
+        return exchanged
+
+    async def complete(self, take: Take) -> None:
+        """Acknowledge all that was taken (auto-ack)."""
+        self.held.forget(str(take.lease))
+        await self._auto_acks.submit(take.lease)
+
+    async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
+        del again  # a lease that has ended stays so
+        await self._database.fetch("SELECT * FROM queue_release($1, true)", leases)
+        return [None] * len(leases)
+
+    async def _run(self, requests: list[Exchange], again: bool) -> list[Any]:
+        await self._catalog.load_installation()
+        takes = [request.take for request in requests if request.take is not None]
+        if again:  # it may have been committed, or be about to: what it took was seen by nobody
+            lost = [take.lease for take in takes]
+            for take in takes:
+                take.lease = new_lease(take.holder)
+            if lost:
+                await self._database.fetch("SELECT queue_release($1, false)", lost)
+        takes.sort(key=_order)
+        now = time.monotonic()
+        since = [self._since(take.target.group_id, now) for take in takes]
+        completions = Completions([ack for one in requests for ack in one.acks])
+        await completions.split(self.held)
+        prepared = await Prepared.of(completions.others(), self._catalog)
+        arguments = completions.leases()
+        sent = self._database.healthy
+        try:
+            rows = await self._database.fetch(
+                SQL,
+                *arguments,
+                *(prepared.arguments or NO_ACKS),
+                *(self._takes(takes, since) if takes else NO_TAKES),
+            )
+        except Busy:
+            raise  # rolled back
+        except Unavailable:
+            if sent and takes:  # cut off: it may be committed, now or later; nobody has its leases
+                self._spawn(self._release_later([take.lease for take in takes]))
+            raise
+        if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK_SECONDS:
+            for take, start in zip(takes, since, strict=True):
+                if start is None:
+                    self._full_look[take.target.group_id] = now + min(cost, MAX_FULL_LOOK_SECONDS)
+        begin = 0
+        if arguments is not NO_LEASES:
+            completions.fill(rows[0][DONE], rows[0][MORE])
+            begin = 1
+        while begin < len(rows) and rows[begin][ITEMS] is not None:
+            row = rows[begin]
+            await prepared.fill([row[column] for column in ACKED])
+            begin += 1
+        completions.fill_others(prepared.answers)
+        late = completions.missing()
+        if late:
+            acks = [completions.acks[place] for place in late]
+            answers = await self._acknowledger.acknowledge(self._database.fetch, acks)
+            for place, answer in zip(late, answers, strict=True):
+                completions.answers[place] = answer
+        if completions.acks:
+            self._acknowledger.announce(completions.acks, completions.answers)
+        shares = self._shares(takes, since, rows, begin)
+        results: list[Any] = []
+        begin = 0
+        for request in requests:
+            end = begin + len(request.acks)
+            share = Exchanged(None) if request.take is None else shares[id(request.take)]
+            share.acked = completions.answers[begin:end]
+            if late and not share.rows and any(begin <= place < end for place in late):
+                share.note = "more"  # what it acknowledged was in its own way: look again
+            results.append(share)
+            begin = end
+        return results
+
+    def _takes(self, takes: list[Take], since: list[datetime | None]) -> tuple[Any, ...]:
+        """The last arguments of the call."""
+        plain = 0
+        for take in takes:
+            if not _is_plain(take):
+                break
+            plain += 1
+        groups = [take.target.group_id for take in takes]
+        ids: list[int] = []
+        starts: list[int] = []
+        for group, places in groupby(range(plain), key=groups.__getitem__):
+            ids.append(group)
+            starts.append(next(places))
+        usual = plain == len(takes)
+        return (
+            ids or None,
+            starts or None,
+            plain,
+            groups,
+            None if usual else [take.target.partition for take in takes],
+            [take.batch for take in takes],
+            None if usual else [take.partitions for take in takes],
+            [take.lease for take in takes],
+            since,
+            [start and start - LOOK_BACK for start in since],
+            self._settings.max_batch_bytes,
+        )
+
+    def _shares(
+        self, takes: list[Take], since: list[datetime | None], rows: list[Any], begin: int
+    ) -> dict[int, Exchanged]:
+        """What each take got, by its identity; its rows are together and the last has a note."""
+        shares: dict[int, Exchanged] = {}
+        for end, row in enumerate(rows[begin:], begin + 1):
+            if (note := row[NOTE]) is None:
+                continue
+            position = row[REQUEST] - 1
+            take = takes[position]
+            taken = [one for one in rows[begin:end] if one[SEQS] is not None]
+            shares[id(take)] = Exchanged(take, (), taken, note, row[WAIT])
+            begin = end
+            if take.target.partition is None and (due := row[DUE]) is not None:
+                self._saw(take.target.group_id, due, since[position])
+            if row[VERSION] is not None and len(row[SEQS]) <= SLICE:
+                self._hold(take, row)
+        return shares
+
+    def _hold(self, take: Take, row: Any) -> None:
+        target = take.target
+        self.held.add(
+            Held(
+                target.queue,
+                target.group,
+                target.group_id,
+                row[PARTITION],
+                row[NAME],
+                self._catalog.partition_uuid(row[PARTITION]),
+                row[VERSION],
+                take.lease,
+                row[SEQS][-1],
+                row[TRANSACTIONS],
+                row[TIMES],
+            )
+        )
+
+    def _since(self, group_id: int, now: float) -> datetime | None:
+        """Cursors that were due long ago and are not any more leave dead index entries; do not wade
+        through them.
+        """
+        if now >= self._full_look.get(group_id, 0):
+            self._full_look[group_id] = now + FULL_LOOK_SECONDS
+            return None
+        return self.floors.get(group_id)
+
+    def _saw(self, group_id: int, due: datetime, since: datetime | None) -> None:
+        floor = due - SLACK
+        self.floors[group_id] = floor if since is None else max(floor, since)
+
+    def orphaned(self, exchanged: Exchanged) -> None:
+        """Nobody is there to receive this: give it back."""
+        if exchanged.rows and exchanged.take is not None:
+            self._spawn(self._return(exchanged.take))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release_later(self, leases: list[UUID]) -> None:
+        """End the leases of calls that were cut off, once the database is back. Such a call may
+        still be running there: end them again when it surely is not."""
+        await self._release(leases)
+        await asyncio.sleep(LINGERING_SECONDS)
+        await self._release(leases)
+
+    async def _release(self, leases: list[UUID]) -> None:
+        while True:
+            await self._database.recovered()
+            try:
+                await self._database.fetch("SELECT queue_release($1, false)", leases)
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def release(self, queue: str, group: str, holder: int) -> int:
+        """End the leases of a holder that has none in use (its process died): what it held is free
+        again at once.
+        """
+        rows = await self._database.fetch(
+            """SELECT queue_release((SELECT coalesce(array_agg(DISTINCT l.lease_id), '{}')
+                                       FROM leases l WHERE l.lease_id BETWEEN $1 AND $2), false)""",
+            *leases_of(holder),
+        )
+        if rows:
+            self._signals.available(queue, len(rows), group)
+        return len(rows)
+
+    async def _return(self, take: Take) -> None:
+        self.held.forget(str(take.lease))
+        await self._release([take.lease])
+        self._signals.available(take.target.queue, 1, take.target.group)
+
+
+def new_lease(holder: int | None) -> UUID:
+    return uuid7() if holder is None else lease_of(holder)
+
+
+def _one(_: object) -> int:
+    return 1
+
+
+def _acked(exchanged: Exchanged) -> list[Acked]:
+    return list(exchanged.acked)
+
+
+def _weight(exchange: Exchange) -> int:
+    return len(exchange.acks) + (0 if exchange.take is None else TAKE_WEIGHT)
+
+
+def _is_plain(take: Take) -> bool:
+    return take.target.partition is None and take.partitions == 1
+
+
+def _order(take: Take) -> tuple[bool, int]:
+    return not _is_plain(take), take.target.group_id
+
+
+def _cursor(held: tuple[int, int, int, Held]) -> tuple[int, int]:
+    return held[0], held[1]

@@ -1,0 +1,126 @@
+"""Pops and acknowledgements that share a call, and acknowledging by what was remembered of a pop."""
+
+import asyncio
+from typing import Any
+
+from penstock.queues import Ack, Popped, PopRequest, Queues
+from penstock.queues import exchange as exchanging
+from penstock.queues.exchange import HeldLeases
+from tests.queues.support import answer, complete, expire_leases, pop, push, run, running, values
+
+PARTITIONS = 6
+
+
+def acks_of(popped: Popped, status: str = "completed") -> list[Ack]:
+    return [Ack(m.transaction_id, m.partition_id, m.lease_id, status) for m in popped.messages]
+
+
+def recorded(queues: Queues) -> list[tuple[str, tuple[Any, ...]]]:
+    """The calls of pops and acknowledgements from now on, with their arguments."""
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+    fetch = queues.database.fetch
+
+    async def recording(sql: str, *args: Any, **options: Any) -> Any:
+        if any(name in sql for name in ("queue_exchange", "queue_pop", "queue_ack")):
+            calls.append((sql, args))
+        return await fetch(sql, *args, **options)
+
+    queues.database.fetch = recording  # type: ignore[method-assign]
+    return calls
+
+
+def test_pops_and_acknowledgements_of_different_consumers_share_one_call(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 0)
+        await complete(queues, await pop(queues, "q"))  # the group and its cursors are there
+        for partition in range(PARTITIONS):
+            await push(queues, "q", 1, 2, partition=f"p{partition}")
+        taken = [await pop(queues, "q", 2) for _ in range(PARTITIONS - 1)]
+        calls = recorded(queues)
+        popped, *acked = await asyncio.gather(
+            pop(queues, "q", 2), *(answer(queues, one.messages) for one in taken)
+        )
+        released = [one.success and one.lease_released for some in acked for one in some]
+        assert (values(popped), released) == ([1, 2], [True] * 10)
+        assert [sql for sql, _ in calls] == [exchanging.SQL]
+        leases, others = calls[0][1][3], calls[0][1][7]
+        assert (len(leases), others) == (PARTITIONS - 1, None)  # and no transaction id was sent
+        again = await answer(queues, taken[0].messages)
+        assert [one.success for one in again] == [True, True]  # looked up this time
+        assert await queues.groups.lag("q", "__QUEUE_MODE__") == 2
+
+    run(database_url, body)
+
+
+def test_what_is_remembered_counts_only_while_nothing_has_changed(database_url: str) -> None:
+    async def body(queues: Queues, other: Queues) -> None:
+        await push(queues, "q", -1, *range(10))
+        await complete(queues, await pop(queues, "q", 1))
+        late = await pop(queues, "q", 2)
+        await expire_leases(queues)
+        mine = await pop(other, "q", 2)  # delivered again, by another broker
+        assert values(mine) == values(late)
+        refused = await answer(queues, late.messages)
+        assert [one.error for one in refused] == ["Invalid or expired lease"] * 2
+        await complete(other, mine)
+
+        extended = await pop(queues, "q", 2)
+        assert (await other.extend(extended.lease_id, 500)).success
+        # acknowledged, looked up, and the next is there at once although it did not wait for it
+        popped = await queues.pop(PopRequest(queue="q", batch=2), acks_of(extended))
+        assert [one.success for one in popped.acked] == [True, True]
+        assert values(popped) == [4, 5]
+
+        await queues.groups.seek("__QUEUE_MODE__", "q", to="beginning")
+        refused = await answer(queues, popped.messages)
+        assert [one.success for one in refused] == [False, False]
+        again = await pop(queues, "q", 5)
+        assert values(again) == [-1, 0, 1, 2, 3]
+        await answer(queues, again.messages[3:])  # a part, in any order, then the rest
+        await answer(queues, again.messages[:3])
+        failed = await pop(queues, "q", 2)
+        await answer(queues, failed.messages, "retry")
+        again = await pop(queues, "q", 10)
+        assert values(again) == [4, 5, 6, 7, 8, 9]
+        await complete(queues, again)
+        assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
+        assert await queues.database.fetch("SELECT 1 FROM leases") == []
+
+    async def main() -> None:
+        async with running(database_url) as queues, running(database_url) as other:
+            await body(queues, other)
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_ran_out_is_not_completed_by_memory(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 1, 2)
+        await complete(queues, await pop(queues, "q", 1))
+        late = await pop(queues, "q", 1)
+        # by the clock alone: no row was written since
+        await queues.database.fetch(
+            "UPDATE leases SET expires_at = clock_timestamp() - interval '1 s'"
+        )
+        await queues.database.fetch(
+            "UPDATE cursors SET next_expiry = clock_timestamp() - interval '1 s'"
+        )
+        assert [one.success for one in await answer(queues, late.messages)] == [False]
+
+    run(database_url, body)
+
+
+def test_no_more_leases_are_remembered_than_there_is_room_for(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 0)
+        await complete(queues, await pop(queues, "q"))
+        held = queues._exchanger.held = HeldLeases(most=4)
+        for partition in range(3):
+            await push(queues, "q", 1, 2, partition=f"p{partition}")
+        taken = [await pop(queues, "q", 2) for _ in range(3)]
+        assert list(held._held) == [one.lease_id for one in taken[1:]]
+        for one in taken:
+            await complete(queues, one)
+        assert (held._held, held._messages) == ({}, 0)
+
+    run(database_url, body)
