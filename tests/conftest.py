@@ -26,6 +26,7 @@ if other := os.environ.get(
     "PENSTOCK_TEST_POSTGRES"
 ):  # the bin directory of another PostgreSQL than the embedded one
     embedded.BINARIES = Path(other)
+    embedded.SETTINGS.pop("io_method")  # of 18 and later
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every program that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)

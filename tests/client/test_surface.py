@@ -37,12 +37,16 @@ from penstock import (
     TopicClient,
     TopicGroup,
     Transaction,
+    outbox,
 )
 from penstock.client.buffer import BufferOptions
 from penstock.client.consumer import Consumer, ConsumerOptions
 from penstock.client.producer import ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import QueueSettings
+from penstock.outbox import Outbox
+from penstock.outbox import sync as sync_outbox
+from penstock.outbox.sync import SyncOutbox
 from penstock.protocol.queue_options import QueueOptions
 
 PAIRS = [
@@ -56,6 +60,7 @@ PAIRS = [
     (SyncPushBuffer, PushBuffer),
     (SyncProducer, Producer),
     (SyncReader, Reader),
+    (SyncOutbox, Outbox),
 ]
 SAMPLE = Path(__file__).parent / "sample_program.py"
 
@@ -76,7 +81,7 @@ def parameters(function: typing.Any) -> list[inspect.Parameter]:
 def test_a_plain_class_has_every_method_of_its_async_class_with_the_same_parameters(
     plain: type, asynchronous: type
 ) -> None:
-    if plain in (SyncClient, SyncTopicClient):  # the others are made by these
+    if plain in (SyncClient, SyncTopicClient, SyncOutbox):  # the others are made by these
         assert parameters(plain) == parameters(asynchronous)
     ours, theirs = public(plain), public(asynchronous)
     assert theirs.keys() - ours.keys() == set()
@@ -85,6 +90,13 @@ def test_a_plain_class_has_every_method_of_its_async_class_with_the_same_paramet
         for name, method in theirs.items()
         if parameters(ours[name]) != parameters(method)
     } == {}
+
+
+def test_both_outboxes_export_the_same_names() -> None:
+    names = set(outbox.__all__)
+    assert {name.replace("SyncOutbox", "Outbox") for name in sync_outbox.__all__} == names
+    for name in public(Outbox):
+        assert parameters(getattr(sync_outbox, name)) == parameters(getattr(outbox, name))
 
 
 def test_a_plain_transaction_collects_with_the_async_ones_methods() -> None:
